@@ -25,6 +25,15 @@ _MAP: Decorator = click.option(
     "is an option, a variable (BATCH), an override (trainer.batch), a value in a file (conf.yaml:trainer.batch) or a "
     "word by its number (argv:2). You can repeat this option.",
 )
+_VARY: Decorator = click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    metavar="PLACE=VALUES",
+    help="Vary a setting of your program together with DeepSpeed's, such as '--gradient_checkpointing=true,false' or "
+    "OMP_NUM_THREADS=1,2. PLACE is what TARGET is in --map. With true and false an option is there or left out. You "
+    "can repeat this option.",
+)
 JSON: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
 )
@@ -91,7 +100,7 @@ def tune_options() -> list[Decorator]:
         show_default=True,
         help="Search with this method and its default settings. `zerotune METHOD --help` shows them.",
     )
-    return [method, _MAP, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
+    return [method, _MAP, _VARY, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
 
 
 MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _START, JSON]

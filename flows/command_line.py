@@ -305,16 +305,17 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
         typed: the words of the training command.
         options: zerotune's own.
     """
-    as_json, mappings = options.pop("as_json"), options.pop("mappings")
+    as_json, mappings, varied = options.pop("as_json"), options.pop("mappings"), options.pop("varied", ())
     chosen = options.pop("method") if method is None else method
     if method is not None:
         options["metric"] = "throughput"
 
     def command() -> int:
         from flows.commands.tuning import tune_command
-        from trial_lib.study.opening.typed_command import check_mappings
+        from trial_lib.study.opening.typed_command import check_mappings, check_vary
 
         given = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
+        given["vary"] = check_vary(varied)
         return tune_command(_checked(name, chosen, {}, given), as_json)
 
     _run(command)

@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
+from trial_lib.command.switches import deepspeed_part
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.answer import write_answer
 from trial_lib.study.confirm.of_study import Answer
@@ -29,7 +30,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     for line in dict.fromkeys([*([headline] if finding is None else []), measured]):
         driver.log.info("%s", line)
         get_run_logger().info(line)
-    config = json.dumps(candidate.complete(driver.known.base_config), indent=2)
+    config = json.dumps(deepspeed_part(candidate.complete(driver.known.base_config)), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(

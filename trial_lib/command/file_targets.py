@@ -1,5 +1,6 @@
 """A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from trial_lib.command.switches import SwitchValue, text_of
 from trial_lib.wire.errors import InputError
 
 FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
@@ -104,6 +106,36 @@ class FileTarget:
 
     def _error(self, what: str, remedy: str) -> InputError:
         return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
+
+
+def text_in_file(place: str, value: SwitchValue, typed: str) -> str:
+    """Returns the text of a value in a YAML or JSON file, quoted if it would not read back as text.
+
+    Args:
+        place: the place, which names the file.
+        value: the value to set.
+        typed: the text of the value there now.
+    """
+    text = text_of(value, typed)
+    if not isinstance(value, str):
+        return text.lower() if isinstance(value, bool) else text
+    file = FileTarget.read(place)
+    if file is not None and file.path.endswith(".json"):
+        return json.dumps(value)
+    try:
+        is_plain = bool(yaml.safe_load(text) == value) and not re.search(r"[#,\[\]{}\n]|:\s|^\s|\s$", text)
+    except yaml.YAMLError:
+        is_plain = False
+    return text if is_plain else json.dumps(value)
+
+
+def unquoted(text: str) -> str:
+    """Returns the text that a scalar of YAML or JSON means."""
+    try:
+        loaded = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+    return loaded if isinstance(loaded, str) else text
 
 
 def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:

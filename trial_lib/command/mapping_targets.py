@@ -1,11 +1,12 @@
 """Places in the user's command that hold a value: the targets of `arg_mappings`, and the switches of a program."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trial_lib.command.file_targets import FILE_TARGET, FileTarget
+from trial_lib.command.file_targets import FILE_TARGET, FileTarget, unquoted
+from trial_lib.command.switches import SwitchValue, boolean_of, is_option, text_of
 from trial_lib.wire.errors import InputError
 
 _KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
@@ -13,6 +14,11 @@ _OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]
 _OVERRIDE = rf"\+{{1,2}}{_KEY}|[A-Za-z_][\w-]*(\.[\w-]+)+"
 MAPPING_TARGET = rf"^({_OPTION}|{_VARIABLE}|{_OVERRIDE}|{FILE_TARGET}|{_WORD})$"
 """An option, an environment variable, an override `key=value`, a value in a file, or a word by its number."""
+PLACES = (
+    "an option (--batch-size), an environment variable (BATCH), an override (trainer.batch), a value in a file of the "
+    "command (conf.yaml:trainer.batch), or a word by its number (argv:2)"
+)
+"""The places, as a message names them."""
 
 _AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
 _NEGATIVE = re.compile(r"-\.?\d")
@@ -41,6 +47,11 @@ class Typed:
         return [*self.name, f"{self.before}{value}"]
 
 
+def is_plain_name(place: str) -> bool:
+    """Returns whether a place is a name without dots: an environment variable, unless an argument has that name."""
+    return re.fullmatch(_VARIABLE, place) is not None
+
+
 def is_variable(target: str, arguments: Sequence[str]) -> bool:
     """Returns whether a target is an environment variable: a plain name without an argument `name=value`.
 
@@ -48,7 +59,7 @@ def is_variable(target: str, arguments: Sequence[str]) -> bool:
         target: a target of `arg_mappings`.
         arguments: the program's arguments.
     """
-    return bool(re.fullmatch(_VARIABLE, target)) and not typed_as(target, arguments)
+    return is_plain_name(target) and not typed_as(target, arguments)
 
 
 def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
@@ -117,6 +128,67 @@ def value_of(
     return (typed[-1].value, " ".join(arguments[typed[-1].begin : typed[-1].end])) if typed else None
 
 
+def with_switch(place: str, arguments: Sequence[str], value: SwitchValue) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns a program's arguments with a switch set, and a pair (old, new) for each change.
+
+    A boolean sets an option without a value: the option is there, or it is not. If the option is typed with a boolean
+    as its value, or by its negative form (`--no-compile`), that is changed.
+
+    Args:
+        place: of the switch. A variable, or a value in a file, changes nothing here.
+        arguments: the program's arguments.
+        value: the value to set.
+    """
+    if value is None:
+        return list(arguments), []
+    if isinstance(value, bool) and is_option(place):
+        return _with_flag(place, arguments, value)
+    typed = typed_as(place, arguments)
+    return with_target(place, arguments, text_of(value, typed[-1].value if typed else ""))
+
+
+def typed_switch(
+    place: str, values: Iterable[SwitchValue], arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> SwitchValue:
+    """Returns the value of a switch as the command was typed; None if the command does not set it.
+
+    It is one of the given values if its text is. A boolean option that is not typed is off.
+
+    Args:
+        place: of the switch.
+        values: those that the search tries.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        folder: the folder of relative paths.
+
+    Raises:
+        InputError: the place is a word, or a value in a file, that does not exist.
+    """
+    values = list(values)
+    has_booleans = any(isinstance(value, bool) for value in values)
+    if has_booleans and is_option(place):
+        flags = _flags(place, arguments)
+        if not flags:
+            return False
+        typed, is_negative = flags[-1]
+        if is_negative or not _has_value(typed):
+            return not is_negative
+    found = value_of(place, arguments, environment, folder)
+    if found is None:
+        return None
+    text = unquoted(found[0]) if FileTarget.read(place) is not None else found[0]
+    own = next((value for value in values if not isinstance(value, bool) and str(value) == text), None)
+    if own is not None:
+        return own
+    meant = boolean_of(text) if has_booleans else None
+    return text if meant is None else meant
+
+
+def same_place(one: str, other: str) -> bool:
+    """Returns whether two places are one, such as `--batch-size` and `--batch_size`."""
+    return spelling(one) == spelling(other) if is_option(one) and is_option(other) else one == other
+
+
 def spelling(flag: str) -> str:
     """Returns an option as Hugging Face compares it, with underscores for the dashes within it."""
     return re.sub(r"(?<=\w)-", "_", flag)
@@ -178,3 +250,36 @@ def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list
         return end, [f"{target}={value}"] if is_joined else [target, value]
     overrides = [position for position, word in enumerate(arguments) if _AN_OVERRIDE.match(word)]
     return overrides[-1] + 1 if overrides else len(arguments), [f"{target}={value}"]
+
+
+def _flags(flag: str, arguments: Sequence[str]) -> list[tuple[Typed, bool]]:
+    """Returns the places of a flag and of its negative form in order, and whether each is the negative one."""
+    name = flag.lstrip("-")
+    negative = typed_as(f"--no-{name}", arguments) if flag.startswith("--") else []
+    found = [*((typed, False) for typed in typed_as(flag, arguments)), *((typed, True) for typed in negative)]
+    return sorted(found, key=lambda each: each[0].begin)
+
+
+def _has_value(typed: Typed) -> bool:
+    """Returns whether a flag is typed with a value. A word behind a flag without a value is another argument."""
+    return bool(typed.before) or boolean_of(typed.value) is not None
+
+
+def _with_flag(flag: str, arguments: Sequence[str], is_on: bool) -> tuple[list[str], list[tuple[str, str]]]:
+    words, changes = list(arguments), []
+    found = _flags(flag, arguments)
+    for typed, is_negative in reversed(found):
+        end = typed.end if _has_value(typed) else typed.begin + 1
+        old = words[typed.begin : end]
+        if is_negative:
+            new = [flag] if is_on else old
+        elif _has_value(typed):
+            new = typed.words(text_of(is_on, typed.value))
+        else:
+            new = old if is_on else []
+        changes.append((" ".join(old), " ".join(new)))
+        words[typed.begin : end] = new
+    if found or not is_on:
+        return words, changes[::-1]
+    position = end_of_options(words)
+    return [*words[:position], flag, *words[position:]], [("", flag)]

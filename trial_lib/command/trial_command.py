@@ -1,14 +1,14 @@
 """The command of one trial: the user's, with the trial's DeepSpeed configuration, batch and switches in it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trial_lib.command.entrypoint import Entrypoint, split_flag
-from trial_lib.command.file_targets import FileTarget
-from trial_lib.command.mapping_targets import is_variable
-from trial_lib.command.switches import SwitchValue, text_in_file, text_of, with_switch
+from trial_lib.command.file_targets import FileTarget, text_in_file
+from trial_lib.command.mapping_targets import is_variable, with_switch
+from trial_lib.command.switches import SwitchValue, text_of
 
 COMMAND_FILES = "command_files"
 """The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
@@ -26,12 +26,14 @@ class TrialCommand:
         variables: the environment variables that the trial sets.
         files: the texts of the trial's copies of files, by their paths.
         changes: the differences from the user's command.
+        copies: the path of each of these files, by the path of the user's file as the place names it.
     """
 
     arguments: list[str]
     variables: dict[str, str]
     files: dict[str, str]
     changes: list[WordChange]
+    copies: dict[str, str] = field(default_factory=dict)
 
 
 def trial_command(
@@ -65,9 +67,11 @@ def trial_command(
     own_files = _own_files(mapped, entrypoint.arguments, folder)
     arguments, changes = list(entrypoint.arguments), []
     files: dict[str, str] = {}
+    copies: dict[str, str] = {}
     for number, (file, text) in enumerate(own_files.items()):
         copy = config_path.parent / COMMAND_FILES / str(number) / Path(file.path).name
         files[str(copy)] = text
+        copies[file.path] = str(copy)
         changes += _with_path(arguments, file.positions(entrypoint.arguments, folder), copy)
     named = [(position, split_flag(arguments[position])[0]) for position in entrypoint.config_positions]
     changes += _with_path(arguments, named, config_path)
@@ -83,7 +87,8 @@ def trial_command(
         (f"{name}={environment[name]}" if name in environment else "", f"{name}={value}")
         for name, value in variables.items()
     ]
-    return TrialCommand(arguments, variables, files, [(old, new) for old, new in changes if old != new])
+    changed_words = [(old, new) for old, new in changes if old != new]
+    return TrialCommand(arguments, variables, files, changed_words, copies)
 
 
 def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:

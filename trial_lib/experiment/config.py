@@ -200,8 +200,8 @@ class ExperimentConfig(YamlSection):
     search_space: SearchSpaceSection = Field(
         default_factory=dict,
         description="Knobs to narrow, widen or fix: a dotted DeepSpeed key, such as zero_optimization.overlap_comm, "
-        "with a value, a list of values (the best guess first), a range or a condition. The search's own space has "
-        "the rest. An addition of ZeroTune.",
+        "with a value, a list of values (the best guess first), a range or a condition. The section `program` has "
+        "settings of your program. The search's own space has the rest. An addition of ZeroTune.",
     )
     resources: Resources = Field(default_factory=Resources, description="The devices and hosts of a trial.")
     searcher: Searcher = Field(default_factory=Searcher, description="The length of the full experiment.")

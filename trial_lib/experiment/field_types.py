@@ -16,6 +16,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from trial_lib.command.mapping_targets import MAPPING_TARGET
+from trial_lib.command.switches import PROGRAM
 from trial_lib.experiment.yaml_section import YamlSection
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
@@ -130,35 +132,56 @@ MemorySize = Annotated[
 _KNOB_VALUE = {"type": ["boolean", "number", "string", "null"]}
 _KNOB_VALUES = {"type": "array", "minItems": 1, "items": {"type": ["boolean", "number", "string", "null", "array"]}}
 
+_KNOB_KEYS = {
+    "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "Its possible values."},
+    "min": {"type": "number", "description": "The least value of a range."},
+    "max": {"type": "number", "description": "The largest value of a range."},
+    "log": {"type": "boolean", "description": "Whether a range grows by factors."},
+    "count": {"type": "integer", "minimum": 2, "description": "Values of a range; 5."},
+    "when": {
+        "type": "object",
+        "additionalProperties": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES]},
+        "description": "The knob is varied only under these settings. Each decides memory or mathematics, such as the "
+        "ZeRO stage, and has a list of values.",
+    },
+}
+_SWITCH_KEYS = {
+    **_KNOB_KEYS,
+    "coarse": {
+        "type": "boolean",
+        "description": "Whether it decides memory or mathematics. If not, the search tunes it last, in the best arms. "
+        "Default: true, but false for an environment variable.",
+    },
+    "changes_mathematics": {
+        "type": "boolean",
+        "description": "Whether another value trains differently. Then losses are not compared. Default: false.",
+    },
+}
+
+
+def _knob_schema(keys: Mapping[str, Any]) -> dict[str, Any]:
+    mapping = {"type": "object", "additionalProperties": False, "properties": keys}
+    return {"anyOf": [_KNOB_VALUE, _KNOB_VALUES, mapping]}
+
+
 SearchSpaceSection = Annotated[
     dict[str, JsonValue],
     WithJsonSchema(
         {
             "type": "object",
             "propertyNames": {"not": {"enum": list(get_args(BatchKey))}},
-            "additionalProperties": {
-                "anyOf": [
-                    _KNOB_VALUE,
-                    _KNOB_VALUES,
-                    {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "properties": {
-                            "values": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES], "description": "Its possible values."},
-                            "min": {"type": "number", "description": "The least value of a range."},
-                            "max": {"type": "number", "description": "The largest value of a range."},
-                            "log": {"type": "boolean", "description": "Whether a range grows by factors."},
-                            "count": {"type": "integer", "minimum": 2, "description": "Values of a range; 5."},
-                            "when": {
-                                "type": "object",
-                                "additionalProperties": {"anyOf": [_KNOB_VALUE, _KNOB_VALUES]},
-                                "description": "The knob is varied only under these settings. Each decides memory or "
-                                "mathematics, such as the ZeRO stage, and has a list of values.",
-                            },
-                        },
-                    },
-                ]
+            "properties": {
+                PROGRAM: {
+                    "type": "object",
+                    "propertyNames": {"pattern": MAPPING_TARGET},
+                    "additionalProperties": _knob_schema(_SWITCH_KEYS),
+                    "description": "Settings of your program to vary, each by its place in the command: an option "
+                    "(--gradient_checkpointing), a variable (OMP_NUM_THREADS), an override (trainer.workers), a value "
+                    "in a file (conf.yaml:trainer.workers), or a word by its number (argv:2). true and false make an "
+                    "option be there or not, and null leaves it as typed.",
+                }
             },
+            "additionalProperties": _knob_schema(_KNOB_KEYS),
         }
     ),
 ]

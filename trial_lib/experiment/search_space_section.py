@@ -1,11 +1,22 @@
-"""The experiment's `search_space`: the knobs that the user narrows, widens or fixes."""
+"""The experiment's `search_space`: the knobs that the user narrows, widens or fixes, and the program's switches."""
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from trial_lib.command.switches import PROGRAM, is_switch, path_of, place_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
+from trial_lib.experiment.program_section import (
+    COARSE,
+    MATHEMATICS,
+    check_place,
+    check_value,
+    coarse_switches,
+    path_in,
+    section_of,
+)
 from trial_lib.experiment.yaml_document import describe
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse
@@ -38,7 +49,8 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
 
     Args:
         section: dotted DeepSpeed key to a value, a list of values, or a mapping with `values` or a range (`min`, `max`,
-            and optionally `log` and `count`), and optionally `when`.
+            and optionally `log` and `count`), and optionally `when`. The key `program` has the same for the program's
+            switches, by their places, each optionally with `coarse` and `changes_mathematics`.
         where: how an error names a place.
 
     Raises:
@@ -49,15 +61,37 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
         (RequestedKnob(path='zero_optimization.reduce_bucket_size', values=(1000000, 2500000, 4000000), when={}),)
     """
     requests: dict[str, RequestedKnob] = {}
+    switches = coarse_switches(section_of(section))
     for key, said in section.items():
         place = (_SECTION, key)
+        if key == PROGRAM:
+            requests |= _read_program(said, switches, where)
+            continue
         path = _path(key, where(place))
         if path in requests:
             raise InputError(
                 f"{key} is another name of a knob that is already here.", where=where(place), remedy="Keep one."
             )
-        requests[path] = _request(path, said, place, where)
+        requests[path] = _request(path, said, place, where, switches)
     return tuple(requests.values())
+
+
+def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict[str, RequestedKnob]:
+    if not isinstance(said, Mapping):
+        raise InputError(
+            f"{PROGRAM}: expected a mapping, found {describe(said)}.",
+            where=where((_SECTION, PROGRAM)),
+            remedy="Write such as `program: {--gradient_checkpointing: [true, false]}`.",
+        )
+    requests: dict[str, RequestedKnob] = {}
+    for name, values in said.items():
+        place = (_SECTION, PROGRAM, name)
+        check_place(name, [place_of(path) for path in requests], where(place))
+        request = _request(path_of(name), values, place, where, switches)
+        if all(value is None for value in request.values):
+            raise InputError(f"{name} has no value but that as typed.", where=where(place), remedy="Name another.")
+        requests[request.path] = replace(request, coarse=switches[name])
+    return requests
 
 
 def _path(key: str, where: str) -> str:
@@ -100,30 +134,37 @@ def _nearest(key: str, name: str, parent: str, beside: frozenset[str]) -> str | 
     return next(iter(difflib.get_close_matches(key, (STAGE, *KNOBS), n=1, cutoff=0.9 if parent else 0.6)), None)
 
 
-def _request(path: str, said: Any, place: tuple[str, ...], where: Where) -> RequestedKnob:
+def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switches: Mapping[str, bool]) -> RequestedKnob:
     if not isinstance(said, Mapping):
         return RequestedKnob(path, _values(path, said, place, where))
-    unknown = said.keys() - {"values", "when", *_RANGE}
+    known = ("values", "when", *_RANGE, *((COARSE, MATHEMATICS) if is_switch(path) else ()))
+    unknown = said.keys() - set(known)
     if unknown:
         key = min(unknown)
-        near = difflib.get_close_matches(key, ("values", "when", *_RANGE), n=1)
+        near = difflib.get_close_matches(key, known, n=1)
         raise InputError(
             f'unknown key "{key}".',
             where=where((*place, key)),
-            remedy=f'Did you mean "{near[0]}"?' if near else "Known here: values, when, min, max, log and count.",
+            remedy=f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(known[:-1])} and {known[-1]}.",
         )
+    for key in (COARSE, MATHEMATICS):
+        if not isinstance(said.get(key, False), bool):
+            what = f"{key}: expected true or false, found {describe(said[key])}."
+            raise InputError(what, where=where((*place, key)), remedy="Change it.")
     is_range = any(key in said for key in _RANGE)
     if is_range == ("values" in said):
         what = "both values and a range" if is_range else "neither values nor a range"
-        raise InputError(f"{path} has {what}.", where=where(place), remedy="Write `values`, or `min` and `max`.")
+        what = f"{place_of(path)} has {what}."
+        raise InputError(what, where=where(place), remedy="Write `values`, or `min` and `max`.")
     values = _range(path, said, place, where) if is_range else _values(path, said["values"], (*place, "values"), where)
-    return RequestedKnob(path, values, _when(path, said.get("when", {}), (*place, "when"), where))
+    when = _when(path, said.get("when", {}), (*place, "when"), where, switches)
+    return RequestedKnob(path, values, when, changes_mathematics=said.get(MATHEMATICS, False))
 
 
 def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
     listed = said if isinstance(said, list) else [said]
     if not listed:
-        raise InputError(f"{path} has no values.", where=where(place), remedy="Name at least one.")
+        raise InputError(f"{place_of(path)} has no values.", where=where(place), remedy="Name at least one.")
     values: list[Any] = []
     for value in listed:
         checked = _checked(path, value, where(place))
@@ -134,6 +175,9 @@ def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple
 
 def _checked(path: str, value: Any, where: str) -> Any:
     """Returns a value as DeepSpeed reads it: 5e8 is a whole number."""
+    if is_switch(path):
+        check_value(place_of(path), value, where)
+        return value
     if isinstance(value, float) and value.is_integer() and _kind(path) == "count":
         value = int(value)
     expected = _expected(path, value)
@@ -204,7 +248,9 @@ def _number(path: str, said: Mapping[str, Any], key: str, place: tuple[str, ...]
     return int(value) if isinstance(value, float) and value.is_integer() and _kind(path) == "count" else value
 
 
-def _when(path: str, said: Any, place: tuple[str, ...], where: Where) -> dict[str, tuple[Any, ...]]:
+def _when(
+    path: str, said: Any, place: tuple[str, ...], where: Where, switches: Mapping[str, bool]
+) -> dict[str, tuple[Any, ...]]:
     if not isinstance(said, Mapping):
         raise InputError(
             f"when: expected a mapping, found {describe(said)}.",
@@ -215,11 +261,12 @@ def _when(path: str, said: Any, place: tuple[str, ...], where: Where) -> dict[st
         raise InputError("the ZeRO stage has no condition.", where=where(place), remedy="Leave `when` out.")
     conditions = {}
     for key, values in said.items():
-        other = _path(key, where((*place, key)))
-        if not is_coarse(other) or other == path:
+        other = path_in(key, switches, where((*place, key))) or _path(key, where((*place, key)))
+        is_of_arm = switches[place_of(other)] if is_switch(other) else is_coarse(other)
+        if not is_of_arm or other == path:
             raise InputError(
-                f"{path} cannot depend on {key}: a condition is on the ZeRO stage, or another setting that decides "
-                "memory or mathematics.",
+                f"{place_of(path)} cannot depend on {key}: a condition is on the ZeRO stage, or another setting that "
+                "decides memory or mathematics.",
                 where=where((*place, key)),
                 remedy="Take such as zero_optimization.stage or zero_optimization.offload_optimizer.device.",
             )

@@ -121,8 +121,15 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     driver = study.driver
     # Also those that the profile trial found, because a full experiment has no profile.
-    mapped = driver.setup.experiment.config.model_copy(update={"arg_mappings": driver.known.arg_mappings})
-    experiment = dataclasses.replace(driver.setup.experiment, config=mapped)
+    submitted, environment, include = driver.setup.experiment, driver.setup.environment, driver.setup.arguments.include
+    config_path = study.paths.experiment
+    if study.paths.best_experiment.exists():
+        config_path = study.paths.best_experiment
+        submitted = read_experiment(config_path, submitted.model_dir, include=include)
+        environment = environment_of(submitted, include, driver.setup.device)
+    own = {str(key): target for key, target in submitted.config.arg_mappings.items()}
+    mappings = {**driver.known.arg_mappings, **own}
+    experiment = dataclasses.replace(submitted, config=submitted.config.model_copy(update={"arg_mappings": mappings}))
     check_length(experiment)
     ds_config = json.loads(study.paths.best_ds_config.read_text())
     if paths.record.exists():
@@ -136,15 +143,15 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         paths.root.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
         keep_experiment(experiment, paths.experiment, paths.shown_experiment)
         arguments = TrainingArguments(
-            config_path=study.paths.experiment,
+            config_path=config_path,
             model_dir=experiment.model_dir,
             ds_config=study.paths.best_ds_config,
-            include=driver.setup.arguments.include,
+            include=include,
         )
         study_id = study.record.study_id
         record = _new_record(full_experiment_id(study_id), experiment, ds_config, arguments, study_id)
     tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
-    opened = _open(record, experiment, driver.setup.environment, driver.setup.host, paths, tracking_uri)
+    opened = _open(record, experiment, environment, driver.setup.host, paths, tracking_uri)
     opened.log.parent = driver.log  # the study's log and its live view show it as well
     return opened
 

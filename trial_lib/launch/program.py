@@ -22,6 +22,7 @@ class Program:
         environment: all its environment variables, except those of the rank.
         launched_by: the name of the user's launcher, as in `Entrypoint`.
         files: the texts of the trial's copies of files that its arguments name, by their paths.
+        starts_cold: whether its ranks need new interpreters, because a trial varies an environment variable.
     """
 
     interpreter: str
@@ -32,6 +33,7 @@ class Program:
     environment: dict[str, str]
     launched_by: str | None = None
     files: dict[str, str] = field(default_factory=dict)
+    starts_cold: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class LaunchRequest:
             rank is gone, however the driver ends.
         layer: the layer through which the ranks see the program's folder, if the host can make one. None for none.
         beside_builds: whether the ranks may run while ops are built that they do not need. They then measure no time.
+        starts_cold: whether the ranks need new interpreters, whatever the starter.
     """
 
     interpreter: str
@@ -65,6 +66,7 @@ class LaunchRequest:
     descriptors: tuple[int, ...] = ()
     layer: Layer | None = None
     beside_builds: bool = False
+    starts_cold: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as the guard receives it. The descriptors travel beside it."""

@@ -278,6 +278,7 @@ def request_of(
         deadline_s,
         layer=layer,
         beside_builds=plan.purpose is Purpose.PROFILE,
+        starts_cold=plan.program.starts_cold,
     )
 
 

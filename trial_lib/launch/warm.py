@@ -92,6 +92,8 @@ class WarmStarter:
         """Forks a trial when the server is primed."""
         self._cold.start_builds()
         self._cold.await_builds(request)
+        if request.starts_cold and not self._closed:
+            return self._cold.launch(request)
         with self._lock:
             for _ in range(2):
                 launched = None if self._doubt or self._closed else self._fork(request)

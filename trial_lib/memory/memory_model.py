@@ -6,10 +6,11 @@ It models the memory of the steps above initialisation. The memory of initialisa
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
@@ -41,6 +42,12 @@ _FORESEEN_DEVIATIONS = {"cpu": (0.2, 0.1, 0.1, 0.2), "cuda": (0.6, 0.12, 0.1, 0.
 _FAR = {"cpu": 0.05, "cuda": 0.15}
 _FAR_DEVIATIONS = (0.6, 0.6, 0.3, 0.7)
 _ARM_DEVIATIONS = (0.12, 0.12)
+# With another value of a coarse switch the program may keep far fewer activations (recomputation leaves an eighth to a
+# third, as in arXiv 2205.05198), or as many times more. These priors join the others until such a trial has run.
+_OTHER_PROGRAM = (
+    Prior(0.5, (1.0, 0.3, 1.0, 1.3), (0.6, 0.2, 0.3, 0.7)),
+    Prior(0.3, (1.0, 5.0, 1.0, 1.3), (0.6, 2.5, 0.3, 0.7)),
+)
 _PROFILE_NOISE = 3.0
 # A sweep's group stays this many standard deviations below the memory that is expected to fit.
 _SURELY = 1.5
@@ -69,6 +76,7 @@ class _Described:
 
     settings: ZeroSettings
     arm: ArmKey
+    switches: ArmKey
     lineage: str
     foreseen: ForeseenArm | None
 
@@ -116,6 +124,8 @@ class MemoryModel:
         slots: devices of a trial.
         device: `cuda` or `cpu`.
         foreseen: arms that foreseen runs have found. Without any, the formulas are the prior.
+        coarse_switches: places of the program's switches that decide memory. Trials with other values of them say
+            nothing of a candidate's activations.
     """
 
     def __init__(
@@ -125,6 +135,7 @@ class MemoryModel:
         slots: int,
         device: str,
         foreseen: Sequence[ForeseenArm] = (),
+        coarse_switches: Collection[str] = (),
     ) -> None:
         self._profile = profile
         self._base = base_config
@@ -136,7 +147,10 @@ class MemoryModel:
         usual = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
         priors: tuple[Prior, ...] = _foreseen_priors(device) if foreseen else usual
         self._means: tuple[float, ...] = priors[0].means
-        self._peaks = PeakRegression(priors, _ARM_DEVIATIONS)
+        self._coarse_switches = frozenset(coarse_switches)
+        self._priors = priors
+        self._typed = self._switches_in(base_config)
+        self._peaks_with: dict[ArmKey, PeakRegression] = {}
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}
         self._described: dict[str, _Described] = {}
@@ -156,7 +170,7 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
         scale = _PROFILE_NOISE * self._scale(needed)
-        self._peaks.observe(self._moments(needed), described.arm, scale, above / self._unit)
+        self._peaks(described).observe(self._moments(needed), described.arm, scale, above / self._unit)
         self._forget_bounds()
         if result.memory.available:
             self._budget.observe_profile(needed.initialize, min(result.memory.available))
@@ -283,7 +297,7 @@ class MemoryModel:
             return
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate.micro_batch_size)
-        self._peaks.observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
+        self._peaks(described).observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
         record = self._arms.setdefault(described.arm, _ArmRecord())
         record.measured += 1
         # At the edge: it has run, but a longer training of it may not.
@@ -306,7 +320,9 @@ class MemoryModel:
             self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
             bound = (limit.mean - needed.limit_correction) / self._unit
             deviation = limit.deviation / self._unit
-            self._peaks.observe_above(self._moments(needed), described.arm, self._scale(needed), bound, deviation)
+            self._peaks(described).observe_above(
+                self._moments(needed), described.arm, self._scale(needed), bound, deviation
+            )
         record = self._arms.setdefault(described.arm, _ArmRecord())
         smallest = record.failed.get(described.lineage)
         if smallest is None or candidate.micro_batch_size < smallest[0]:
@@ -336,9 +352,23 @@ class MemoryModel:
             # The same configuration may come from the user alone, or from knobs that repeat it.
             settings = ZeroSettings.of(config, self._profile.bytes_per_param)
             foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
-            described = _Described(settings, arm_key(config), json.dumps(config, sort_keys=True), foreseen)
+            switches = self._switches_in(config)
+            arm = (*arm_key(config), *switches)
+            described = _Described(settings, arm, switches, json.dumps(config, sort_keys=True), foreseen)
             self._described[key] = described
         return described
+
+    def _switches_in(self, config: Mapping[str, Any]) -> ArmKey:
+        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)
+        return tuple(sorted((place, repr(value)) for place, value in coarse))
+
+    def _peaks(self, described: _Described) -> PeakRegression:
+        """Returns the regression of all arms with a candidate's values of the coarse switches."""
+        switches = described.switches
+        if switches not in self._peaks_with:
+            priors = self._priors if switches == self._typed else (*self._priors, *_OTHER_PROGRAM)
+            self._peaks_with[switches] = PeakRegression(priors, _ARM_DEVIATIONS)
+        return self._peaks_with[switches]
 
     def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:
         needed = self._by_formula(described.settings, micro_batch_size)
@@ -368,7 +398,7 @@ class MemoryModel:
 
     def _predict(self, described: _Described, needed: Allocations, moment: int | None = None) -> Mixture:
         """Returns the bytes of the largest moment, or of the moment in one place."""
-        mixture = self._peaks.predict(self._moments(needed), described.arm, self._scale(needed), moment)
+        mixture = self._peaks(described).predict(self._moments(needed), described.arm, self._scale(needed), moment)
         return Mixture(
             mixture.weights,
             tuple(mean * self._unit for mean in mixture.means),

@@ -1,5 +1,6 @@
 """The wording of a study's answer, for every place that gives it: terminal, report, Prefect, MLflow, records."""
 
+from trial_lib.command.switches import shown_switch
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.units import percent
 
@@ -43,6 +44,7 @@ def name_of(candidate: Candidate) -> str:
     for key, word in (("offload_optimizer", "optimizer offload"), ("offload_param", "parameter offload")):
         if (zero.get(key) or {}).get("device", "none") != "none":
             words.append(word)
+    words += [shown_switch(place, value) for place, value in candidate.switches.items() if value is not None]
     words.append(f"micro-batch {candidate.micro_batch_size}")
     if candidate.gradient_accumulation_steps > 1:
         words.append(f"accumulation {candidate.gradient_accumulation_steps}")

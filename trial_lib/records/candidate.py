@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
+from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -27,7 +28,7 @@ class Candidate(FrozenRecord):
 
     Attributes:
         knobs: the overrides other than the batch, in the DeepSpeed configuration's own shape, such as
-            `{"zero_optimization": {"stage": 2}}`.
+            `{"zero_optimization": {"stage": 2}}`. A section `program` has the switches of the program, by their places.
         micro_batch_size: samples that a rank takes in one forward pass.
         gradient_accumulation_steps: micro-batches in one optimizer step.
         slots: devices that the trial takes.
@@ -41,12 +42,22 @@ class Candidate(FrozenRecord):
     data_parallel_size: PositiveInt | None = None
 
     @cached_property
-    def overrides(self) -> dict[str, Any]:
-        """The settings that this candidate sets in the user's DeepSpeed configuration (`overwrite_deepspeed_args`)."""
+    def settings(self) -> dict[str, Any]:
+        """Everything that this candidate sets: in the user's DeepSpeed configuration, and in the program."""
         batch: dict[str, Any] = {MICRO_BATCH: self.micro_batch_size, ACCUMULATION: self.gradient_accumulation_steps}
         if self.data_parallel_size is not None:
             batch[TRAIN_BATCH] = self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel_size
         return {**self.knobs, **batch}
+
+    @cached_property
+    def overrides(self) -> dict[str, Any]:
+        """The settings that this candidate sets in the user's DeepSpeed configuration (`overwrite_deepspeed_args`)."""
+        return deepspeed_part(self.settings)
+
+    @cached_property
+    def switches(self) -> dict[str, Any]:
+        """The program's switches that this candidate sets, by their places."""
+        return switches_of(self.knobs)
 
     @cached_property
     def lineage(self) -> str:
@@ -67,11 +78,15 @@ class Candidate(FrozenRecord):
         return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
     def complete(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the complete DeepSpeed configuration of this candidate, merged into the user's."""
-        return overwrite_deepspeed_config(base, self.overrides)
+        """Returns the complete settings of this candidate: the DeepSpeed configuration, merged into the user's.
+
+        Args:
+            base: the user's. If it has the section `program`, so has the result, which DeepSpeed does not read.
+        """
+        return overwrite_deepspeed_config(base, self.settings)
 
     def config_hash(self, base: Mapping[str, Any]) -> str:
-        """Returns the hash of the complete configuration, by which the same trial is recognised."""
+        """Returns the hash of the complete settings, by which the same trial is recognised."""
         return config_hash(self.complete(base))
 
 

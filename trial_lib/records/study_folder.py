@@ -203,6 +203,11 @@ class StudyPaths(DrivenFolder, AnswerFolder):
         return self.root / "earlier_studies.json"
 
     @property
+    def best_experiment(self) -> Path:
+        """The experiment with the winner's switches in its command. It exists only if the program has switches."""
+        return self.root / "best_experiment.yaml"
+
+    @property
     def best_ds_metrics(self) -> Path:
         """The winner's measurement, and its gain over the user's configuration."""
         return self.root / "best_ds_metrics.json"
@@ -257,6 +262,7 @@ class StudyRecord(FrozenRecord):
         arguments: of the search and the flow, as JSON. A resumed study takes them from here.
         model_dir: the model directory, absolute.
         ds_config: the user's DeepSpeed configuration.
+        switches: the values of the program's switches in the command as typed, by their places.
         status: the state of the study.
         reason: why it failed or stopped. Empty otherwise.
         best_number: the winning trial.
@@ -279,6 +285,7 @@ class StudyRecord(FrozenRecord):
     arguments: dict[str, Any] = Field(default_factory=dict)
     model_dir: str = ""
     ds_config: dict[str, Any] = Field(default_factory=dict)
+    switches: dict[str, Any] = Field(default_factory=dict)
     status: StudyStatus = StudyStatus.RUNNING
     reason: str = ""
     best_number: int | None = None

@@ -99,7 +99,7 @@ class RecordedTable:
 
 def key_of(candidate: Candidate) -> str:
     """Returns the key of a candidate: equal candidates have the same."""
-    return json.dumps([candidate.overrides, candidate.slots], sort_keys=True)
+    return json.dumps([candidate.settings, candidate.slots], sort_keys=True)
 
 
 def read_table(path: Path) -> RecordedTable:

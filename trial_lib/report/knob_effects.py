@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from trial_lib.command.switches import place_of
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.report.study_view import StudyView, TrialView
 from trial_lib.search.space_coordinates import Array
@@ -115,7 +116,7 @@ def _numbered(column: Sequence[Any]) -> list[int]:
 
 
 def _short(path: str) -> str:
-    return path.removeprefix("zero_optimization.")
+    return place_of(path).removeprefix("zero_optimization.")
 
 
 def _likeness(name: str, left: Sequence[Any], right: Sequence[Any]) -> Array:

@@ -30,7 +30,9 @@ def memory_views(
         return {}
     profiled, profile = profiles[0]
     assert profile.profile is not None
-    model = MemoryModel(profile.profile, base_config, candidates[profiled].slots, device)
+    switches = {place for candidate in candidates.values() for place in candidate.switches}
+    slots = candidates[profiled].slots
+    model = MemoryModel(profile.profile, base_config, slots, device, coarse_switches=switches)
     model.observe_profile(candidates[profiled], profile)
     views: dict[int, MemoryView] = {}
     for number, result in list(results.items())[:_MOST_TRIALS]:

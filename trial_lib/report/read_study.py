@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trial_lib.command.switches import AS_TYPED, PROGRAM, is_switch
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
@@ -65,6 +66,7 @@ def read_study(root: Path) -> StudyView:
     answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
     measured = {} if answer is None else answer.measured
     best_config = None if answer is None else redact(answer.config)
+    best = None if best_config is None else _with_switches(best_config, record, state)
     finding = _finding(measured)
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, state, base, secrets)
@@ -89,7 +91,7 @@ def read_study(root: Path) -> StudyView:
         after=measured.get("metrics") or {},
         best_config=best_config,
         best_command="" if answer is None else answer.command,
-        changes=() if best_config is None else _changes(redact(base), best_config, state.profile),
+        changes=() if best is None else _changes(redact(base), best, state.profile),
         trials=trials,
         running={number: state.label(number) for number in state.running},
         withdrawn=len(state.withdrawn),
@@ -133,7 +135,8 @@ def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, 
     """Returns the user's DeepSpeed configuration, completed by the profile trial's findings in their code."""
     base = without_tuning_keys(record.ds_config)
     program = None if profile is None else profile.program
-    return base if program is None else completed_config(base, program)
+    complete = base if program is None else completed_config(base, program)
+    return {**complete, PROGRAM: record.switches} if record.switches else complete
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:
@@ -190,6 +193,14 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
     return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."
 
 
+def _with_switches(best_config: dict[str, Any], record: StudyRecord, state: StudyState) -> dict[str, Any]:
+    """Returns the winning configuration with the winner's switches of the program."""
+    candidate = state.candidates.get(record.best_number or 0)
+    if not record.switches or candidate is None:
+        return best_config
+    return {**best_config, PROGRAM: redact({**record.switches, **candidate.switches})}
+
+
 def _changes(
     base: Mapping[str, Any], best: Mapping[str, Any], profile: TrialResult | None
 ) -> tuple[SettingChange, ...]:
@@ -229,7 +240,7 @@ def _trials(
             TrialView(
                 row=_shown_row(row_of(result, state.candidates[number], state.names[number], record.metric)),
                 arm=arm_label(config),
-                settings={path: value for path in varied if (value := get_knob(config, path)) is not None},
+                settings={path: value for path in varied if (value := _setting(config, path)) is not None},
                 started=started,
                 ended=started + sum(result.phases.values()),
                 throughput=_throughput(result),
@@ -240,6 +251,11 @@ def _trials(
             )
         )
     return tuple(views)
+
+
+def _setting(config: Mapping[str, Any], path: str) -> Any:
+    value = get_knob(config, path)
+    return AS_TYPED if value is None and is_switch(path) else value
 
 
 def _shown_row(row: LeaderboardRow) -> LeaderboardRow:

@@ -5,6 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from trial_lib.command.switches import place_of
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.foreseen.planned_rows import planned_rows
@@ -72,9 +73,10 @@ def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def _changes(view: StudyView) -> Table:
-    table = _table("what it changes in your DeepSpeed configuration", "setting", "yours", "winner")
+    table = _table("what it changes in your configuration", "setting", "yours", "winner")
     for change in view.changes:
-        table.add_row(escape(change.setting), *(escape(setting_text(value)) for value in (change.own, change.winner)))
+        values = (setting_text(value) for value in (change.own, change.winner))
+        table.add_row(escape(place_of(change.setting)), *map(escape, values))
     return table
 
 

@@ -36,7 +36,7 @@ class FittingSizes:
     ) -> None:
         """Starts with given models, or with new ones from the profile and the foreseen runs."""
         known = problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen
-        self.memory = memory or MemoryModel(*known)
+        self.memory = memory or MemoryModel(*known, problem.space.coarse_switches)
         self.host = host or HostMemory(*known)
         self._policy = policy
         self._slots = problem.slots

@@ -159,11 +159,12 @@ class LineageSearch(Search):
         return Proposal(Candidate(knobs=lineage.knobs, micro_batch_size=size, **self._batch), lineage, lineage.hi)
 
     def _draw_lineage(self, rng: random.Random) -> Lineage | None:
-        stages = [stage for stage in self._stages_for_new_lineages() if self._unused[stage] and self._is_open(stage)]
+        unused = {stage: self._open(stage) for stage in self._stages_for_new_lineages() if self._unused[stage]}
+        stages = [stage for stage, lineages in unused.items() if lineages]
         if not stages:
             return None
         stage = rng.choice(stages)
-        return self._new_lineage(stage, self._space.lineage(stage, rng.choice(self._unused[stage])))
+        return self._new_lineage(stage, self._space.lineage(stage, rng.choice(unused[stage])))
 
     def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
         lo, hi = self._first_range(stage)
@@ -177,10 +178,16 @@ class LineageSearch(Search):
         if largest is not None:
             lineage.hi = min(lineage.hi, largest)
 
-    def _is_open(self, stage: int) -> bool:
-        """Returns whether a stage is not ruled out. Its lineages differ only in fine knobs."""
-        largest = self._shared.largest(self._space.lineage(stage, 0))
-        return largest is None or self._allowed(self._first_range(stage)[0]) <= largest
+    def _open(self, stage: int) -> list[int]:
+        """Returns the unused lineages of a stage that are not ruled out. Those of one arm are ruled out together."""
+        if not self._shared.found:
+            return self._unused[stage]
+        least = self._allowed(self._first_range(stage)[0])
+        is_open: list[bool] = []
+        for arm in (arm for arm in self._space.arms if arm.stage == stage):
+            largest = self._shared.largest(arm.lineage(0))
+            is_open += [largest is None or least <= largest] * arm.size
+        return [index for index in self._unused[stage] if is_open[index]]
 
     def _start(self, proposal: Proposal) -> None:
         candidate, lineage = proposal.candidate, proposal.lineage

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Any
 
+from trial_lib.command.switches import place_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.failure_cause import cause_of
 from trial_lib.records.result import Outcome, TrialResult
@@ -81,7 +82,7 @@ class SharedReason:
 
 
 def _short(path: str) -> str:
-    return path.removeprefix("zero_optimization.").removesuffix(".device")
+    return place_of(path).removeprefix("zero_optimization.").removesuffix(".device")
 
 
 def _stages(first: int, last: int) -> str:

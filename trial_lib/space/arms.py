@@ -5,10 +5,11 @@ Pure: standard library only.
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from trial_lib.command.switches import is_switch
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
@@ -29,14 +30,23 @@ class RequestedKnob:
     """A knob of the experiment's `search_space`.
 
     Attributes:
-        path: its name in the catalogue, or the path of any DeepSpeed setting.
-        values: the values to try. One value fixes it.
+        path: its name in the catalogue, the path of any DeepSpeed setting, or that of a program's switch.
+        values: the values to try. One value fixes it. None, for a switch, is the user's value.
         when: coarse settings, by path. The knob is varied if each of them has one of the values.
+        coarse: whether a switch decides memory or mathematics. None for a DeepSpeed setting, whose path decides that.
+        changes_mathematics: whether another value of a switch trains differently. Then losses are not compared.
     """
 
     path: str
     values: tuple[Any, ...]
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    coarse: bool | None = None
+    changes_mathematics: bool = False
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether it decides memory or mathematics, and so the arm of a candidate."""
+        return is_coarse(self.path) if self.coarse is None else self.coarse
 
 
 def build_space(
@@ -91,13 +101,22 @@ def _arms(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], catalogue: bool
 ) -> list[tuple[CoarseSetting, Arm]]:
     """Returns every arm once, with its setting."""
-    asked = {request.path: request for request in requests}
+    asked = {request.path: _resolved(request, here) for request in requests}
     arms = list(_every_arm(zero_stages, here, asked, catalogue))
     if not catalogue:
         return arms
     accepted = ((setting, _without_refused(arm, setting, asked, here)) for setting, arm in arms)
     # If DeepSpeed refuses every arm, the trials say why.
     return [(setting, arm) for setting, arm in accepted if arm is not None] or arms
+
+
+def _resolved(request: RequestedKnob, here: Surroundings) -> RequestedKnob:
+    """Returns a request in which the user's value of a switch has taken the place of None."""
+    if not is_switch(request.path) or None not in request.values:
+        return request
+    own = here.own(request.path)
+    values = tuple(dict.fromkeys(own if value is None else value for value in request.values))
+    return replace(request, values=values)
 
 
 def _every_arm(
@@ -108,7 +127,7 @@ def _every_arm(
     found = []
     for stage, dsats_arm in zip(stages, dsats.arms, strict=True):
         axes = _coarse_of_catalogue(stage, here) if catalogue else {}
-        axes.update({path: asked[path].values for path in asked if is_coarse(path) and path != STAGE})
+        axes.update({path: asked[path].values for path in asked if asked[path].is_coarse and path != STAGE})
         for values in product(*axes.values()):
             setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
             unasked = _fine_of_catalogue(setting, here) if catalogue else dsats_arm.fine
@@ -244,7 +263,7 @@ def _fine(
     mine = {
         spelled(path, here.base_config): request
         for path, request in asked.items()
-        if not is_coarse(path) and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
+        if not request.is_coarse and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
     }
     named = {spelled(path, here.base_config) for path in asked}
     for knob in unasked:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trial_lib.command.switches import is_switch
 from trial_lib.records.candidate import Candidate
 from trial_lib.space.catalogue import KNOBS, is_coarse
 from trial_lib.space.knobs import STAGE, coarse_word, leaves
@@ -12,8 +13,9 @@ _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 class CandidateNames:
     """Names the candidates of one study, in the order of their trials.
 
-    A name has the ZeRO stage, the coarse knobs that are on, and the micro-batch. Most candidates have the same fine
-    knobs. So a name shows only the fine knobs that differ from those of the first candidate with the same coarse knobs.
+    A name has the ZeRO stage, the coarse knobs that are on, the program's switches, and the micro-batch. Most
+    candidates have the same fine knobs. So a name shows only the fine knobs that differ from those of the first
+    candidate with the same coarse knobs.
 
     Example:
         >>> from trial_lib.records.candidate import Candidate
@@ -31,14 +33,18 @@ class CandidateNames:
     def of(self, candidate: Candidate) -> str:
         """Returns the name of a candidate. Call it for every candidate, in the order of the trials."""
         settings = dict(leaves(candidate.knobs))
-        coarse = [coarse_word(path, value) for path, value in settings.items() if path != STAGE and is_coarse(path)]
+        coarse = [coarse_word(path, value) for path, value in settings.items() if path != STAGE and _is_of_arm(path)]
         stage = [] if candidate.zero_stage is None else [f"z{candidate.zero_stage}"]
         arm = "-".join([*stage, *sorted(filter(None, coarse))])
-        fine = {path: value for path, value in settings.items() if not is_coarse(path)}
+        fine = {path: value for path, value in settings.items() if not _is_of_arm(path)}
         first = self._first.setdefault(arm, fine)
         paths = [path for path in dict.fromkeys([*first, *fine]) if first.get(path) != fine.get(path)]
         words = [_word(path, fine.get(path)) for path in paths]
         return "-".join(filter(None, [arm, f"mbs{candidate.micro_batch_size}", *words]))
+
+
+def _is_of_arm(path: str) -> bool:
+    return is_coarse(path) or is_switch(path)
 
 
 def _word(path: str, value: Any) -> str:

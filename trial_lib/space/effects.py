@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trial_lib.command.switches import is_switch
 from trial_lib.space.knobs import STAGE, get_knob
 
 Kind = Literal["switch", "count"] | tuple[str, ...]
@@ -57,7 +58,7 @@ class Surroundings:
     def own(self, path: str) -> Any:
         """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
         value = get_knob(self.base_config, path)
-        return None if value == "auto" else value
+        return None if value == "auto" and not is_switch(path) else value
 
 
 ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]

@@ -11,6 +11,8 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
+from trial_lib.command.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
+
 ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
 STAGE = "zero_optimization.stage"
@@ -36,10 +38,11 @@ BUCKET_ELEMENTS = tuple(factor * 10**power for power in (6, 7, 8, 9) for factor 
 
 @dataclass(frozen=True)
 class Knob:
-    """One DeepSpeed setting that a search may vary.
+    """One setting that a search may vary: of the DeepSpeed configuration, or a switch of the program.
 
     Attributes:
-        path: its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`.
+        path: its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`, or `program.`
+            and the place of a switch.
         values: its values, without repetition. The best guess is first if the space says so.
     """
 
@@ -159,6 +162,11 @@ class SearchSpace:
         )
 
     @cached_property
+    def coarse_switches(self) -> frozenset[str]:
+        """The places of the program's switches that decide memory or mathematics."""
+        return frozenset(place for arm in self.arms for place in switches_of(arm.knobs))
+
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         """The allowed ZeRO stages, ascending."""
         return tuple(sorted({arm.stage for arm in self.arms}))
@@ -217,9 +225,14 @@ def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
 
 
+def keys_of(path: str) -> list[str]:
+    """Returns the keys of a setting from the top. The place of a program's switch is one key, whatever dots it has."""
+    return [PROGRAM, place_of(path)] if is_switch(path) else path.split(".")
+
+
 def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
     """Sets one setting of a configuration by its dotted path, and makes missing sections."""
-    *sections, key = path.split(".")
+    *sections, key = keys_of(path)
     for section in sections:
         inner = config.get(section)
         if not isinstance(inner, dict):
@@ -231,7 +244,7 @@ def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
 def get_knob(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     """Returns one setting of a configuration by its dotted path, or the default."""
     value: Any = config
-    for key in path.split("."):
+    for key in keys_of(path):
         if not isinstance(value, Mapping) or key not in value:
             return default
         value = value[key]
@@ -263,6 +276,8 @@ def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
 
 def coarse_word(path: str, value: Any) -> str:
     """Returns the word for a coarse setting in an arm's label. It is empty for a setting that is off."""
+    if is_switch(path):
+        return switch_word(place_of(path), value)
     section, _, key = path.rpartition(".")
     section = section.rpartition(".")[2]
     if value in (None, False, "none") or key in _UNNAMED or (key == "zero_hpz_partition_size" and value == 1):
@@ -272,3 +287,11 @@ def coarse_word(path: str, value: Any) -> str:
     if value is True:
         return (section if key == "enabled" else key).replace("_", "-")
     return f"{key.replace('_', '-')}={value}"
+
+
+def switch_word(place: str, value: Any) -> str:
+    """Returns the word for a program's switch in names. It is empty for one that is as typed, or an option left out."""
+    if value is None or (value is False and is_option(place)):
+        return ""
+    word = shown_switch(place, value)
+    return word.lstrip("-").replace("_", "-") if is_option(place) else word

@@ -26,6 +26,8 @@ class StudyArguments(FrozenRecord):
         config_path: the experiment's YAML. Empty if a command is tuned.
         command: the words of the command to tune, instead of an experiment's YAML.
         arg_mappings: the option or variable of the command that sets each DeepSpeed key.
+        vary: the program's switches, by their places in the command, with the values to try. It is for a command. A
+            YAML has them in the section `program` of `search_space`.
         model_dir: the model directory. For a command it is the working directory.
         method: search with this method. adaptive races the configurations that fit, and stops when little is left to
             gain. The others are dsat's.
@@ -62,6 +64,7 @@ class StudyArguments(FrozenRecord):
     config_path: Path | None = None
     command: tuple[str, ...] = ()
     arg_mappings: dict[str, str] = Field(default_factory=dict)
+    vary: dict[str, Any] = Field(default_factory=dict)
     model_dir: Path
     method: MethodName = _DEFAULT.name
     settings: dict[str, Any] = Field(default_factory=dict)

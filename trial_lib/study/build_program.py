@@ -4,12 +4,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trial_lib.command.launchers import launcher_named
+from trial_lib.command.mapping_targets import is_variable
 from trial_lib.command.parse_command import TRIAL_CLASS_MODULE
+from trial_lib.command.switches import SwitchValue, text_of
 from trial_lib.command.trial_command import trial_command
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
@@ -28,6 +30,7 @@ def program_of(
     training_spec: Path,
     arg_mappings: Mapping[Any, str] | None = None,
     as_typed: bool = False,
+    switches: Mapping[str, SwitchValue] | None = None,
 ) -> Program:
     """Returns the program of an experiment under one DeepSpeed configuration.
 
@@ -40,18 +43,23 @@ def program_of(
         arg_mappings: the option, variable or place in a file that sets each DeepSpeed key. None uses the experiment's.
         as_typed: whether the command stays as it is. The configuration that it names is still replaced if the
             experiment overwrites a part of it.
+        switches: the values of the program's switches, by their places. A trial class has variables only.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     files: dict[str, str] = {}
+    varied = _variables(switches or {}, entrypoint.arguments, environment)
+    before = environment
     if entrypoint.trial_class is not None:
         target, arguments = {"module": TRIAL_CLASS_MODULE}, [str(training_spec)]
+        environment = {**environment, **varied}
     elif as_typed and not experiment.config.hyperparameters.overwrite_deepspeed_args:
         target, arguments = _target_of(experiment), list(entrypoint.arguments)
         environment = {**environment, SPEC_VARIABLE: str(training_spec)}
     else:
         target = _target_of(experiment)
-        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, experiment.model_dir)
+        folder = experiment.model_dir
+        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
         arguments, files = command.arguments, command.files
         environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
     return Program(
@@ -63,7 +71,20 @@ def program_of(
         environment=environment,
         launched_by=entrypoint.launched_by,
         files=files,
+        # Libraries read some variables when they are imported, and the fork server has imported them.
+        starts_cold=any(before.get(name) != value for name, value in varied.items()),
     )
+
+
+def _variables(
+    switches: Mapping[str, SwitchValue], arguments: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment variables among the switches, with their values as text."""
+    return {
+        place: text_of(value, environment.get(place, ""))
+        for place, value in switches.items()
+        if value is not None and is_variable(place, arguments)
+    }
 
 
 def _target_of(experiment: Experiment) -> dict[str, str]:
@@ -89,7 +110,12 @@ class CommandChanges:
         self._told: set[str] = set()
 
     def tell(
-        self, number: int, ds_config_path: Path, ds_config: Mapping[str, Any], arg_mappings: Mapping[Any, str]
+        self,
+        number: int,
+        ds_config_path: Path,
+        ds_config: Mapping[str, Any],
+        arg_mappings: Mapping[Any, str],
+        switches: Mapping[str, SwitchValue],
     ) -> None:
         """Logs the changes of one trial.
 
@@ -98,12 +124,14 @@ class CommandChanges:
             ds_config_path: the file of its configuration.
             ds_config: the configuration.
             arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
+            switches: the values of the program's switches, by their places.
         """
         entrypoint = self._experiment.entrypoint
         if entrypoint.trial_class is not None:
             return
         folder = self._experiment.model_dir
-        command = trial_command(entrypoint, ds_config_path, arg_mappings, ds_config, self._environment, folder)
+        environment = self._environment
+        command = trial_command(entrypoint, ds_config_path, arg_mappings, ds_config, environment, folder, switches)
         for old, new in command.changes:
             what = old or re.split("[ =]", new)[0]
             is_known = what in self._told

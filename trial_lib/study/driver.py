@@ -74,7 +74,7 @@ class StudyDriver:
     def __init__(self, setup: StudySetup, place: Place, log: logging.Logger) -> None:
         self.setup, self.place, self.log = setup, place, log
         self.state = StudyState()
-        self.known = KnownProgram.of(setup.experiment)
+        self.known = KnownProgram.of(setup.experiment, setup.environment)
         self.search: Search | None = None
         self.edits = Edits(setup.experiment, setup.arguments.include, setup.paths, log)
         self._earlier = earlier_studies_of(setup.paths)
@@ -236,7 +236,8 @@ class StudyDriver:
     def _starting(self, plan: TrialPlan) -> None:
         self.edits.look()
         if not plan.as_typed:
-            self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.known.arg_mappings)
+            switches = plan.candidate.switches
+            self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.known.arg_mappings, switches)
 
     # -- how it ended --------------------------------------------------------------------------------------------
 

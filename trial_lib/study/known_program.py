@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trial_lib.command.mapping_targets import typed_switch
+from trial_lib.command.switches import PROGRAM, is_switch, place_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -12,6 +14,7 @@ from trial_lib.deepspeed_config.overrides import (
     without_tuning_keys,
 )
 from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.result import ProgramProfile
 
 
@@ -21,7 +24,9 @@ class KnownProgram:
 
     Attributes:
         base_config: the user's DeepSpeed configuration, without the sections of tuners. If it is in the code, it is
-            empty until the profile trial has run.
+            empty until the profile trial has run. From then on it also has the section `program`, if there are
+            switches.
+        switches: the program's switches that are varied, by their places, with the values in the command as typed.
         arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
         found: what the profile trial found; None before it has run.
     """
@@ -29,22 +34,50 @@ class KnownProgram:
     base_config: dict[str, Any] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
     found: ProgramProfile | None = None
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "KnownProgram":
-        """Returns the program before it has run, from its experiment."""
+    def of(cls, experiment: Experiment, environment: Mapping[str, str] | None = None) -> "KnownProgram":
+        """Returns the program before it has run, from its experiment.
+
+        Args:
+            experiment: what the user submitted.
+            environment: the environment of its ranks. None leaves the switches out.
+        """
         mappings = {str(key): target for key, target in experiment.config.arg_mappings.items()}
-        return cls(without_tuning_keys(experiment.ds_config), mappings)
+        switches = {} if environment is None else typed_switches(experiment, environment)
+        return cls(without_tuning_keys(experiment.ds_config), mappings, switches=switches)
 
     def learned(self, found: ProgramProfile) -> "KnownProgram":
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
         mappings = {**found.arg_mappings, **self.arg_mappings}
-        return KnownProgram(completed_config(self.base_config, found), mappings, found)
+        config = completed_config(self.base_config, found)
+        if self.switches:
+            config[PROGRAM] = dict(self.switches)
+        return KnownProgram(config, mappings, found, self.switches)
 
     @property
     def is_batch_in_code(self) -> bool:
         """Whether Hugging Face's training arguments are in the code: the engine had them, and no option sets them."""
         return self.found is not None and MICRO_BATCH in self.found.batch and MICRO_BATCH not in self.arg_mappings
+
+
+def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values of the varied switches in an experiment's command as typed, by their places.
+
+    Args:
+        experiment: what the user submitted.
+        environment: the environment of its ranks.
+
+    Raises:
+        InputError: a switch names a word, or a value in a file, that does not exist.
+    """
+    requests = [each for each in read_search_space(experiment.config.search_space) if is_switch(each.path)]
+    arguments, folder = experiment.entrypoint.arguments, experiment.model_dir
+    return {
+        place_of(request.path): typed_switch(place_of(request.path), request.values, arguments, environment, folder)
+        for request in requests
+    }
 
 
 def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import kind_of
@@ -79,7 +80,9 @@ class TrialPlans:
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._setup.device,
-            **self._run_with(candidate.complete(known.base_config), paths, known.arg_mappings, as_typed),
+            **self._run_with(
+                candidate.complete(known.base_config), paths, known.arg_mappings, as_typed, candidate.switches
+            ),
         )
 
     def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
@@ -100,13 +103,18 @@ class TrialPlans:
         return replace(profile, **self._run_with(dict(base_config), profile.paths.as_typed, {}, as_typed=True))
 
     def _run_with(
-        self, config: dict[str, Any], paths: TrialPaths, arg_mappings: Mapping[str, str], as_typed: bool
+        self,
+        settings: dict[str, Any],
+        paths: TrialPaths,
+        arg_mappings: Mapping[str, str],
+        as_typed: bool,
+        switches: Mapping[str, SwitchValue] | None = None,
     ) -> dict[str, Any]:
-        """Returns the fields of a plan that follow from its configuration and its files."""
-        experiment = self._setup.experiment
+        """Returns the fields of a plan that follow from its settings and its files."""
+        experiment, config = self._setup.experiment, deepspeed_part(settings)
         return {
             "ds_config": config,
-            "config_hash": config_hash(config),
+            "config_hash": config_hash(settings),
             "program": program_of(
                 experiment,
                 self._setup.environment,
@@ -115,6 +123,7 @@ class TrialPlans:
                 paths.training_spec,
                 arg_mappings,
                 as_typed,
+                switches,
             ),
             "paths": paths,
             "training_spec": trial_spec(experiment, config, paths),

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from trial_lib.command.switches import place_of
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of
@@ -55,6 +57,12 @@ class StudySetup:
     def slots(self) -> int:
         """The devices that a trial takes."""
         return self.experiment.config.resources.slots_per_trial
+
+    @property
+    def free_switches(self) -> tuple[str, ...]:
+        """Places of the program's switches that may change the training, as the user says."""
+        requests = read_search_space(self.experiment.config.search_space)
+        return tuple(place_of(request.path) for request in requests if request.changes_mathematics)
 
     @property
     def concurrency(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from trial_lib.command.entrypoint import Entrypoint
 from trial_lib.command.launchers import launcher_named, launcher_of
+from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.command.trial_command import trial_command
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
 from trial_lib.device.host.this_host import kind_of
@@ -19,13 +20,19 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.space.knobs import STAGE, get_knob
+from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
 from trial_lib.wire.whole_files import write_all
 
 
-def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, Any]) -> str:
+def training_command(
+    setup: StudySetup,
+    known: KnownProgram,
+    config: dict[str, Any],
+    switches: Mapping[str, SwitchValue] | None = None,
+) -> str:
     """Returns the command that trains with the winning configuration, under the conditions of the trials.
 
     Files that the command names beside that configuration are written.
@@ -34,16 +41,26 @@ def training_command(setup: StudySetup, known: KnownProgram, config: dict[str, A
         setup: the study's.
         known: the user's program.
         config: the winning configuration.
+        switches: the winner's values of the program's switches, by their places.
     """
     experiment, paths = setup.experiment, setup.paths
     entrypoint = experiment.entrypoint
     variables, secrets = _environment(experiment, setup.environment)
-    words = [_beside(sys.executable, "zerotune"), "train", str(paths.experiment), str(experiment.model_dir)]
+    trained = paths.experiment
+    if switches:
+        trained = write_best_experiment(experiment, paths, known.arg_mappings, config, setup.environment, switches)
+    words = [_beside(sys.executable, "zerotune"), "train", str(trained), str(experiment.model_dir)]
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
     command = trial_command(
-        entrypoint, paths.best_ds_config, known.arg_mappings, config, setup.environment, folder=experiment.model_dir
+        entrypoint,
+        paths.best_ds_config,
+        known.arg_mappings,
+        config,
+        setup.environment,
+        folder=experiment.model_dir,
+        switches=switches,
     )
     write_all(command.files)
     # The launcher sets these from its options.
@@ -84,7 +101,7 @@ def _is_told(entrypoint: Entrypoint) -> bool:
 
 def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
     """Returns what you have to change in the configuration in the code; nothing if the command sets it all."""
-    base, by_command = known.base_config, set(known.arg_mappings)
+    base, by_command = deepspeed_part(known.base_config), set(known.arg_mappings)
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
         # It follows from the two others, in DeepSpeed or in code that takes both from its command.
         by_command.add(TRAIN_BATCH)

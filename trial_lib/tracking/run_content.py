@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trial_lib.command.switches import AS_TYPED, PROGRAM, path_of, switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
@@ -179,7 +180,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         started_at=result.started_at,
         ended_at=result.started_at + sum(result.phases.values()),
         tags=as_tags(tags),
-        params=as_params(_knobs(candidate, record.ds_config)),
+        params=as_params(_knobs(candidate, {**record.ds_config, PROGRAM: record.switches})),
         metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number)}), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
     )
@@ -207,6 +208,7 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
     knobs = {
         **{path: value for path in KNOBS if (value := get_knob(complete, path)) is not None},
         **flatten(candidate.knobs),
+        **{path_of(place): AS_TYPED if value is None else value for place, value in switches_of(complete).items()},
         MICRO_BATCH_PARAM: candidate.micro_batch_size,
         ACCUMULATION_PARAM: candidate.gradient_accumulation_steps,
         "slots": candidate.slots,

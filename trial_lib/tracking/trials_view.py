@@ -6,11 +6,20 @@ it.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from trial_lib.command.switches import path_of
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import StudyRecord
-from trial_lib.tracking.run_content import ACCUMULATION_PARAM, MICRO_BATCH_PARAM, PURPOSE, STAGE_PARAM, STUDY_ID
+from trial_lib.tracking.run_content import (
+    ACCUMULATION_PARAM,
+    MICRO_BATCH_PARAM,
+    PURPOSE,
+    STAGE_PARAM,
+    STUDY_ID,
+    legal_name,
+)
 
 _TAG = "mlflow.sharedViewState."
 _KNOBS = (STAGE_PARAM, MICRO_BATCH_PARAM, ACCUMULATION_PARAM)
@@ -27,7 +36,8 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
     """Returns a study's view as an experiment's tag: its name and its value. The same record gives the same view."""
     metric = SEARCH_METRICS[record.metric]
     value = f"metrics.`{metric.name}`"
-    params = [f"params.`{name}`" for name in _KNOBS]
+    knobs = [*_KNOBS, *(legal_name(path_of(place)) for place in record.switches)]
+    params = [f"params.`{name}`" for name in knobs]
     columns = [value, *params, "tags.`outcome`", "attributes.`Description`"]
     state = {
         # Only the trials. The study's own run would count as one of them.
@@ -37,7 +47,7 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
         "selectedColumns": columns,
         "columnOrder": columns,
         "runsHiddenMode": "SHOW_ALL",
-        **_charts(metric.name),
+        **_charts(metric.name, knobs),
     }
     created_at = int(record.started_at * 1000)
     view = {
@@ -49,7 +59,7 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
     return f"{_TAG}{view_key(record.study_id)}", json.dumps(view)
 
 
-def _charts(metric: str) -> dict[str, Any]:
+def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
     """Returns the charts above MLflow's own: the metric by trial, by micro-batch size, and by knob."""
     cards = [
         {"type": "BAR", "metricKey": metric, "displayName": metric, "runsCountToCompare": 100},
@@ -61,7 +71,7 @@ def _charts(metric: str) -> dict[str, Any]:
         },
         {
             "type": "PARALLEL",
-            "selectedParams": list(_KNOBS),
+            "selectedParams": list(knobs),
             "selectedMetrics": [metric],
             "showAllRuns": True,
             "runsCountToCompare": 100,

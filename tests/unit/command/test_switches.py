@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from trial_lib.command.entrypoint import parse_entrypoint
+from trial_lib.command.mapping_targets import typed_switch
 from trial_lib.command.switches import (
     SwitchValue,
     deepspeed_part,
@@ -14,7 +15,6 @@ from trial_lib.command.switches import (
     place_of,
     shown_switch,
     switches_of,
-    typed_switch,
 )
 from trial_lib.command.trial_command import TrialCommand, trial_command
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH

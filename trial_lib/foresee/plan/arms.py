@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.command.switches import is_switch
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import arm_key
@@ -61,7 +62,7 @@ def planned_arms(
         typed: the foreseen run of the program as it was typed.
         base_config: the user's DeepSpeed configuration, as far as it is known.
         stages: ZeRO stages that may be used.
-        requests: the `search_space` of the experiment.
+        requests: the `search_space` of the experiment. The program's switches stay as typed.
         device: `cuda` or `cpu`.
     """
     program = typed.program
@@ -79,6 +80,7 @@ def planned_arms(
         has_experts=bool(program.get("has_experts", False)),
         repeats_backward=bool(program.get("repeats_backward", False)),
     )
+    requests = [request for request in requests if not is_switch(request.path)]
     asked = {request.path for request in requests if is_coarse(request.path)}
     own = arm_key(overwrite_deepspeed_config(base_config, {}))
     found = [PlanArm(own_label(base_config), {}, is_own=True)]

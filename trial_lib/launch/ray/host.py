@@ -204,4 +204,5 @@ def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]
         plan.deadline_s,
         first_rank=part.first_rank,
         beside_builds=plan.purpose is Purpose.PROFILE,
+        starts_cold=plan.program.starts_cold,
     )

@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.command.switches import other_switches
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.records.answer_line import name_of
 from trial_lib.records.candidate import Candidate
@@ -58,7 +59,7 @@ class Contender:
 
     Attributes:
         candidate: the configuration, with its slots.
-        config: the complete DeepSpeed configuration.
+        config: the complete DeepSpeed configuration, with the program's switches.
         reading: its trial in the search, or the trial of the user's configuration.
         expected: the metric that the search expects, in its unit; None if it expects the reading.
     """
@@ -110,6 +111,7 @@ class Confirmation:
         search_seconds: the time of the search.
         submitted: the user's configuration, completed or not.
         formats: the number formats that the program computes in, as in `ProgramProfile`.
+        free: places of the program's switches that may change the training, as the user says.
     """
 
     def __init__(
@@ -121,12 +123,14 @@ class Confirmation:
         search_seconds: float,
         submitted: Candidate | None = None,
         formats: Collection[str] = (),
+        free: Collection[str] = (),
     ) -> None:
         self._own = own
         self._submitted = submitted if own is None else own.candidate
         self._left = list(ranked)
         self._metric = metric
         self._formats = formats
+        self._free = tuple(free)
         on_the_processor = kind_of(device).computes_on_the_processor
         self._by_processor_time = on_the_processor and SEARCH_METRICS[metric].is_throughput
         self._share_s = _SHARE_OF_SEARCH * search_seconds
@@ -204,11 +208,16 @@ class Confirmation:
     def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
         """Returns the contenders that cut the batch as the user does, if another cut trained differently.
 
-        The loss may depend on the micro-batch, for example if it compares the samples of a micro-batch with each other.
+        If a contender with other switches of the program trained differently, those with the same are left out. The
+        loss may depend on the micro-batch, for example if it compares the samples of a micro-batch with each other.
         """
         own = self._own
         apart = [one for one in self._tried if self._out.get(one.key, ("",))[0] == "disagrees"]
-        if own is None or all(cuts_alike(one.candidate, own.candidate) for one in apart):
+        if own is None:
+            return left
+        switched = [changed for one in apart if (changed := _switched(one, own))]
+        left = [one for one in left if not any(changed <= _switched(one, own) for changed in switched)] or left
+        if all(cuts_alike(one.candidate, own.candidate) or _switched(one, own) for one in apart):
             return left
         return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
 
@@ -300,7 +309,7 @@ class Confirmation:
         results = self._results[contender.key][-self._round :]
         losses, weights = [each.losses for each in results], [each.initial_weights for each in results]
         skipped = [each.skipped_steps for each in results]
-        return LossCourse(contender.candidate, contender.config, losses, weights, self._formats, skipped)
+        return LossCourse(contender.candidate, contender.config, losses, weights, self._formats, skipped, self._free)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -397,6 +406,11 @@ def _filled(reading: TrialResult) -> float:
     memory = reading.memory
     ranks = zip(memory.above_initialize, memory.available, strict=False)
     return max((above / left if left > 0 else math.inf for above, left in ranks), default=math.inf)
+
+
+def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
+    """Returns the program's switches of a contender that the user's configuration has not, by place, as text."""
+    return frozenset(other_switches(one.config, own.config))
 
 
 def _is_near(value: float, best: float) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from trial_lib.command.switches import switches_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.frozen_record import FrozenRecord
 
@@ -65,6 +66,7 @@ class LossCourse:
         formats: the number formats that the program keeps its model in and computes in, by its code and by the user's
             configuration, as in `ProgramProfile`.
         skipped: of each repeat, the steps that changed no weight, from 1 on.
+        free: places of the program's switches that may change the training, as the user says.
     """
 
     candidate: Candidate
@@ -73,6 +75,7 @@ class LossCourse:
     weights: Sequence[Sequence[float]] = ()
     formats: Collection[str] = ()
     skipped: Sequence[Sequence[int]] = ()
+    free: Collection[str] = ()
 
     def first(self, steps: int) -> "_Steps":
         """Returns the losses of the first steps."""
@@ -100,6 +103,12 @@ def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> 
     zero, own_zero = (config.get("zero_optimization") or {} for config in (other, own))
     changed = [key for key in _OTHER_NUMBERS if _said(other.get(key)) != _said(own.get(key))]
     return changed + [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
+
+
+def _changed_switches(own: LossCourse, other: LossCourse) -> list[str]:
+    """Returns the switches with other values that may change the training, as the user says."""
+    ours, theirs = switches_of(own.config), switches_of(other.config)
+    return [place for place in other.free if ours.get(place) != theirs.get(place)]
 
 
 def _said(section: Any) -> Any:
@@ -144,7 +153,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     """
     if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
         return _differ("a loss is not finite")
-    changed = changes_of_mathematics(own.config, other.config)
+    changed = changes_of_mathematics(own.config, other.config) + _changed_switches(own, other)
     batches = global_batch(own.candidate), global_batch(other.candidate)
     if batches[0] != batches[1]:
         changed.append(f"train_batch_size ({batches[0]} -> {batches[1]})")

@@ -99,7 +99,14 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
         return None
     before = [driver.state.profile, *([submitted] if submitted is not None else []), *searched]
     confirmation = Confirmation(
-        own, ranked, metric, driver.setup.device, seconds_of(before), candidate, driver.state.profile.formats
+        own,
+        ranked,
+        metric,
+        driver.setup.device,
+        seconds_of(before),
+        candidate,
+        driver.state.profile.formats,
+        driver.setup.free_switches,
     )
     for result in confirmed_after_search(driver):
         confirmation.tell(result)

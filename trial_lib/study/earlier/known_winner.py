@@ -36,6 +36,7 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
         driver.setup.device,
         search_seconds=0.0,
         formats=profile.formats,
+        free=driver.setup.free_switches,
     )
     first = _first_of_search(driver)
     for result in driver.state.of_purpose(Purpose.CONFIRM):

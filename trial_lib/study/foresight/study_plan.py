@@ -7,6 +7,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import other_switches
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.device.host.base import Host
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
@@ -122,7 +123,7 @@ class StudyPlan:
         """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
         config = candidate.complete(base_config)
         runs = self._runs_by_key.get(arm_key(config))
-        if runs is None:
+        if runs is None or other_switches(candidate.knobs, base_config):
             return None
         size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)
         # The candidate's own settings decide what goes on beside the computation.

@@ -78,7 +78,7 @@ def with_ops_built(
     """
     if profiled.outcome is not Outcome.COMPLETED or profiled.profile is None or profiled.program is None:
         return profiled
-    base_config = KnownProgram.of(setup.experiment).learned(profiled.program).base_config
+    base_config = KnownProgram.of(setup.experiment, setup.environment).learned(profiled.program).base_config
     # A wrong space is reported where the search opens.
     with contextlib.suppress(InputError):
         space = study_space(setup, base_config, profiled)

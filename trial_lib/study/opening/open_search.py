@@ -6,7 +6,9 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.experiment.program_section import refuse_mapped
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
@@ -45,7 +47,7 @@ def open_search(
         expected: arms of a plan.
 
     Raises:
-        InputError: no candidate satisfies the batch policy.
+        InputError: no candidate satisfies the batch policy, or a switch of the program sets the batch.
     """
     # This holds for the whole process from here on. The search's matrices are small, so its threads would wait for
     # each other, and they would use the ranks' cores.
@@ -56,6 +58,7 @@ def open_search(
     assert profile is not None
     here = surroundings_of(profile_trial, base_config, setup.slots, setup.device)
     requests = read_search_space(setup.experiment.config.search_space)
+    refuse_mapped(list(switches_of(base_config)), {} if program is None else program.arg_mappings)
     left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
     whole = study_space(setup, base_config, profile_trial)
     no_room = HostMemory(profile, base_config, setup.slots, setup.device, foreseen).without_room(whole.arms)

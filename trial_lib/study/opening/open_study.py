@@ -22,6 +22,7 @@ from trial_lib.records.whereabouts import whereabouts_of
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.build_program import environment_of
 from trial_lib.study.confirm.of_study import answer_of, since_last_study, untried
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
@@ -40,6 +41,7 @@ from trial_lib.study.kept.folder import (
     remove_folder,
 )
 from trial_lib.study.kept.record_file import read_record, write_study_record
+from trial_lib.study.known_program import typed_switches
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
@@ -264,6 +266,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
         arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
         model_dir=str(experiment.model_dir),
         ds_config=experiment.ds_config,
+        switches=typed_switches(experiment, environment_of(experiment, arguments.include, host.device)),
         started_at=time.time(),
         flow_run_id=flow_run_id,
     )
@@ -286,7 +289,8 @@ def _followed(
 def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
     if arguments.config_path is not None:
         return read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
-    return read_command(arguments.command, arguments.arg_mappings, arguments.model_dir, host, arguments.include)
+    vary = arguments.vary
+    return read_command(arguments.command, arguments.arg_mappings, arguments.model_dir, host, arguments.include, vary)
 
 
 def resume_study(root: Path) -> OpenStudy:

@@ -1,5 +1,6 @@
 """A typed command instead of an experiment's YAML. It is turned into a YAML and read."""
 
+import json
 import os
 import re
 import shutil
@@ -8,18 +9,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import yaml
 
 from trial_lib.command.entrypoint import Entrypoint
 from trial_lib.command.launchers import is_environment_from, launcher_named, launcher_of, python_programs
-from trial_lib.command.mapping_targets import MAPPING_TARGET
+from trial_lib.command.mapping_targets import MAPPING_TARGET, PLACES
+from trial_lib.command.switches import PROGRAM
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of, this_host
 from trial_lib.experiment.field_types import BatchKey
+from trial_lib.experiment.program_section import read_vary
 from trial_lib.experiment.read_experiment import Experiment, read_typed_experiment
+from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.wire.errors import InputError
 
 _WHERE = "the command"
@@ -32,6 +36,7 @@ def read_command(
     folder: Path,
     host: Host | None,
     include: Sequence[Path] = (),
+    vary: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Returns the experiment of a command, as a shell in this environment would run it.
 
@@ -41,6 +46,7 @@ def read_command(
         folder: its working directory.
         host: this host's devices. None if it does not run on them. Then a number of ranks that depends on them is 1.
         include: files and folders that its code imports from outside the folder.
+        vary: the program's switches, as the section `program` of `search_space` has them.
 
     Raises:
         InputError: the command cannot be read, or names something that does not exist.
@@ -52,7 +58,7 @@ def read_command(
             raise InputError(
                 f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
             ) from None
-    text = _experiment_text(_as_found(command, folder), arg_mappings, folder)
+    text = _experiment_text(_as_found(command, folder), arg_mappings, folder, vary or {})
     experiment = read_typed_experiment(text, folder, include=include)
     entrypoint = experiment.entrypoint
     if entrypoint.trial_class is not None:
@@ -140,14 +146,21 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
             raise InputError(
                 f'"{target}" is no place in a command.',
                 where=where,
-                remedy=f"Write {key}= and an option (--batch-size), an environment variable (BATCH), an override "
-                "(trainer.batch), a value in a file of the command (conf.yaml:trainer.batch), or a word by its number "
-                "(argv:2).",
+                remedy=f"Write {key}= and {PLACES}.",
             )
         if key in found or target in found.values():
             raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")
         found[key] = target
     return found
+
+
+def check_vary(words: Sequence[str]) -> dict[str, Any]:
+    """Returns `--vary PLACE=VALUES` as the section `program` of `search_space`.
+
+    Raises:
+        InputError: a word has no place or no values, or the section has a mistake.
+    """
+    return read_vary(words, read_search_space) if words else {}
 
 
 def _as_found(command: Sequence[str], folder: Path) -> list[str]:
@@ -217,13 +230,19 @@ def _memory_nodes() -> int:
     return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
 
 
-def _experiment_text(words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path) -> str:
+def _experiment_text(
+    words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, vary: Mapping[str, Any]
+) -> str:
     lines = ["# Written by zerotune from the command that was typed."]
     if not folder.resolve().name:
         lines.append("name: study")
     lines += ["follow_launcher: true", "entrypoint:", *(f"  - {_quoted(word)}" for word in words)]
     if arg_mappings:
         lines += ["arg_mappings:", *(f"  {key}: {_quoted(target)}" for key, target in arg_mappings.items())]
+    if vary:
+        # JSON is YAML.
+        said = (f"    {_quoted(place)}: {json.dumps(values)}" for place, values in vary.items())
+        lines += ["search_space:", f"  {PROGRAM}:", *said]
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -288,3 +289,16 @@ def test_where_it_is_computed_changes_no_mathematics_and_in_which_numbers_does(
     own: dict[str, Any], other: dict[str, Any], changed: list[str]
 ) -> None:
     assert changes_of_mathematics(own, other) == changed
+
+
+def test_a_switch_that_may_change_the_training_as_the_user_says_is_not_compared() -> None:
+    other = [scaled(*[1.3] * 7)]
+    mine, theirs = ({"program": {"--dropout": value}} for value in (0.0, 0.1))
+    assert not judge([COURSE], other, config=theirs, own_config=mine).agrees
+    one = Candidate(micro_batch_size=2, gradient_accumulation_steps=8, slots=2, data_parallel_size=2)
+    own, changed = (LossCourse(one, config, losses) for config, losses in ((mine, [COURSE]), (theirs, other)))
+    agreement = compare(own, replace(changed, free=("--dropout",)))
+    assert agreement == LossAgreement(
+        is_compared=False, agrees=True, said="the losses were not compared with yours: --dropout changes them"
+    )
+    assert not compare(own, replace(changed, config=mine, free=("--dropout",))).agrees

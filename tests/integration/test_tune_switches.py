@@ -1,0 +1,113 @@
+"""Studies that vary switches of the program: its trials run with them, and so does the training that follows."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_fixtures import Study, Zerotune
+
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import Outcome
+
+SWITCHED = Path(__file__).parents[1] / "programs" / "switched"
+COMMAND = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json")
+SHOWN = re.compile(r"twice (\w+) kernel (\w+) loops (\w+) layers (\w+) own (\w+) threads (\d+)")
+PLACES = ("--twice", "--kernel", "train.yaml:model.loops", "model.layers", "OWN", "OMP_NUM_THREADS")
+DEFAULTS = dict(zip(PLACES, ("False", "relu", "1", "1", "None", "1"), strict=True))
+
+
+@pytest.fixture
+def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
+    found = Zerotune(tmp_path, home)
+    shutil.copytree(SWITCHED, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    return found
+
+
+def tune(zerotune: Zerotune, *words: str, typed: tuple[str, ...] = (), trials: int = 6) -> dict[str, Any]:
+    options = ("--json", "-z", "1", "--max-trials", str(trials), "--max-micro-batch", "8", "-m", "throughput")
+    ended = zerotune.run("tune", *options, *words, "--", *COMMAND, *typed, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
+
+
+def ran_with(study: Study, typed: dict[str, str]) -> list[dict[str, str]]:
+    """Returns what the ranks of each trial had, after a look whether it is what their candidate says."""
+    found = []
+    for number, result in study.results.items():
+        if result.outcome not in (Outcome.COMPLETED, Outcome.TOO_SLOW):
+            continue
+        shown = SHOWN.search(Path(result.logs[0]).read_text())
+        assert shown is not None
+        had = dict(zip(PLACES, shown.groups(), strict=True))
+        candidate = json.loads(study.paths.trial(number).candidate.read_text())
+        asked = {
+            place: str(value) for place, value in candidate["knobs"].get("program", {}).items() if value is not None
+        }
+        assert had == {**DEFAULTS, **typed, **asked}
+        found.append(had)
+    return found
+
+
+def test_a_switch_that_costs_time_is_found_and_left_out_of_the_command(zerotune: Zerotune) -> None:
+    document = tune(zerotune, "--vary", "--twice=true,false", typed=("--twice",), trials=4)
+    study = zerotune.study
+    had = ran_with(study, {"--twice": "True"})
+    assert {each["--twice"] for each in had} == {"True", "False"}
+    assert document["best"]["knobs"]["program"]["--twice"] is False
+    assert document["gain_interval"][0] > 1
+    assert "--twice" not in document["command"]
+    assert "no --twice" in study.record["finding"]
+    assert not json.loads(study.paths.best_ds_config.read_text()).keys() & {"program"}
+    assert study.record["switches"] == {"--twice": True}
+
+
+@pytest.mark.long
+def test_every_kind_of_place_is_varied_and_the_answer_runs_as_the_trials_did(zerotune: Zerotune) -> None:
+    typed = "model:\n  loops: 3  # three times as much\n"
+    (zerotune.folder / "train.yaml").write_text(typed)
+    vary = {
+        "train.yaml:model.loops": "1,3",
+        "model.layers": "{values: [1, 2], changes_mathematics: true}",
+        "OWN": ",b",
+        # Its library reads it when it is imported, so a fork of one that has imported it would not see it.
+        "OMP_NUM_THREADS": "{values: [1, 2], coarse: true}",
+    }
+    words = [word for place, values in vary.items() for word in ("--vary", f"{place}={values}")]
+    document = tune(zerotune, *words, typed=("--config", "train.yaml", "--twice"), trials=10)
+    study = zerotune.study
+    had = ran_with(study, {"train.yaml:model.loops": "3", "--twice": "True"})
+    assert {each["train.yaml:model.loops"] for each in had} == {"1", "3"}
+    assert {each["model.layers"] for each in had} == {"1", "2"}
+    assert {each["OMP_NUM_THREADS"] for each in had} == {"1", "2"}
+    assert document["best"]["knobs"]["program"]["train.yaml:model.loops"] == 1
+    assert (zerotune.folder / "train.yaml").read_text() == typed
+    best = next(each for each in study.results.values() if each.number == document["best"]["trial"])
+    expected = SHOWN.search(Path(best.logs[0]).read_text())
+    assert expected is not None
+    plain = subprocess.run(
+        ["sh", study.paths.best_command], cwd=zerotune.folder, env=zerotune.environment, capture_output=True, text=True
+    )
+    assert expected[0] in plain.stdout, plain.stderr[-2000:]
+    experiment, config = study.paths.best_experiment, study.paths.best_ds_config
+    trained = zerotune.run("train", experiment, zerotune.folder, "--ds-config", config, timeout=300)
+    assert trained.returncode == 0, trained.stderr
+    (log,) = zerotune.folder.glob("zerotune-experiments/*/rank0.log")
+    assert expected[0] in log.read_text()
+
+
+@pytest.mark.long
+def test_a_value_that_the_program_refuses_costs_its_trials_and_is_told(zerotune: Zerotune) -> None:
+    tune(zerotune, "--vary", "--kernel=relu,none", trials=7)
+    searched = [result for result in zerotune.study.results.values() if result.purpose is Purpose.SEARCH]
+    refused = [result for result in searched if result.outcome is Outcome.CRASHED]
+    assert refused
+    assert all("argument --kernel: invalid choice: 'none'" in result.reason for result in refused)
+    assert any(result.outcome is Outcome.COMPLETED for result in searched)

@@ -1,0 +1,237 @@
+"""The switches of `search_space`: its section `program`, `--vary`, and their check against the command."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trial_lib.command.entrypoint import CONFIG_FLAGS, Entrypoint
+from trial_lib.command.mapping_targets import (
+    MAPPING_TARGET,
+    PLACES,
+    is_plain_name,
+    is_variable,
+    same_place,
+    typed_as,
+    typed_switch,
+)
+from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of
+from trial_lib.space.arms import RequestedKnob
+from trial_lib.wire.errors import InputError
+
+COARSE, MATHEMATICS = "coarse", "changes_mathematics"
+"""The keys of a switch that a DeepSpeed setting has not."""
+
+# Variables that a rank gets from its launcher, here from ZeroTune.
+_OF_RANKS = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+)
+_ITEM = re.compile(r"""\s*(?:'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>[^,'"]*?))\s*(?:,|$)""")
+_SAID = "Write the place, `=` and its values, such as `--vary '--gradient_checkpointing=true,false'`."
+
+
+def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns the places of a section `program`, and whether each decides memory or mathematics.
+
+    An environment variable does not, unless it says so. Everything else does, unless it says that it does not.
+    """
+    says = {place: said.get(COARSE) if isinstance(said, Mapping) else None for place, said in section.items()}
+    return {place: not is_plain_name(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
+
+
+def check_place(place: str, others: Sequence[str], where: str) -> None:
+    """Checks the place of a switch.
+
+    Args:
+        place: the place.
+        others: the places before it.
+        where: the name of the place in an error.
+
+    Raises:
+        InputError: it is no place in a command, or another name of one before it.
+    """
+    if not re.fullmatch(MAPPING_TARGET, place):
+        raise InputError(f'"{place}" is no place in a command.', where=where, remedy=f"Name {PLACES}.")
+    if any(same_place(place, other) for other in others):
+        raise InputError(f"{place} is varied twice.", where=where, remedy="Leave one of the two out.")
+
+
+def check_value(place: str, value: Any, where: str) -> None:
+    """Checks a value of a switch.
+
+    Raises:
+        InputError: it is a list or a mapping.
+    """
+    if isinstance(value, (list, Mapping)):
+        raise InputError(
+            f"{place}: a value is one word of the command.", where=where, remedy="Write a text, a number or true."
+        )
+
+
+def check_switches(
+    requests: Sequence[RequestedKnob],
+    entrypoint: Entrypoint,
+    environment: Mapping[str, str],
+    arg_mappings: Mapping[Any, str],
+    folder: Path,
+) -> None:
+    """Checks the switches against the command that they are varied in.
+
+    Args:
+        requests: of the whole `search_space`.
+        entrypoint: the command.
+        environment: the environment variables of the program.
+        arg_mappings: the place that sets each DeepSpeed key.
+        folder: the folder of relative paths.
+
+    Raises:
+        InputError: a switch names nothing in the command where it has to, or what ZeroTune itself sets.
+    """
+    for request in requests:
+        if is_switch(request.path):
+            place = place_of(request.path)
+            _check_owner(place, entrypoint, arg_mappings)
+            _check_name(place, entrypoint, environment)
+            typed_switch(place, request.values, entrypoint.arguments, environment, folder)
+
+
+def refuse_mapped(places: Sequence[str], arg_mappings: Mapping[Any, str]) -> None:
+    """Refuses switches that set the batch.
+
+    Raises:
+        InputError: a place sets a DeepSpeed key.
+    """
+    for place in places:
+        key = next((key for key, target in arg_mappings.items() if same_place(place, target)), None)
+        if key is not None:
+            raise InputError(
+                f"{place} sets {key}, and the search itself chooses the batch.",
+                where=place,
+                remedy="Leave it out. Bound the sizes by --max-micro-batch, or free the batch by --free-batch.",
+            )
+
+
+def _check_owner(place: str, entrypoint: Entrypoint, arg_mappings: Mapping[Any, str]) -> None:
+    refuse_mapped([place], arg_mappings)
+    if place in CONFIG_FLAGS or place in entrypoint.config_variables:
+        raise InputError(
+            f"{place} names the DeepSpeed configuration, which each trial has its own of.",
+            where=place,
+            remedy="Name its settings in search_space instead.",
+        )
+    if place in _OF_RANKS:
+        raise InputError(f"ZeroTune itself sets {place} for each rank.", where=place, remedy="Leave it out.")
+    if is_option(place) and typed_as(place, entrypoint.launcher) and not typed_as(place, entrypoint.arguments):
+        raise InputError(
+            f"{place} is an option of the launcher, and ZeroTune starts the ranks in its place.",
+            where=place,
+            remedy="Vary an option of the program.",
+        )
+
+
+def _check_name(place: str, entrypoint: Entrypoint, environment: Mapping[str, str]) -> None:
+    variable = is_variable(place, entrypoint.arguments)
+    if entrypoint.trial_class is not None and not variable:
+        raise InputError(
+            f"{entrypoint.trial_class} is a trial class, which has no command line.",
+            where=place,
+            remedy="Vary an environment variable, which it can read.",
+        )
+    if variable and place != place.upper() and place not in environment:
+        raise InputError(
+            f"the command has no argument {place}=..., and no environment variable has this name.",
+            where=place,
+            remedy=f"Write --{place} for an option, or ++{place} for an override.",
+        )
+
+
+def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable[..., str]], Any]) -> dict[str, Any]:
+    """Returns `--vary PLACE=VALUES` as the section `program` of a YAML file.
+
+    Args:
+        words: `PLACE=VALUES`, with values and commas, or `PLACE={...}`, with a mapping as in the YAML.
+        check: checks a `search_space`. It gets the function that names a place in an error.
+
+    Raises:
+        InputError: a word has no values, or the section has a mistake.
+
+    Example:
+        >>> read_vary(["--compile=true,false", "OMP_NUM_THREADS={values: [1, 2], coarse: true}"], lambda *_: None)
+        {'--compile': [True, False], 'OMP_NUM_THREADS': {'values': [1, 2], 'coarse': True}}
+    """
+    section: dict[str, Any] = {}
+    for word in words:
+        place, equals, text = word.partition("=")
+        where = f"--vary {word}"
+        if not equals:
+            raise InputError(f"{place} has no values.", where=where, remedy=_SAID)
+        check_place(place, list(section), where)
+        section[place] = _mapping(text, where) if text.startswith("{") else _listed(text, place, where)
+
+    def named(keys: Sequence[str]) -> str:
+        return f"--vary {keys[2]}" if len(keys) > 2 else "--vary"
+
+    check({PROGRAM: section}, named)
+    return section
+
+
+def _mapping(text: str, where: str) -> dict[str, Any]:
+    try:
+        said = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "it is no YAML"
+        raise InputError(f"{text} cannot be read ({problem}).", where=where, remedy=_SAID) from None
+    if not isinstance(said, dict):
+        raise InputError(f"{text} is no mapping.", where=where, remedy=_SAID)
+    return said
+
+
+def _listed(text: str, place: str, where: str) -> list[Any]:
+    values: list[Any] = []
+    position = 0
+    while position < len(text) or not values:
+        item = _ITEM.match(text, position)
+        if item is None:
+            raise InputError(f"{text} has an open quote.", where=where, remedy="Close it.")
+        quoted = item["single"] if item["single"] is not None else item["double"]
+        values.append(_value(item["plain"], place) if quoted is None else quoted)
+        if item.end() == len(text) and not item[0].endswith(","):
+            break
+        position = item.end()
+    return values
+
+
+def _value(word: str, place: str) -> Any:
+    """Returns the value that a word means. A number or a boolean keeps the text that it has."""
+    if word in ("", "null"):
+        return None
+    if is_option(place) and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for number in (int, float):
+        try:
+            if str(number(word)) == word:
+                return number(word)
+        except ValueError:
+            continue
+    return word
+
+
+def section_of(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the section `program` of a `search_space`, without the mistakes of its type."""
+    said = section.get(PROGRAM)
+    return said if isinstance(said, Mapping) else {}
+
+
+def path_in(key: str, switches: Mapping[str, bool], where: str) -> str | None:
+    """Returns the path of a switch that a condition names by its place, or by its path; None for any other key.
+
+    Raises:
+        InputError: it is an option, or a path in `program`, that is not varied.
+    """
+    if place_of(key) in switches:
+        return path_of(place_of(key))
+    if is_option(key) or is_switch(key):
+        raise InputError(f"{place_of(key)} is not varied.", where=where, remedy=f"Name it in `{PROGRAM}` as well.")
+    return None
