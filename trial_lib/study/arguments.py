@@ -52,7 +52,7 @@ class StudyArguments(FrozenRecord):
         from_earlier: start from the results of earlier studies of this experiment in this folder. The known winner is
             confirmed. The search runs again only if the code, the versions, the hardware or the throughput has changed.
         foresee: run the program without a device beside the profile trial, and begin the search with the memory that
-            this shows. It is for programs that take minutes to start.
+            this shows. On GPUs a study does so anyway.
         plan: begin with this plan, which `zerotune plan` has made, perhaps elsewhere: its folder, or its plan.json. The
             search tries the plan's answer first, and the others in the plan's order.
         run_full_experiment: train at full length with the winning configuration after the search.

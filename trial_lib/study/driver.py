@@ -19,7 +19,7 @@ from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.foresight.against_plan import AgainstPlan
-from trial_lib.study.foresight.in_background import Foresight
+from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unasked
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
 from trial_lib.study.foresight.study_plan import study_plan
 from trial_lib.study.kept.edits import Edits
@@ -226,9 +226,9 @@ class StudyDriver:
             self._foresight.cancel()
 
     def foresee(self) -> None:
-        """Begins to foresee the program until the profile trial has ended, if the user asks for it."""
-        is_asked = self.setup.arguments.foresee and self.plan is None
-        starter = self.place.starter_here if is_asked else None
+        """Begins to foresee the program until the profile trial has ended, on GPUs or if the user asks for it."""
+        is_wanted = self.setup.arguments.foresee or is_foreseen_unasked(self.setup.device)
+        starter = self.place.starter_here if is_wanted and self.plan is None else None
         if starter is not None and self.state.profile is None:
             self._foresight = Foresight(self.setup, starter, self.setup.paths.root / "foreseen")
             self._foresight.begin()

@@ -3,11 +3,13 @@
 import json
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.unit.foresee.memory.test_arm_bytes import run_of
-from trial_lib.study.foresight.in_background import arms_of
+from trial_lib.study.foresight import in_background
+from trial_lib.study.foresight.in_background import Foresight, arms_of, is_foreseen_unasked
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
 
 
@@ -30,6 +32,48 @@ def test_an_arm_needs_both_sizes():
 def test_a_program_that_ignores_the_micro_batch_is_no_prior():
     ignored = replace(run_of(16), micro_batch=48)
     assert arms_of([run_of(16), ignored], "cpu") == ()
+
+
+def test_the_program_as_typed_may_have_the_size_of_a_run():
+    assert len(arms_of([run_of(16), run_of(16), run_of(48)], "cpu")) == 1
+
+
+@pytest.mark.parametrize(("device", "unasked"), [("cuda", True), ("cpu", False)])
+def test_only_a_study_on_gpus_foresees_unasked(device, unasked):
+    assert is_foreseen_unasked(device) is unasked
+
+
+def foresight_of(foresees, monkeypatch, tmp_path):
+    """A foresight of a program that two runs of one arm foresee."""
+    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda _: None))
+    setup = SimpleNamespace(experiment=None, device="cpu")
+    foresight = Foresight(setup, SimpleNamespace(), tmp_path, foresees)
+    monkeypatch.setattr(foresight, "_foresee_all", lambda: [foresight._keep(run) for run in foresees()])
+    return foresight
+
+
+def test_arms_are_found_while_others_are_foreseen(monkeypatch, tmp_path):
+    seen = []
+
+    def runs():
+        for size in (16, 48, 16):
+            seen.append(len(foresight._arms))
+            yield run_of(size)
+
+    foresight = foresight_of(runs, monkeypatch, tmp_path)
+    foresight.begin()
+    assert [arm.backward.per_sample > 0 for arm in foresight.end()] == [True]
+    assert seen == [0, 0, 1]
+
+
+def test_a_study_goes_on_whatever_is_wrong_with_a_foreseen_run(monkeypatch, tmp_path):
+    def runs():
+        raise RuntimeError("no kernel for this")
+
+    foresight = foresight_of(runs, monkeypatch, tmp_path)
+    foresight.begin()
+    assert foresight.end() == ()
+    assert foresight.failure == "no kernel for this"
 
 
 def test_the_arms_are_kept_for_a_resumed_study(tmp_path, caplog):

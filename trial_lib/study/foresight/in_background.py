@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
+from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arms import PlanArm, planned_arms
 from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter, StarterClosedError
+from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
@@ -30,7 +31,6 @@ from trial_lib.study.build_program import program_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
-from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import make_own_folder, write_all, write_whole
 
@@ -41,6 +41,18 @@ DEADLINE_S = 120.0
 # not decide the peak.
 _SIZES = (16, 48)
 _END_S = 5.0
+
+
+def is_foreseen_unasked(device: str) -> bool:
+    """Returns whether a study foresees its program although the user does not ask for it.
+
+    On GPUs it does, because the host has other cores than those of its ranks. On a CPU the slots are the cores, and a
+    search with formulas is nearer to the best after five trials, although more of them do not fit (benchmarks/replay).
+
+    Args:
+        device: of the study.
+    """
+    return not kind_of(device).computes_on_the_processor
 
 
 class Foresight:
@@ -72,7 +84,8 @@ class Foresight:
         self.folder = folder
         self._foresees = foresees
         self._known = KnownProgram.of(setup.experiment)
-        self._runs: list[ForeseenRun] = []
+        self._runs: dict[ArmKey, list[ForeseenRun]] = {}
+        self._arms: dict[ArmKey, ForeseenArm] = {}
         self._thread: threading.Thread | None = None
         self.typed: ForeseenRun | None = None
         self.base_config: dict[str, Any] = {}
@@ -94,16 +107,16 @@ class Foresight:
         self._starter.end()
 
     def end(self) -> tuple[ForeseenArm, ...]:
-        """Ends the runs, and returns the arms that are foreseen."""
+        """Ends the runs, and returns the arms that are foreseen. It waits some seconds at most."""
         if self._thread is not None:
             self._starter.end()
             self._thread.join(_END_S)
-        return arms_of(self._runs, self._setup.device)
+        return tuple(self._arms.values())
 
     def _foresee_safely(self) -> None:
         try:
             self._foresee_all()
-        except (StarterClosedError, InputError, OSError, ValueError, KeyError) as error:
+        except Exception as error:  # noqa: BLE001 - the study goes on with formulas, and a line says why
             self.failure = self.failure or str(error) or type(error).__name__
 
     def _foresee_all(self) -> None:
@@ -144,8 +157,17 @@ class Foresight:
         if self._starter.has_ended:
             return None
         if not run.stopped:
-            self._runs.append(run)
+            self._keep(run)
         return run
+
+    def _keep(self, run: ForeseenRun) -> None:
+        """Keeps a run, or the arm that it completes. A run of a large model has a hundred thousand events."""
+        key = arm_key(run.ds_config)
+        runs = self._runs.setdefault(key, [])
+        runs.append(run)
+        for arm in arms_of(runs, self._setup.device):
+            self._arms[key] = arm
+            runs.clear()
 
     def _program(self, paths: TrialPaths, overrides: Mapping[str, Any]) -> Program:
         """Returns the user's program for one run, and writes the files that it reads."""
@@ -179,12 +201,13 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
         runs: of one program on one number of devices.
         device: `cuda` or `cpu`.
     """
-    by_arm: dict[ArmKey, list[ForeseenRun]] = {}
+    by_arm: dict[ArmKey, dict[int, ForeseenRun]] = {}
     for run in runs:
         # The program as typed may have a small micro-batch, which says little of a sample.
         if run.micro_batch in _SIZES or run.program.get("batch_varies"):
-            by_arm.setdefault(arm_key(run.ds_config), []).append(run)
-    groups = [group for group in by_arm.values() if len(group) == len(_SIZES) or group[0].program.get("batch_varies")]
+            by_arm.setdefault(arm_key(run.ds_config), {})[run.micro_batch] = run
+    groups = [list(group.values()) for group in by_arm.values()]
+    groups = [group for group in groups if len(group) == len(_SIZES) or group[0].program.get("batch_varies")]
     found = (foreseen_arm(group, device) for group in groups)
     # If a sample takes nothing, the program did not take the other micro-batch.
     return tuple(arm for arm in found if arm is not None and arm.backward.per_sample > 0)
