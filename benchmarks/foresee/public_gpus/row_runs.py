@@ -108,6 +108,8 @@ def add(programs: Sequence[RowProgram]) -> None:
         piece = replace(program, layers=few_layers(program))
         began = time.monotonic()
         run = foreseen(piece)
+        if not run.stopped and not _can_grow(run, piece.layers, program):
+            piece, run = program, foreseen(program)
         words = f"{piece.family} {piece.layers} x {piece.hidden}, stage {piece.ds_config['zero_optimization']['stage']}"
         print(f"{number} of {len(wanted)}: {words}, {time.monotonic() - began:.0f} s {run.stopped}", flush=True)
         if not run.stopped:
@@ -115,6 +117,15 @@ def add(programs: Sequence[RowProgram]) -> None:
         if number % 5 == 0:
             _write(kept)
     _write(kept)
+
+
+def _can_grow(run: ForeseenRun, few: int, program: RowProgram) -> bool:
+    """Returns whether the layers of a run are alike enough to add others."""
+    try:
+        with_layers(_unpacked(packed(run)), few, program.layers, _of_layer(program))
+    except ValueError:
+        return False
+    return True
 
 
 def _to_run(programs: Sequence[RowProgram], kept: Mapping[str, Any]) -> list[tuple[str, RowProgram]]:

@@ -1,12 +1,14 @@
 """The step of a model with many layers, from one with few."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from synthetic import run_of
 
+from benchmarks.foresee.public_gpus import row_runs
 from benchmarks.foresee.public_gpus.formula_run import formula_run
-from benchmarks.foresee.public_gpus.model_of_row import read_rows
+from benchmarks.foresee.public_gpus.model_of_row import RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import period_of, with_layers
 from benchmarks.foresee.public_gpus.row_runs import few_layers
 from benchmarks.foresee.public_gpus.row_runs import run_of as stored_run
@@ -65,6 +67,28 @@ def test_a_period_of_two_layers_comes_in_pairs() -> None:
     assert sums(with_layers(run, 8, 12, OF_LAYER))["matmul"] == 6 * 6
     with pytest.raises(ValueError, match="8 layers show 4 repetitions"):
         with_layers(run, 8, 11, OF_LAYER)
+
+
+def test_a_model_whose_layers_differ_is_run_with_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = program_for_speed(ROWS[545])
+    asked = []
+
+    def foreseen(piece: RowProgram) -> ForeseenRun:
+        asked.append(piece.layers)
+        different = [operation("matmul", size) for size in range(1, piece.layers + 1)]
+        passes = ("forward", different), ("backward", different), ("update", [])
+        return run_of(*passes, parameters=1000, micro_batch=piece.micro_batch)
+
+    monkeypatch.setattr(row_runs, "foreseen", foreseen)
+    monkeypatch.setattr(row_runs, "STORE", tmp_path / "runs.json.xz")
+    row_runs._stored.cache_clear()
+    try:
+        row_runs.add([program])
+        assert asked == [few_layers(program), program.layers]
+        assert row_runs.run_of(program) is not None
+    finally:
+        row_runs._stored.cache_clear()
+        row_runs._of_all_layers.cache_clear()
 
 
 @pytest.mark.parametrize("row_id", [34, 545, 268])
