@@ -172,6 +172,7 @@ PLAN_OPTIONS: list[Decorator] = [
     _of_plan("memory_headroom"),
     _of_plan("deadline"),
     _of_plan("max_processes"),
+    _of_plan("from_earlier"),
     _of_plan("include", "-i", "--include"),
     JSON,
 ]

@@ -25,6 +25,7 @@ from trial_lib.records.units import bytes_shown, percent
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
 _MOST_ASKS = 3
+_ALL_FORESEEN = "All figures are foreseen: no device has measured them."
 _OFFLOADS = {"offload-optimizer": "+opt", "offload-param": "+param"}
 # The data set alone is on the host too.
 _LITTLE = 2**28  # bytes
@@ -75,9 +76,11 @@ def _show(end: PlanEnd) -> None:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     tokens = "" if record.tokens is None else f" Samples have {record.tokens:,} tokens."
+    measured = any(devices.measured_on for devices in record.devices)
+    by = "Memory is foreseen. So are speeds, unless a note says who measured them." if measured else _ALL_FORESEEN
     console.print(
-        f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} All "
-        "figures are foreseen: no device has measured them. Intervals are at 90 %. A batch is a micro-batch and its "
+        f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} {by} "
+        "Intervals are at 90 %. A batch is a micro-batch and its "
         "accumulation; the largest one fits at even odds. +opt and +param: optimizer and parameters are offloaded.",
         highlight=False,
     )

@@ -198,6 +198,11 @@ class StudyPaths(DrivenFolder, AnswerFolder):
         return self.root / "planned_trials.json"
 
     @property
+    def device_speed(self) -> Path:
+        """What its trials have shown of the devices' speed (`DeviceSpeed` as JSON), for later plans and studies."""
+        return self.root / "device_speed.json"
+
+    @property
     def earlier_studies(self) -> Path:
         """The results of earlier studies that this one learned from, as of its opening (`EarlierStudy`s, as JSON)."""
         return self.root / "earlier_studies.json"

@@ -21,6 +21,7 @@ from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.foresight.against_plan import AgainstPlan
 from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unasked
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
+from trial_lib.study.foresight.learned_speed import learned_speed
 from trial_lib.study.foresight.study_plan import study_plan
 from trial_lib.study.kept.edits import Edits
 from trial_lib.study.kept.history import (
@@ -47,6 +48,7 @@ from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
 from trial_lib.study.unfinished import left_of, stays_open, unheard
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import write_whole
 
 
 class StudyDriver:
@@ -258,6 +260,15 @@ class StudyDriver:
             self.prime()
         if self._against is not None:
             self._against.add(self.state, self.known.base_config)
+
+    def learn_speed(self) -> None:
+        """Keeps what the trials have shown of the devices' speed, if the study began with a plan for them."""
+        found = None
+        if self.plan is not None:
+            found = learned_speed(self.plan, self.setup.study_id, self.state, self.known.base_config)
+        if found is not None:
+            write_whole(self.setup.paths.device_speed, found.model_dump_json(indent=1))
+            self.log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
 
     def check_plan(self) -> None:
         """Checks that the plan is of the program that the profile trial has found, and logs what it gives.

@@ -75,7 +75,8 @@ def answer_of(devices: PlannedDevices) -> str:
     arm = devices.chosen
     if arm is None:
         return _nothing_fits(devices, on)
-    figures = [f"foreseen {_range(arm.samples_per_s, 'samples/s')}"] if arm.samples_per_s else []
+    said = "by measurements of this device" if devices.measured_on else "foreseen"
+    figures = [f"{said} {_range(arm.samples_per_s, 'samples/s')}"] if arm.samples_per_s else []
     if arm.tokens_per_s:
         figures.append(f"{arm.tokens_per_s.value:,.0f} tokens/s")
     if arm.mfu:

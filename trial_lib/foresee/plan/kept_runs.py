@@ -1,6 +1,7 @@
 """The foreseen runs of a plan's arms, read from its folder after the plan has ended."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trial_lib.foresee.memory.growth import Growth, growth_between
 from trial_lib.foresee.plan.arm_runs import ArmRuns
@@ -35,6 +36,9 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths) -> dict[str, ArmRuns]:
 def _of_arm(arm: PlannedArm, runs: Mapping[str, ForeseenRun], growth: Growth | None) -> ArmRuns:
     small = runs[arm.runs[0]]
     large = runs[arm.runs[1]] if len(arm.runs) > 1 else None if growth is None else growth.of(small)
+    if large is None:
+        # The program has batches of one size, whatever size was asked for.
+        small = replace(small, micro_batch=arm.micro_batch)
     return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own), small, large, names=arm.runs)
 
 

@@ -30,6 +30,7 @@ class PlanArguments(FrozenRecord):
         deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include
             the way to the DeepSpeed engine.
         max_processes: foresee at most this many configurations at once. Default: one for each core of this host.
+        from_earlier: foresee the speed of devices by what earlier studies in this folder have measured on them.
         include: add files or folders that the code imports from outside the model directory.
     """
 
@@ -47,6 +48,7 @@ class PlanArguments(FrozenRecord):
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
     deadline: Annotated[float, Field(gt=0)] = 300.0
     max_processes: PositiveInt | None = None
+    from_earlier: bool = False
     include: tuple[Path, ...] = ()
 
     @model_validator(mode="before")

@@ -138,6 +138,7 @@ class PlannedDevices(FrozenRecord):
         fewest: the smallest number of these devices on which it trains at all. None if there is none below the most
             that was looked at.
         counts: the best arm by number of devices, ascending.
+        measured_on: study whose measurements of these devices decide the speeds. Empty if data sheets do.
         notes: sentences, such as a global batch that this number cannot divide.
     """
 
@@ -155,6 +156,7 @@ class PlannedDevices(FrozenRecord):
     why: tuple[str, ...] = ()
     fewest: int | None = None
     counts: tuple[PlannedCount, ...] = ()
+    measured_on: str = ""
     notes: tuple[str, ...] = ()
 
     @property

@@ -22,10 +22,10 @@ from trial_lib.foresee.plan.arms import (
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest, largest
+from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
-from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.knobs import ZERO_STAGES
@@ -58,7 +58,7 @@ class PlanProblem:
         max_micro_batch: as `PlanArguments` has it.
         headroom: the share of a device's memory that stays free.
         processes: runs at once.
-        efficiencies: constants of the foreseen time; None for the defaults.
+        measured: what earlier studies have measured of kinds of devices, by their names. Data sheets decide the others.
         allocator: settings of PyTorch's allocator.
     """
 
@@ -73,7 +73,7 @@ class PlanProblem:
     max_micro_batch: int | None = None
     headroom: float = 0.0
     processes: int = 1
-    efficiencies: Efficiencies | None = None
+    measured: Mapping[str, DeviceSpeed] = field(default_factory=dict)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
@@ -266,6 +266,7 @@ def _table(
     ignores_size: bool,
     check: Callable[[], None],
 ) -> PlannedDevices:
+    speed = problem.measured.get(asked.cluster.device.name)
     rows: list[PlannedArm] = [hopeless_row(arm, typed, asked.count) for arm in hopeless]
     judged: list[Evaluation] = []
     for runs in foreseen:
@@ -276,7 +277,7 @@ def _table(
             policy=policy,
             headroom=problem.headroom,
             base_config=dict(problem.base_config),
-            efficiencies=problem.efficiencies,
+            efficiencies=None if speed is None else speed.constants,
             allocator=problem.allocator,
         )
         rows.append(evaluation.planned())
@@ -302,7 +303,9 @@ def _table(
         best=best_arm(arms),
         counts=counts,
         fewest=fewest(counts),
+        measured_on="" if speed is None else speed.study_id,
         notes=(
+            *(() if speed is None else (speed.sentence,)),
             *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
             *((_OF_ONE_SIZE.format(typed.micro_batch),) if ignores_size else ()),
             *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),

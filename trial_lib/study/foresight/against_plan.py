@@ -33,6 +33,7 @@ class AgainstPlan:
             plan_id=plan.record.plan_id,
             devices=plan.devices.label,
             is_here=plan.cluster is not None,
+            measured_on=plan.speed.study_id if plan.speed is not None and plan.cluster is not None else "",
             of_steps=kind_of(plan.device).computes_on_the_processor,
         )
         self._kept = PlannedTrials.in_file(file) or empty
@@ -69,7 +70,8 @@ class AgainstPlan:
             self._model = MemoryModel(profile, base_config, plan.slots, plan.device, plan.foreseen)
         needed, has_ended = self._model.allocations(candidate), result.outcome is Outcome.COMPLETED
         above = needed_above_initialize(needed)
-        speed = None if self._plan.cluster is None else foresee_step(run, self._plan.cluster)
+        cluster, known = self._plan.cluster, self._plan.speed
+        speed = None if cluster is None else foresee_step(run, cluster, None if known is None else known.constants)
         return PlannedTrial(
             number=result.number,
             label=label,

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.study.kept.record_file import read_record_file
 from trial_lib.wire.errors import InputError
@@ -37,13 +38,19 @@ def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
     return paths, record
 
 
-def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path) -> None:
+def speed_file(folder: Path) -> Path:
+    """Returns the file beside a study's copy of its plan, with what earlier studies have measured of the devices."""
+    return folder / "device_speed.json"
+
+
+def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSpeed | None = None) -> None:
     """Copies a plan into the folder of a study, which is complete without the plan's own.
 
     Args:
         plan: the plan's files.
         record: the plan, with the devices that the study goes by.
         folder: the copy.
+        speed: what earlier studies have measured of the devices.
     """
     kept = PlanPaths(folder)
     make_own_folder(kept.runs)
@@ -51,4 +58,6 @@ def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path) -> None:
         if plan.run(name).is_file():
             shutil.copyfile(plan.run(name), kept.run(name))
             kept.run(name).chmod(OWNERS_FILE)
+    if speed is not None:
+        write_whole(speed_file(folder), speed.model_dump_json())
     write_whole(kept.record, record.model_dump_json(), mode=OWNERS_FILE)

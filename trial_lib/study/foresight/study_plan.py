@@ -13,17 +13,19 @@ from trial_lib.device.host.base import Host
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import ranks_of_a_replica
+from trial_lib.foresee.plan.device_speed import DeviceSpeed, read_device_speed
 from trial_lib.foresee.plan.kept_runs import kept_runs
 from trial_lib.foresee.plan.own_devices import own_kind
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.foresee.time.devices import Cluster, DeviceFigures
+from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.expected_arms import ExpectedArm
-from trial_lib.study.foresight.plan_file import read_plan_file
+from trial_lib.study.foresight.plan_file import read_plan_file, speed_file
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -42,6 +44,7 @@ class StudyPlan:
         slots: devices of a trial.
         device: `cuda` or `cpu`.
         cluster: the slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
+        speed: what an earlier study has measured of these devices; None if the study does not learn.
     """
 
     record: PlanRecord
@@ -49,6 +52,7 @@ class StudyPlan:
     slots: int
     device: str
     cluster: Cluster | None = None
+    speed: DeviceSpeed | None = None
 
     @property
     def devices(self) -> PlannedDevices:
@@ -74,7 +78,7 @@ class StudyPlan:
                 key=self._key(arm),
                 label=arm.label,
                 micro_batch=arm.micro_batch,
-                samples_per_s=arm.samples_per_s.value if arm.samples_per_s is not None else 0.0,
+                samples_per_s=self._samples_per_s(arm),
                 is_first=bool(self.devices.best) and arm.label == self.devices.best,
                 no_room=self._no_room(arm),
             )
@@ -89,6 +93,8 @@ class StudyPlan:
         more = ", or with a smaller one if less fits here." if first else " The plan says that nothing fits there."
         here = "these devices" if self.cluster is not None and devices.count == self.slots else devices.label
         yield f"The search begins with the plan {self.record.plan_id} for {here}.{first}{more}"
+        if self.speed is not None and self.cluster is not None:
+            yield self.speed.sentence
         if self.cluster is None:
             yield f"This host's devices are not {devices.device}, so the plan gives an order of arms and no speeds."
         if not self.runs:
@@ -138,6 +144,16 @@ class StudyPlan:
     def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
         return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)
 
+    def _samples_per_s(self, arm: PlannedArm) -> float:
+        """Returns an arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known."""
+        runs = self.runs.get(arm.label)
+        if arm.samples_per_s is None:
+            return 0.0
+        if self.speed is None or self.cluster is None or runs is None or runs.stopped:
+            return arm.samples_per_s.value
+        step = runs.step_at(self.replicas, arm.micro_batch, arm.accumulation)
+        return foresee_step(step, self.cluster, self.speed.constants).samples_per_s
+
     def _key(self, arm: PlannedArm) -> ArmKey:
         # An arm that was not run has no complete configuration.
         return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
@@ -151,6 +167,14 @@ class StudyPlan:
         return f"it needs {bytes_shown(arm.peak.value)} of {bytes_shown(self.devices.memory)} on {self.devices.device}."
 
 
+def figures_of(devices: PlannedDevices) -> DeviceFigures | None:
+    """Returns the figures of a plan's devices; None if the plan is of another version."""
+    try:
+        return DeviceFigures(**devices.figures)
+    except TypeError:
+        return None
+
+
 def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevices, bool]:
     """Returns the devices of a plan that are nearest to some slots, and whether they are of the same kind.
 
@@ -161,7 +185,7 @@ def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevi
         host: has the slots.
         slots: devices of a trial.
     """
-    known = {each.device: DeviceFigures(**each.figures) for each in record.devices if each.figures}
+    known = {each.device: figures for each in record.devices if (figures := figures_of(each)) is not None}
     own = own_kind(host, known)
     answer = None if record.best is None else record.devices[record.best]
 
@@ -194,7 +218,7 @@ def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPla
         return None
     paths, record = read_plan_file(folder)
     devices, is_here = devices_for(record, host, slots)
-    cluster = (
-        Cluster(device=DeviceFigures(**devices.figures), hosts=hosts, per_host=slots // hosts) if is_here else None
-    )
-    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster)
+    figures = figures_of(devices) if is_here else None
+    cluster = None if figures is None else Cluster(device=figures, hosts=hosts, per_host=slots // hosts)
+    speed = read_device_speed(speed_file(folder))
+    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster, speed)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
+from trial_lib.foresee.plan.device_speed import device_speeds
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
@@ -138,6 +139,9 @@ class OpenStudy:
         answer = answer_of(self.driver)
         # The best of an interrupted search is no answer.
         is_answered = answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None)
+        if status is StudyStatus.COMPLETED:
+            with contextlib.suppress(DiskFullError), disk_full_told(self.paths.root):
+                self.driver.learn_speed()
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
         with contextlib.suppress(DiskFullError):
             self._update(
@@ -256,8 +260,9 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
         if planned.plan is not None:
             files, plan = planned.plan
-            slots = experiment.config.resources.slots_per_trial
-            keep_plan(files, plan_for(plan, host, slots), paths.plan)
+            plan = plan_for(plan, host, experiment.config.resources.slots_per_trial)
+            speeds = device_speeds(paths.root.parent) if arguments.from_earlier else {}
+            keep_plan(files, plan, paths.plan, speeds.get(plan.devices[0].device))
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,

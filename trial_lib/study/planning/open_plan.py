@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.arms import check_count, ranks_of_a_replica
 from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices, read_prices
+from trial_lib.foresee.plan.device_speed import DeviceSpeed, device_speeds
 from trial_lib.foresee.plan.own_devices import own_devices
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import PlanPaths
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.launch.program import Program
-from trial_lib.records.study_folder import PLANS, StudyPaths, TrialPaths
+from trial_lib.records.study_folder import PLANS, STUDIES, StudyPaths, TrialPaths
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of, program_of
@@ -111,6 +112,7 @@ class OpenPlan:
         scratch: a folder for its runs, which is removed at its end.
         environment: of the runs.
         started_at: seconds since the epoch.
+        speeds: what earlier studies have measured of kinds of devices, by their names.
     """
 
     plan_id: str
@@ -119,6 +121,7 @@ class OpenPlan:
     scratch: Path
     environment: dict[str, str]
     started_at: float
+    speeds: Mapping[str, DeviceSpeed] = field(default_factory=dict)
 
     @property
     def allocator(self) -> AllocatorSettings:
@@ -187,7 +190,8 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     plan_id = new_id(known_here().hide(experiment.name))
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment, paths.shown_experiment)
-    return OpenPlan(plan_id, read, paths, scratch, environment, time.time())
+    speeds = device_speeds(work_dir / STUDIES) if read.arguments.from_earlier else {}
+    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), speeds)
 
 
 def on_ranks(experiment: Experiment, count: int) -> Experiment:

@@ -83,6 +83,7 @@ def run_plan(
         max_micro_batch=arguments.max_micro_batch,
         headroom=arguments.memory_headroom,
         processes=processes,
+        measured=opened.speeds,
         allocator=opened.allocator,
     )
     found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop)
@@ -135,7 +136,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         best=best,
         answer=plan_answer(found.devices, best),
         asks=_asks(found),
-        notes=(*notes, *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
+        notes=(*notes, *_not_learned(opened), *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
         versions=_versions(),
         started_at=opened.started_at,
         seconds=time.time() - opened.started_at,
@@ -144,6 +145,18 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     )
     command = _best_command(opened, record)
     return record.model_copy(update={"best_command": command})
+
+
+def _not_learned(opened: OpenPlan) -> list[str]:
+    """Returns a sentence for each kind of device that earlier studies were asked about and have not measured."""
+    if not opened.read.arguments.from_earlier:
+        return []
+    names = dict.fromkeys(each.cluster.device.name for each in opened.read.asked)
+    return [
+        f"No earlier study in this folder has begun with a plan for {name}, so its speeds come from data sheets."
+        for name in names
+        if name not in opened.speeds
+    ]
 
 
 def _command(opened: OpenPlan) -> tuple[str, ...]:
