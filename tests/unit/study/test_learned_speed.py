@@ -9,9 +9,8 @@ import pytest
 
 from tests.unit.study.test_against_plan import BASE, candidate, result, state
 from tests.unit.study.test_study_plan import CPU, H100, devices, opened, record
-from trial_lib.foresee.plan.device_speed import DeviceSpeed, device_speeds, read_device_speed
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.efficiencies import DeviceSpeed, Efficiencies, device_speeds, read_device_speed
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.planned_trials import PlannedTrials

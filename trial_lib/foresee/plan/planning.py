@@ -22,10 +22,10 @@ from trial_lib.foresee.plan.arms import (
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest, largest
-from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
+from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.knobs import ZERO_STAGES

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.time.devices import Cluster
+from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.foresee.time.refit import MeasuredStep, refit
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome

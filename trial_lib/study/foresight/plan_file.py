@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.study.kept.record_file import read_record_file
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder, write_whole

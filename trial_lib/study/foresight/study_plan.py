@@ -13,11 +13,11 @@ from trial_lib.device.host.base import Host
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import ranks_of_a_replica
-from trial_lib.foresee.plan.device_speed import DeviceSpeed, read_device_speed
 from trial_lib.foresee.plan.kept_runs import kept_runs
 from trial_lib.foresee.plan.own_devices import own_kind
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.foresee.time.devices import Cluster, DeviceFigures
+from trial_lib.foresee.time.efficiencies import DeviceSpeed, read_device_speed
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
-from trial_lib.foresee.plan.device_speed import device_speeds
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.foresee.time.efficiencies import device_speeds
 from trial_lib.launch.place import Place, ThisHost
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of

@@ -15,11 +15,11 @@ from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.arms import check_count, ranks_of_a_replica
 from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices, read_prices
-from trial_lib.foresee.plan.device_speed import DeviceSpeed, device_speeds
 from trial_lib.foresee.plan.own_devices import own_devices
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import PlanPaths
 from trial_lib.foresee.time.devices import known_devices
+from trial_lib.foresee.time.efficiencies import DeviceSpeed, device_speeds
 from trial_lib.launch.program import Program
 from trial_lib.records.study_folder import PLANS, STUDIES, StudyPaths, TrialPaths
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here

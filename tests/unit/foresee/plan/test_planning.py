@@ -13,10 +13,9 @@ from tests.unit.foresee.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.foresee.plan.answer import best_of
 from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.device_speed import DeviceSpeed
 from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError, WantedRun, plan
 from trial_lib.foresee.time.devices import known_devices
-from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.efficiencies import DeviceSpeed, Efficiencies
 from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
 
 _INPUT = KINDS.index("input")
