@@ -167,7 +167,7 @@ class RunningTrial:
         """Ends it."""
         self._cancelled.set()
 
-    def wait_for(self, text: str, rank: int = 0, timeout_s: float = 60.0) -> None:
+    def wait_for(self, text: str, rank: int = 0, timeout_s: float = 200.0) -> None:
         """Waits until a rank has printed something."""
         Trials.wait_until(lambda: text in self.log(rank) or self._future.done(), timeout_s, f"{text!r} in the log")
         assert text in self.log(rank), self.result()
