@@ -32,7 +32,7 @@ def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Pat
 
 def tune(zerotune: Zerotune, *words: str, typed: tuple[str, ...] = (), trials: int = 6) -> dict[str, Any]:
     options = ("--json", "-z", "1", "--max-trials", str(trials), "--max-micro-batch", "8", "-m", "throughput")
-    ended = zerotune.run("tune", *options, *words, "--", *COMMAND, *typed, timeout=300)
+    ended = zerotune.run("tune", *options, *words, "--", *COMMAND, *typed, timeout=600)
     assert ended.returncode == 0, ended.stderr
     document: dict[str, Any] = json.loads(ended.stdout)
     return document
@@ -70,6 +70,7 @@ def test_a_switch_that_costs_time_is_found_and_left_out_of_the_command(zerotune:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_every_kind_of_place_is_varied_and_the_answer_runs_as_the_trials_did(zerotune: Zerotune) -> None:
     typed = "model:\n  loops: 3  # three times as much\n"
     (zerotune.folder / "train.yaml").write_text(typed)
@@ -104,6 +105,7 @@ def test_every_kind_of_place_is_varied_and_the_answer_runs_as_the_trials_did(zer
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_value_that_the_program_refuses_costs_its_trials_and_is_told(zerotune: Zerotune) -> None:
     tune(zerotune, "--vary", "--kernel=relu,none", trials=7)
     searched = [result for result in zerotune.study.results.values() if result.purpose is Purpose.SEARCH]
