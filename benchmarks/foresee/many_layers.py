@@ -2,7 +2,7 @@
 
     python -m benchmarks.foresee.many_layers
 
-The comparison with public GPUs foresees models of more than 48 layers with 8 and 16 (`public_gpus/memory.py`). This is
+The comparison with public GPUs foresees models of many layers with few, twice (`public_gpus/foreseen_rows.py`). This is
 the check of that line, for the live bytes of each moment. The model is that of `plan_8b`.
 
 At stage 3 the line is 14 % too high in the update, probably because of `sub_group_size` (1e9). A rank's share
@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.memory import FEW_LAYERS
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.program import Program
@@ -30,6 +29,7 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 LAYERS = 64
 RESULT = Path(__file__).parents[1] / "results" / "foreseen_many_layers.json"
 _PROGRAM = Path(__file__).parent / "plan_8b"
+FEW_LAYERS = (8, 16)
 _WORLD = 8
 _DEADLINE_S = 1800.0
 _STAGES = (0, 3)

@@ -5,12 +5,15 @@ torch.compile decides.
 """
 
 import math
+import re
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 CHUNKS = 8
@@ -50,7 +53,10 @@ class Attention(nn.Module):
         self.width = program.hidden // program.heads
         self.is_eager = program.attention == "eager"
         bias = not program.is_gated
-        self.qkv = nn.Linear(program.hidden, (self.heads + 2 * self.kv_heads) * self.width, bias=bias)
+        self.sizes = [self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.width]
+        # By operation, it matters which product is kept. PyTorch's trainers have one for each of the three.
+        pieces = self.sizes if program.checkpoints_by_operation else [sum(self.sizes)]
+        self.qkv = nn.ModuleList(nn.Linear(program.hidden, size, bias=bias) for size in pieces)
         self.out = nn.Linear(self.heads * self.width, program.hidden, bias=bias)
         self.rotates = not program.has_positions
         self.compiled = program.compiled
@@ -58,8 +64,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the attention of (batch, tokens, hidden)."""
         batch, tokens, _ = x.shape
-        sizes = [self.heads * self.width, self.kv_heads * self.width, self.kv_heads * self.width]
-        q, k, v = self.qkv(self.divided.entering(x)).split(sizes, dim=-1)
+        x = self.divided.entering(x)
+        q, k, v = self.qkv[0](x).split(self.sizes, dim=-1) if len(self.qkv) == 1 else (each(x) for each in self.qkv)
         q = q.view(batch, tokens, self.heads, self.width).transpose(1, 2)
         k = k.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
         v = v.view(batch, tokens, self.kv_heads, self.width).transpose(1, 2)
@@ -97,15 +103,18 @@ class FeedForward(nn.Module):
         super().__init__()
         self.is_gated, self.compiled, self.divided = program.is_gated, program.compiled, divided
         bias, ffn = not program.is_gated, program.ffn // divided.shards
-        self.up = nn.Linear(program.hidden, ffn * (2 if self.is_gated else 1), bias=bias)
+        pieces = 2 if self.is_gated and program.checkpoints_by_operation else 1
+        width = ffn * (2 if self.is_gated else 1) // pieces
+        self.up = nn.ModuleList(nn.Linear(program.hidden, width, bias=bias) for _ in range(pieces))
         self.down = nn.Linear(ffn, program.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output for (batch, tokens, hidden)."""
-        wide = self.up(self.divided.entering(x))
+        x = self.divided.entering(x)
+        wide = [each(x) for each in self.up]
         if not self.is_gated:
-            return self.divided.leaving(self.down(F.gelu(wide)))
-        gate, up = wide.chunk(2, dim=-1)
+            return self.divided.leaving(self.down(F.gelu(wide[0])))
+        gate, up = wide if len(wide) == 2 else wide[0].chunk(2, dim=-1)
         inner = _Again.apply(_gate, gate, up) if self.compiled else F.silu(gate) * up
         return self.divided.leaving(self.down(inner))
 
@@ -179,7 +188,8 @@ class Decoder(nn.Module):
             piece = self.layers[begin : begin + self.program.checkpointed_layers]
             number = begin // self.program.checkpointed_layers
             if self.program.checkpoints and number % self.program.checkpoint_every == 0:
-                x = checkpoint(_run, piece, x, use_reentrant=False)
+                keeps = {"context_fn": _by_operation} if self.program.checkpoints_by_operation else {}
+                x = checkpoint(_run, piece, x, use_reentrant=False, **keeps)
             else:
                 x = _run(piece, x)
         return self._loss(self.norm(x), input_ids)
@@ -190,6 +200,8 @@ class Decoder(nn.Module):
         x = self.divided.entering(x)
         if self.program.loss == "full":
             return _token_loss(self.head(x), labels)
+        if self.program.loss == "compiled":
+            return _CompiledLoss.apply(self.head(x), labels)
         return loss_in_chunks(x, self.head.weight, labels, keeps_logits=self.program.loss == "chunked")
 
 
@@ -208,6 +220,50 @@ def loss_in_chunks(x: Tensor, weight: Tensor, labels: Tensor, *, keeps_logits: b
     else:
         losses = [_Again.apply(_head_loss, part, weight, its) for part, its in parts]
     return sum(losses, x.new_zeros(())) / CHUNKS
+
+
+class _CompiledLoss(torch.autograd.Function):
+    """The loss as one kernel for each pass: it reads logits in 16 bits, and its gradient is the next of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(logits, logits.new_empty(labels.numel(), dtype=torch.float32))
+        return logits.new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.empty_like(ctx.saved_tensors[0]), None
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps the outputs of attention and of every second product of matrices, or gives them back.
+
+    That is torchtitan's selective recomputation by operation (`SelectiveAC` in its
+    torchtitan/distributed/activation_checkpoint.py). Torch's own contexts for it refuse that ZeRO 3 gathers otherwise
+    when the operations come again.
+    """
+
+    def __init__(self, outputs: deque[Any], *, is_again: bool) -> None:
+        super().__init__()
+        self.outputs, self.is_again, self.products = outputs, is_again, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, inputs: Any = (), named: Any = None) -> Any:
+        name = str(function)
+        is_product = re.match(r"aten\.(mm|addmm|bmm)\.", name) is not None
+        self.products += is_product
+        if not (self.products % 2 == 1 if is_product else "attention" in name):
+            return function(*inputs, **(named or {}))
+        if self.is_again:
+            return self.outputs.popleft()
+        output = function(*inputs, **(named or {}))
+        self.outputs.append(output)
+        return output
+
+
+def _by_operation() -> tuple[_Kept, _Kept]:
+    """Returns the contexts of the forward pass and of the recomputation."""
+    outputs: deque[Any] = deque()
+    return _Kept(outputs, is_again=False), _Kept(outputs, is_again=True)
 
 
 def _head_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

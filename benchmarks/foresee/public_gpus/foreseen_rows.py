@@ -20,6 +20,10 @@ CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotu
 """The variable `FORESEEN_ROWS` puts it elsewhere."""
 
 DEADLINE_S = 420
+FEWEST = 16
+"""A program of so many layers is run as it is."""
+GATHERED = 1.2
+"""The least parameters of few layers, as a multiple of those that stage 3 may keep gathered."""
 STEPS = 2
 # With what torch and DeepSpeed import late.
 _IMPORTS = (
@@ -45,6 +49,23 @@ def foreseen(program: RowProgram) -> ForeseenRun:
     if not run.stopped.startswith(("deadline", "no record")):
         file.write_bytes(gzip.compress(text.encode(), 5))
     return ForeseenRun.from_json(json.loads(text))
+
+
+def pieces_of(program: RowProgram) -> tuple[RowProgram, ...]:
+    """Returns the programs to run for a program: itself, or itself with few layers, twice.
+
+    All layers are alike, so bytes and operations are lines in the layers. The fewer of the two has enough parameters
+    that stage 3 does not keep all of them gathered.
+    """
+    if program.layers <= FEWEST:
+        return (program,)
+    of_layer = program.layer_parameters
+    live = program.ds_config["zero_optimization"].get("stage3_max_live_parameters", 1e9)
+    gathers = program.ds_config["zero_optimization"]["stage"] == 3
+    few = next((few for few in (4, 8) if not gathers or few * of_layer > GATHERED * live), program.layers)
+    return (
+        tuple(replace(program, layers=layers) for layers in (few, 2 * few)) if 3 * few < program.layers else (program,)
+    )
 
 
 def is_known(program: RowProgram) -> bool:

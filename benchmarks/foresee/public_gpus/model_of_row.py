@@ -8,7 +8,11 @@ The rules are the same for all rows:
   are the plain decoder of `decoder.py`, whose kernels are fused as those of Megatron are.
 * Gated or plain feed-forward, and tied or separate embeddings, are those that give the row's number of parameters.
 * A program that says nothing of activation checkpointing has none. "Selective" means every second layer.
+* torchtitan's default is selective by operation (`_SELECTS_OPERATIONS`). Its compiled loss keeps logits in 16 bits.
 * llm-foundry's default loss (`fused_crossentropy`) keeps logits in 16 bits.
+* A V100 has no kernel of fused attention, so a program there has none unless its source says so. Models of
+  `transformers` there are older than release 4.45, so GPT-2 computes its loss in the precision of its logits.
+* litgpt ties no embeddings unless it is asked to.
 * FSDP is ZeRO 3 (full shard) whose buckets are one layer, and DDP is ZeRO 0.
 * Ulysses divides the sequence among its ranks. All of them share ZeRO's shards. The plain decoder does that, and
   tensor parallelism as Megatron has it, for all frameworks.
@@ -38,7 +42,10 @@ _FAMILIES = (
 _LEARNED_POSITIONS = ("gpt2", "opt")
 _GATED_FAMILIES = ("llama", "qwen2")
 _HIDDEN_BUCKETS = 0.9, 10
-_DIVISIONS = ("shards", "divided")
+# Fields that were added later, and their values if they say nothing.
+_ADDED = {"checkpoints_by_operation": False, "lora": 0, "shards": 1, "divided": 1}
+# Frameworks whose configurations recompute by operation unless they say otherwise (torchtitan's `SelectiveAC`).
+_SELECTS_OPERATIONS = ("torchtitan",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,9 @@ class RowProgram:
         checkpoints: whether a layer keeps its input alone for the backward pass.
         checkpoint_every: how many layers there are for each that does.
         checkpointed_layers: layers of one such piece.
-        loss: `full`; `chunked`, which keeps logits in 16 bits; `fused`, which keeps none; or `value head`.
+        checkpoints_by_operation: whether such a piece also keeps attention and every second product of matrices.
+        loss: `full`; `half`, which computes in 16 bits; `chunked` and `compiled`, which keep logits in 16 bits;
+            `fused`, which keeps none; or `value head`.
         compiled: whether elementwise parts are fused and computed again, as torch.compile does.
         is_plain: whether the source had one device and no DeepSpeed.
         precision: `bf16`, `fp16`, `fp32`, or `pure bf16` if all states have 16 bits.
@@ -72,6 +81,7 @@ class RowProgram:
         ds_config: the configuration of DeepSpeed.
         shards: ranks that share each matrix by tensor parallelism. The vocabulary is divided too.
         divided: ranks that share each sequence. `tokens` are those of one.
+        lora: rank of the adapters beside each linear layer of a model whose own weights are trained too; 0 for none.
     """
 
     family: str
@@ -100,13 +110,18 @@ class RowProgram:
     ds_config: dict[str, Any] = field(default_factory=dict)
     shards: int = 1
     divided: int = 1
+    checkpoints_by_operation: bool = False
+    lora: int = 0
+
+    @property
+    def layer_parameters(self) -> int:
+        """About the parameters of a layer, without biases and norms."""
+        return _parameters(1, self.hidden, self.heads, self.kv_heads, self.ffn, self.is_gated)
 
     @property
     def parameters(self) -> int:
         """About the parameters of the model, without biases and norms."""
-        return self.parameters_outside + _parameters(
-            self.layers, self.hidden, self.heads, self.kv_heads, self.ffn, self.is_gated
-        )
+        return self.layers * self.layer_parameters + self.parameters_outside
 
     @property
     def parameters_outside(self) -> int:
@@ -119,9 +134,8 @@ class RowProgram:
 
     @property
     def key(self) -> str:
-        """A name of the program for a cache."""
-        # A program that divides nothing keeps the name that it had before programs could.
-        plain = {name: value for name, value in self.to_json().items() if name not in _DIVISIONS or value != 1}
+        """A name of the program for a cache. A field that was added later counts if it is set."""
+        plain = {name: value for name, value in self.to_json().items() if name not in _ADDED or value != _ADDED[name]}
         return sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -151,8 +165,10 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
     """Returns the program of a row that lacks nothing."""
     family = _family(row)
     is_gated, is_tied = _shape(row, family)
+    is_tied = is_tied and "litgpt" not in row["framework"].lower()
     divided = int(row.get("sequence_parallel") or 1)
-    checkpoints = row.get("activation_checkpointing")
+    checkpoints, words = row.get("activation_checkpointing"), row["framework"].lower()
+    by_operation = any(each in words for each in _SELECTS_OPERATIONS) and is_default(row)
     is_selective = str(checkpoints).startswith("selective")
     precision = _precision(row)
     program = RowProgram(
@@ -167,11 +183,12 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         is_gated=is_gated,
         is_tied=is_tied,
         has_positions=family in _LEARNED_POSITIONS or (family == "decoder" and not is_gated),
-        attention="eager" if row.get("flash_attention") is False else "fused",
-        checkpoints=checkpoints is True or is_selective,
+        attention="eager" if _is_eager(row) else "fused",
+        checkpoints=checkpoints is True or is_selective or by_operation,
         checkpoint_every=2 if is_selective else 1,
         checkpointed_layers=row.get("checkpointed_layers", 1),
-        loss=row.get("loss") or ("chunked" if "llm-foundry" in row["framework"].lower() else "full"),
+        checkpoints_by_operation=by_operation,
+        loss=row.get("loss") or _loss(words, is_old=family == "gpt2" and "v100" in row["gpu_kind"].lower()),
         compiled=bool(row.get("compiled")),
         is_plain=row["gpus"] == 1 and row["zero_stage"] == 0 and "deepspeed" not in row["framework"].lower(),
         precision=precision,
@@ -181,9 +198,38 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         per_node=min(row["gpus"], row.get("gpus_per_node") or 8),
         shards=int(row.get("tensor_parallel") or 1),
         divided=divided,
+        lora=row.get("lora") or 0,
     )
     config = _ds_config(row, program)
     return RowProgram(**{**asdict(program), "ds_config": config})
+
+
+def is_default(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row's source says that its framework's default decides on activation checkpointing."""
+    return "default" in str(row.get("activation_checkpointing")).lower()
+
+
+def is_decided(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row states what decides its memory: whether activations are recomputed.
+
+    The default of a framework counts if the source says that it was used, and if that default is documented.
+    """
+    if "activation_checkpointing" not in row.get("missing", ()):
+        return True
+    return is_default(row) and any(each in row["framework"].lower() for each in _SELECTS_OPERATIONS)
+
+
+def _is_eager(row: Mapping[str, Any]) -> bool:
+    stated = row.get("flash_attention")
+    return stated is False or (stated is None and "v100" in row["gpu_kind"].lower())
+
+
+def _loss(framework: str, *, is_old: bool) -> str:
+    if is_old:
+        return "half"
+    if "llm-foundry" in framework:
+        return "chunked"
+    return "compiled" if "torchtitan" in framework and "compile" in framework else "full"
 
 
 def _family(row: Mapping[str, Any]) -> str:

@@ -21,6 +21,8 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
         found["memory_kind"] = memory_kind(str(row["memory_kind"]), str(row.get("outcome")))
     if "loss" not in row and (loss := _loss(said)):
         found["loss"] = loss
+    if lora := re.search(r"lora_dim (\d+) added on top of full training", note):
+        found.setdefault("lora", int(lora[1]))
     if "compile" in words:
         found.setdefault("compiled", True)
     if "checkpoint" in note and "in-cpu" in note.replace("in cpu", "in-cpu"):

@@ -70,7 +70,10 @@ def kind_of_program(program: RowProgram) -> str:
     counts = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     config = {name: value for name, value in program.ds_config.items() if name not in counts}
     several = min(2, program.world // program.shards)
-    return replace(program, micro_batch=1, accumulation=1, world=several, per_node=8, ds_config=config).key
+    # How a loss keeps its logits changes bytes of memory. The stored runs have those of 32 bits.
+    loss = "full" if program.loss in ("half", "compiled") else program.loss
+    whole = replace(program, micro_batch=1, accumulation=1, world=several, per_node=8, loss=loss, ds_config=config)
+    return whole.key
 
 
 def few_layers(program: RowProgram) -> int:

@@ -67,20 +67,50 @@ class _WithOwnHead(torch.nn.Module):
         super().__init__()
         self.base, self.kind = base, program.loss
         self.head = torch.nn.Linear(program.hidden, 1 if self.kind == "value head" else program.vocab, bias=False)
+        if self.kind == "half":
+            self.head.weight = base.get_input_embeddings().weight
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         states = self.base(input_ids=input_ids).last_hidden_state
         if self.kind == "value head":
             return self.head(states).float().mean()
+        if self.kind == "half":
+            # As GPT-2 had it, with a copy of the logits without the last token's.
+            logits, labels = self.head(states)[:, :-1].contiguous(), input_ids[:, 1:].contiguous()
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         from decoder import loss_in_chunks
 
         return loss_in_chunks(states, self.head.weight, input_ids, keeps_logits=self.kind == "chunked")
 
 
+class _WithAdapter(torch.nn.Module):
+    """A linear layer with an adapter of low rank beside it (Hu et al., LoRA, arXiv 2106.09685)."""
+
+    def __init__(self, linear: torch.nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self.right = torch.nn.Parameter(torch.zeros(linear.in_features, rank))
+        self.left = torch.nn.Parameter(torch.zeros(rank, linear.out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + x @ self.right @ self.left
+
+
+def _add_adapters(module: torch.nn.Module, rank: int) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, torch.nn.Linear):
+            setattr(module, name, _WithAdapter(child, rank))
+        else:
+            _add_adapters(child, rank)
+
+
 def model_of(program: Any, divided: Divided) -> torch.nn.Module:
     """Returns the model of a program, or this rank's part of it."""
     if program.family != "decoder":
-        return hugging_face_model(program)
+        model = hugging_face_model(program)
+        if program.lora:
+            _add_adapters(model.base_model, program.lora)
+        return model
     from decoder import Decoder
 
     return Decoder(program, divided)

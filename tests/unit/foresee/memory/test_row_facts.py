@@ -42,6 +42,12 @@ def test_a_note_names_the_loss(note: str, loss: str | None) -> None:
     assert facts_of({"note": note, "framework": "HF"}).get("loss") == loss
 
 
+def test_a_note_names_adapters_beside_the_training_of_all_weights() -> None:
+    words = "default script (lora_dim 128 added on top of full training)"
+    assert facts_of({"note": words, "framework": "HF"})["lora"] == 128
+    assert "lora" not in facts_of({"note": "LoRA alone", "framework": "HF"})
+
+
 def test_rows_that_have_their_facts_stay_as_they_are() -> None:
     rows = read_rows()
     assert [facts_of(row) for row in rows] == rows
