@@ -200,6 +200,12 @@ def _expected(path: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else "true or false"
     if kind == "count":
         return None if is_number and value >= 0 else "a whole number from 0 on"
+    if kind == "share":
+        is_share = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+        return None if is_share else "a number from 0 to 1"
+    if kind == "names":
+        names = value if isinstance(value, list) else [value]
+        return None if all(isinstance(name, str) for name in names) else "a name, or a list of names"
     if isinstance(kind, tuple):
         return None if value in kind else f"{', '.join(kind[:-1])} or {kind[-1]}"
     return "a value; the settings of a section are knobs of their own" if isinstance(value, Mapping) else None
@@ -208,7 +214,7 @@ def _expected(path: str, value: Any) -> str | None:
 def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
     """Returns evenly spaced values from the least to the largest; whole numbers if both ends are."""
     kind = _kind(path)
-    if path == STAGE or kind not in (None, "count"):
+    if path == STAGE or kind not in (None, "count", "share"):
         raise InputError(f"{path} has no range.", where=where(place), remedy="List its values.")
     low, high = (_number(path, said, key, place, where) for key in ("min", "max"))
     log, count = said.get("log", False), said.get("count", _DEFAULT_COUNT)

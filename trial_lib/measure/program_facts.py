@@ -36,6 +36,7 @@ class ProgramFacts:
     partitions_its_model: bool = False
     has_experts: bool = False
     repeats_backward: bool = False
+    compiles_engine: bool = False
     steps_elsewhere: int = 0
     options: dict[str, int] = field(default_factory=dict)
     hands_over_two_configs: bool = False

@@ -70,4 +70,5 @@ class Surveys:
 
     def _note_of_steps(self) -> None:
         self._facts.repeats_backward |= self._watch.repeats_backward
+        self._facts.compiles_engine |= bool(getattr(self._watch.engine, "is_compiled", False))
         self._facts.note_formats(self._watch.model.formats)

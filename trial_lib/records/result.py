@@ -93,6 +93,7 @@ class ProgramProfile(FrozenRecord):
         has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
         repeats_backward: whether the code calls backward more than once for a step that ends an accumulation. It then
             adds up gradients itself.
+        compiles_engine: whether the code calls `engine.compile()`.
         steps_elsewhere: optimizer steps that engines other than the measured one have taken.
         options: the integer options that the program read when it ran as typed, by name.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
@@ -120,6 +121,7 @@ class ProgramProfile(FrozenRecord):
     partitions_its_model: bool = False
     has_experts: bool = False
     repeats_backward: bool = False
+    compiles_engine: bool = False
     steps_elsewhere: int = 0
     options: dict[str, int] = Field(default_factory=dict)
     hands_over_two_configs: bool = False

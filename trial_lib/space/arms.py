@@ -13,7 +13,7 @@ from trial_lib.command.switches import is_switch
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
-from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, spelled
+from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_known, spelled
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
@@ -78,6 +78,12 @@ def without_effect(
             continue
         told.append(f"{request.path} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
     return told
+
+
+def not_known(requests: Sequence[RequestedKnob]) -> list[str]:
+    """Returns one sentence for each requested knob of which nobody has read where DeepSpeed uses it."""
+    told = "is not known to have an effect: it is tried because you ask for it"
+    return [f"{request.path} {told}." for request in requests if not is_known(request.path)]
 
 
 def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
@@ -238,7 +244,8 @@ def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]
         effect = None if known.is_coarse else _effect(path, setting, here)
         if effect is not None and effect.candidates is not None:
             path = spelled(path, here.base_config)
-            knobs.append(Knob(path, effect.candidates(here, here.own(path))))
+            if values := effect.candidates(here, here.own(path)):
+                knobs.append(Knob(path, values))
     return knobs
 
 

@@ -57,6 +57,8 @@ def _word(path: str, value: Any) -> str:
 
 def _short(value: Any) -> str:
     """Returns a value, with a unit if that loses nothing: `50M` for 50000000."""
+    if isinstance(value, list):
+        return "+".join(map(str, value))
     if isinstance(value, int):
         for size, unit in _UNITS:
             if value >= size and value % size == 0:

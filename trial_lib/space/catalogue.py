@@ -10,6 +10,7 @@ from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.space.effects import KnownKnob
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.space.known_knobs.activations import ACTIVATIONS
+from trial_lib.space.known_knobs.engine import ENGINE
 from trial_lib.space.known_knobs.offload import OFFLOAD
 from trial_lib.space.known_knobs.partitioned_parameters import PARTITIONED_PARAMETERS
 from trial_lib.space.known_knobs.precision import PRECISION
@@ -23,6 +24,7 @@ KNOBS: dict[str, KnownKnob] = {
     **ZERO_PLUS_PLUS,
     **PRECISION,
     **ACTIVATIONS,
+    **ENGINE,
 }
 
 # Sections whose every setting decides memory or mathematics, whether the catalogue has it or not.
@@ -39,6 +41,9 @@ _COARSE_SECTIONS = {
     "tensor_parallel",
 }
 
+# Sections that DeepSpeed hands to the optimizer, the scheduler and the loss scaling as they are.
+_ALWAYS_READ = {"fp16", "gradient_clipping", "optimizer", "scheduler"}
+
 STAGE_3_NAMES = {
     f"zero_optimization.{key.removeprefix('stage3_')}": f"zero_optimization.{key}"
     for key in ZERO_KEYS
@@ -51,6 +56,11 @@ def is_coarse(path: str) -> bool:
     """Returns whether a setting decides memory or mathematics, and so the arm of a candidate."""
     known = KNOBS.get(path)
     return path == STAGE or (known.is_coarse if known else path.partition(".")[0] in _COARSE_SECTIONS)
+
+
+def is_known(path: str) -> bool:
+    """Returns whether a setting is known to have an effect in some candidate."""
+    return path in KNOBS or path == STAGE or path.partition(".")[0] in _ALWAYS_READ
 
 
 def catalogues_name(path: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from trial_lib.command.switches import is_switch
 from trial_lib.space.knobs import STAGE, get_knob
 
-Kind = Literal["switch", "count"] | tuple[str, ...]
-"""The kind of a knob's values: true or false, numbers from 0 on, or some words."""
+Kind = Literal["switch", "count", "share", "names"] | tuple[str, ...]
+"""The kind of a knob's values: true or false, whole numbers from 0 on, numbers from 0 to 1, lists of names, words."""
 
 CoarseSetting = Mapping[str, Any]
 """The coarse knobs of a candidate, by path, including the ZeRO stage."""
@@ -38,6 +38,7 @@ class Surroundings:
         by_accelerate: whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
         has_experts: whether the model has layers of DeepSpeed's mixture of experts.
         repeats_backward: whether the code calls backward more than once for one step of its engine.
+        compiles_engine: whether the code calls `engine.compile()`.
     """
 
     device: str
@@ -54,6 +55,7 @@ class Surroundings:
     by_accelerate: bool = False
     has_experts: bool = False
     repeats_backward: bool = False
+    compiles_engine: bool = False
 
     def own(self, path: str) -> Any:
         """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
@@ -141,7 +143,8 @@ class KnownKnob:
         effects: the circumstances in which it has an effect.
         default: DeepSpeed's own value; None if it depends, or if nothing uses it.
         is_coarse: whether it decides memory or mathematics, and so the arm of a candidate.
-        changes_mathematics: whether another value may change losses by more than rounding.
+        changes_mathematics: whether another value trains another way, and not only at another place or time. Only a
+            request varies it.
         since: the first version of DeepSpeed that has it.
         word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
     """
@@ -150,6 +153,7 @@ class KnownKnob:
     effects: tuple[Effect, ...]
     default: Any = None
     is_coarse: bool = False
+    changes_mathematics: bool = False
     since: str = ""
     word: str = ""
 

@@ -222,7 +222,11 @@ def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parts of the user's ZeRO section without an effect at a stage, each with its neutral value."""
     own = base_config.get("zero_optimization")
     own = own if isinstance(own, Mapping) else {}  # `true` is DeepSpeed's old spelling of stage 1
-    return {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
+    neutral = {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
+    offload = own.get("offload_optimizer")
+    if stage in (1, 2) and isinstance(offload, Mapping) and "ratio" in offload:
+        neutral["offload_optimizer"] = {"ratio": None}  # DeepSpeed refuses it there
+    return neutral
 
 
 def keys_of(path: str) -> list[str]:

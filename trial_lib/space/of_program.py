@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.records.result import ProgramProfile, TrialResult
-from trial_lib.space.arms import RequestedKnob, stages_not_tried, without_effect
+from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings
 
 
@@ -33,15 +33,19 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         by_accelerate=program.by_accelerate,
         has_experts=program.has_experts,
         repeats_backward=program.repeats_backward,
+        compiles_engine=program.compiles_engine,
     )
 
 
 def left_out_of_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
-    """Returns one sentence for each requested knob that no candidate has, and for each reason that rules out stages.
+    """Returns one sentence for each request that nothing comes of, for each unknown one, and for ruled-out stages.
 
     Args: as for `build_space`.
     """
-    told = [f"search_space: {said}" for said in without_effect(zero_stages, here, requests, catalogue=catalogue)]
+    told = [
+        f"search_space: {said}"
+        for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
+    ]
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told

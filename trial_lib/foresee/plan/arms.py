@@ -79,6 +79,7 @@ def planned_arms(
         by_accelerate=bool(program.get("by_accelerate", False)),
         has_experts=bool(program.get("has_experts", False)),
         repeats_backward=bool(program.get("repeats_backward", False)),
+        compiles_engine=bool(program.get("compiles_engine", False)),
     )
     requests = [request for request in requests if not is_switch(request.path)]
     asked = {request.path for request in requests if is_coarse(request.path)}

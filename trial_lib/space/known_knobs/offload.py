@@ -1,15 +1,20 @@
 """Offload of the optimizer and of parameters."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.space.effects import STAGE_1_2, STAGE_3, Effect, KnownKnob, Surroundings, switch
+from trial_lib.space.effects import STAGE_1_2, STAGE_3, Effect, Kind, KnownKnob, Surroundings, switch
 from trial_lib.space.knobs import get_knob
 
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
 OFFLOAD_PARAM = "zero_optimization.offload_param.device"
 OFFLOADED = ("cpu", "nvme")
+SUPER_OFFLOAD = "zero_optimization.offload_optimizer.super_offload"
 _DEVICES = ("none", "cpu", "nvme")
+_SWAPPER = "swap_tensor/pipelined_optimizer_swapper.py"
+_SUB_GROUP = 1_000_000_000  # DeepSpeed's default
+_TO_CPU, _TO_NVME = {OFFLOAD_OPTIMIZER: ("cpu",)}, {OFFLOAD_OPTIMIZER: ("nvme",)}
 
 
 def nvme_path(base_config: Mapping[str, Any]) -> str | None:
@@ -30,6 +35,23 @@ def _cpu_or_nvme(here: Surroundings, own: Any) -> tuple[str, ...]:
 def _own(here: Surroundings, own: Any) -> tuple[str, ...]:
     """Varies the user's own offload and nothing else. On a CPU it runs, and gains nothing."""
     return ("none", own) if own in OFFLOADED else ()
+
+
+def _ratios(here: Surroundings, own: Any) -> tuple[float, ...]:
+    # zero/stage3.py subgroup_to_device: whole sub-groups stay on the device, so a model of one has no choice.
+    first = 1.0 if own is None else float(own)
+    shard = here.trainable_num_params / here.replicas
+    sub_groups = math.ceil(shard / (here.own("zero_optimization.sub_group_size") or _SUB_GROUP))
+    others = [ratio for ratio in (0.75, 0.5, 0.25) if int((1 - ratio) * sub_groups) > 0]
+    return tuple(dict.fromkeys((first, *others))) if others else ()
+
+
+def _zenflow(key: str, kind: Kind) -> dict[str, KnownKnob]:
+    """Returns a setting of ZenFlow (arXiv 2505.12242), whose section turns it on: it updates some gradients later."""
+    source = "zenflow/zenflow_stage_1_and_2.py, zenflow/engine_stage3.py"
+    effect = Effect(f"{source} {key}", (1, 2, 3), ("cuda",), when=_TO_CPU)
+    known = KnownKnob(kind, (effect,), is_coarse=True, changes_mathematics=True, since="0.17.5")
+    return {f"zero_optimization.zenflow.{key}": known}
 
 
 OFFLOAD: dict[str, KnownKnob] = {
@@ -80,4 +102,48 @@ OFFLOAD: dict[str, KnownKnob] = {
         ),
         word="pinned-parameters",
     ),
+    "zero_optimization.offload_optimizer.ratio": KnownKnob(
+        "share",
+        # On a CPU the device and the host are one.
+        (Effect(f"{STAGE_3} subgroup_to_device", (3,), ("cuda",), when=_TO_CPU, candidates=_ratios),),
+        since="0.12.3",
+        word="offloaded",
+    ),
+    "zero_optimization.offload_optimizer.pipeline_read": KnownKnob(
+        "switch",
+        (Effect(f"{_SWAPPER} async_swap_in", (3,), when=_TO_NVME, candidates=switch(False)),),
+        word="pipelined-read",
+    ),
+    "zero_optimization.offload_optimizer.pipeline_write": KnownKnob(
+        "switch",
+        (Effect(f"{_SWAPPER} async_swap_out", (3,), when=_TO_NVME, candidates=switch(False)),),
+        word="pipelined-write",
+    ),
+    # It is made for a CPU and a GPU that share a fast link, and no fact of a trial tells of one.
+    SUPER_OFFLOAD: KnownKnob(
+        "switch",
+        (Effect("superoffload/superoffload_stage3.py", (3,), ("cuda",), when=_TO_CPU),),
+        default=False,
+        is_coarse=True,
+        since="0.18.0",
+    ),
+    "zero_optimization.offload_optimizer.cpuadam_cores_perc": KnownKnob(
+        "share",
+        (
+            Effect(
+                "superoffload/superoffload_utils.py _set_cpu_affinity",
+                (3,),
+                ("cuda",),
+                when={**_TO_CPU, SUPER_OFFLOAD: (True,)},
+            ),
+        ),
+        since="0.18.0",
+        word="adam-cores",
+    ),
+    **_zenflow("topk_ratio", "share"),
+    **_zenflow("update_interval", "count"),
+    **_zenflow("select_interval", "count"),
+    **_zenflow("overlap_step", "switch"),
+    **_zenflow("full_warm_up_rounds", "count"),
+    **_zenflow("select_strategy", ("auto", "step", "epoch")),
 }

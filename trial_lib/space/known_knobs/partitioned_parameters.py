@@ -28,6 +28,12 @@ def _stage_3(word: str, source: str, candidates: ValuesOf) -> KnownKnob:
     return KnownKnob("count", (Effect(source, (3,), candidates=candidates),), word=word)
 
 
+def _leaf_modules(key: str) -> dict[str, KnownKnob]:
+    """Returns a list of modules that stage 3 gathers whole. Only the user knows which modules there are."""
+    known = KnownKnob("names", (Effect(f"zero/leaf_module_config.py {key}", (3,)),), since="0.18.0", word=f"leaf-{key}")
+    return {f"zero_optimization.leaf_module.{key}": known}
+
+
 PARTITIONED_PARAMETERS: dict[str, KnownKnob] = {
     "zero_optimization.stage3_prefetch_bucket_size": _stage_3(
         "prefetch", "zero/partitioned_param_coordinator.py fetch_sub_module", _prefetched
@@ -39,4 +45,14 @@ PARTITIONED_PARAMETERS: dict[str, KnownKnob] = {
         "live", "zero/partitioned_param_coordinator.py fetch_sub_module", _live
     ),
     "zero_optimization.sub_group_size": _stage_3("sub-group", f"{STAGE_3} _create_fp16_sub_groups", _sub_groups),
+    # Useful values depend on the modules: the parameters of a module over its inner modules (parameter_offload.py).
+    "zero_optimization.stage3_module_granularity_threshold": KnownKnob(
+        "count",
+        (Effect("zero/parameter_offload.py _set_z3_leaf_modules_by_threshold", (3,)),),
+        since="0.16.0",
+        word="granularity",
+    ),
+    **_leaf_modules("classes"),
+    **_leaf_modules("names"),
+    **_leaf_modules("name_suffixes"),
 }

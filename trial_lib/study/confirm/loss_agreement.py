@@ -29,6 +29,7 @@ _WIDE = ("float32", "float64", "tf32")
 # Other settings that change the numbers, and not only where they are computed.
 _OTHER_NUMBERS = (*_HALF_PRECISION, "data_types", "communication_data_type", "compression_training")
 _QUANTISED = ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients")
+_UPDATED_LATER = ("zenflow",)
 _NOISE_WIDTH = 4.0  # standard errors
 _SPREADS = 2.0  # at most this many times the difference between repeats of the user's configuration
 # Powers of the ratio of two accumulations by which a program's losses may change. A sum over samples, a missing
@@ -102,7 +103,8 @@ def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> 
     """Returns the settings by which one complete DeepSpeed configuration computes other numbers than another."""
     zero, own_zero = (config.get("zero_optimization") or {} for config in (other, own))
     changed = [key for key in _OTHER_NUMBERS if _said(other.get(key)) != _said(own.get(key))]
-    return changed + [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
+    changed += [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
+    return changed + [key for key in _UPDATED_LATER if zero.get(key) != own_zero.get(key)]
 
 
 def _changed_switches(own: LossCourse, other: LossCourse) -> list[str]:
