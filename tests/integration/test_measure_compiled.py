@@ -73,6 +73,8 @@ def test_the_profile_counts_what_is_compiled_and_compiles_it_all_the_same(trials
     result = completed(trials.run("compiles.py", "--way", way, purpose=Purpose.PROFILE, window=ONE_STEP))
     assert (sum(graphs(trials.log(result))) > 0) == (way != "eager")
     assert result.profile is not None
+    assert result.program is not None
+    assert result.program.compiles_engine == (way == "engine")
     # Of flex attention two products more, of two rows each.
     attention = 2 * 2 * 2 * 24 if way == "flex" else 0
     assert result.profile.flops_per_sample == pytest.approx(FLOPS + attention)
