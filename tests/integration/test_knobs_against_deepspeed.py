@@ -22,7 +22,7 @@ from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, ZERO_STAGES, set_knob
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 RANKS = 2
 LAYERS, WIDTH = 6, 32
@@ -37,11 +37,9 @@ BASE: dict[str, Any] = {
 }
 OFFLOADED = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
 PARAMS_OFFLOADED = {"zero_optimization": {"offload_param": {"device": "cpu"}}}
-SUB_GROUPS_OFFLOADED = {"zero_optimization": {**OFFLOADED["zero_optimization"], "sub_group_size": 600}}
 BF16 = {"bf16": {"enabled": True}}
-CPU_ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": None}}}
-BF16_OFFLOADED = {**BF16, **OFFLOADED, **CPU_ADAM}
-BF16_MASTER_OFFLOADED = {**BF16_OFFLOADED, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+MASTER, STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
+BF16_STATES = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
 AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
 
 
@@ -95,18 +93,14 @@ PAIRS = (
     Pair("communication_data_type", ("fp32", "bf16")),
     Pair("communication_data_type", ("fp32", "bf16"), AUTOCAST, stages=(1, 2, 3)),
     Pair(f"{ZERO}.zero_hpz_partition_size", (1, 2)),
-    # DeepSpeed refuses it below stage 3, see `rules`.
-    Pair(f"{ZERO}.offload_optimizer.ratio", (1.0, 0.5), SUB_GROUPS_OFFLOADED, stages=(3,)),
     Pair(f"{ZERO}.offload_optimizer.pipeline_read", SWITCH, OFFLOADED),
     Pair(f"{ZERO}.offload_optimizer.pipeline_write", SWITCH, OFFLOADED),
     Pair(f"{ZERO}.offload_optimizer.super_offload", SWITCH, OFFLOADED, stages=(0, 1, 2)),
     Pair(f"{ZERO}.offload_optimizer.cpuadam_cores_perc", (0.8, 0.5), OFFLOADED),
     Pair(f"{ZERO}.stage3_module_granularity_threshold", (0, 10**6)),
-    Pair(f"{ZERO}.leaf_module.classes", ([], ["torch.nn.modules.container.Sequential"])),
-    Pair(f"{ZERO}.leaf_module.names", ([], ["0"])),
+    Pair(f"{ZERO}.leaf_module.classes", ([], ["Block"])),
+    Pair(f"{ZERO}.leaf_module.names", ([], ["1"])),
     Pair(f"{ZERO}.leaf_module.name_suffixes", ([], ["1"])),
-    Pair("bf16.bf16_master_weights_and_grads", SWITCH, BF16_OFFLOADED, stages=(1, 2, 3)),
-    Pair("bf16.bf16_optimizer_states", SWITCH, BF16_MASTER_OFFLOADED, stages=(1, 2, 3)),
     # Stage 0 refuses it, see `rules`.
     Pair("data_types.grad_accum_dtype", ("fp32", "bf16"), BF16, stages=(1, 2, 3)),
     Pair("disable_python_gc", SWITCH),
@@ -126,9 +120,16 @@ PERMITTED, NOT_PERMITTED = (
 )
 
 
+def of_16_bits() -> list[list[dict[str, Any]]]:
+    """Returns configurations with bf16 and, for each, the one whose states have 16 bits as well."""
+    at_stages = [overwrite_deepspeed_config(BASE, {ZERO: {"stage": stage}}) for stage in (1, 2, 3)]
+    both = (BF16, BF16_STATES)
+    return [[overwrite_deepspeed_config(config, each) for each in both] for config in at_stages]
+
+
 def every_config() -> list[dict[str, Any]]:
     told = {**OWN_OPTIMIZER, "zero_force_ds_cpu_optimizer": False}
-    own = [OWN_OPTIMIZER, told, PERMITTED, NOT_PERMITTED]
+    own = [OWN_OPTIMIZER, told, PERMITTED, NOT_PERMITTED, *(config for pair in of_16_bits() for config in pair)]
     configs = [*(config for pair, stage in CASES for config in pair.configs(stage)), *own]
     return [config for index, config in enumerate(configs) if config not in configs[:index]]
 
@@ -149,7 +150,7 @@ def deepspeed_did(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
             environment = {**os.environ, **place, "CUDA_VISIBLE_DEVICES": ""}
             ranks.append(subprocess.Popen(command, env=environment, cwd=answers.parent, stdout=log, stderr=log))
     try:
-        codes = [process.wait(timeout=540) for process in ranks]
+        codes = [process.wait(timeout=840) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -180,10 +181,17 @@ def test_a_knob_has_an_effect_where_the_catalogue_says(
 
 
 def test_every_knob_that_an_engine_reads_is_compared() -> None:
-    # Activation checkpointing is read by the user's code, not the engine. ZenFlow is refused without its own Adam.
-    told = {path for path in KNOBS if not path.startswith(("activation_checkpointing.", f"{ZERO}.zenflow."))}
-    assert {pair.path for pair in PAIRS} == told
+    # Activation checkpointing is read by the user's code, not the engine. ZenFlow and a ratio of offload are refused
+    # without DeepSpeed's own Adam. Of states and weights of 16 bits each is refused without the other.
+    apart = ("activation_checkpointing.", f"{ZERO}.zenflow.", f"{ZERO}.offload_optimizer.ratio", MASTER, STATES)
+    assert {pair.path for pair in PAIRS} == {path for path in KNOBS if not path.startswith(apart)}
     assert STAGE not in KNOBS
+
+
+def test_states_of_16_bits_are_kept_at_every_stage_of_zero(deepspeed_did: list[dict[str, Any]]) -> None:
+    for wide, narrow in of_16_bits():
+        kept = [did(deepspeed_did, config) for config in (wide, narrow)]
+        assert [each.get("states", each) for each in kept] == [["torch.float32"], ["torch.bfloat16"]]
 
 
 def test_an_optimizer_of_the_codes_own_is_offloaded_only_when_deepspeed_is_told(
@@ -227,8 +235,12 @@ def watch(config: dict[str, Any]) -> dict[str, Any]:
     import torch
     from deepspeed.comm import comm
 
+    class Block(torch.nn.Sequential):
+        """DeepSpeed takes no container of torch's own for a module that it could gather whole."""
+
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    model = torch.nn.Sequential(layers[0], Block(*layers[1:3]), *layers[3:])
     of_code = torch.optim.SGD if "zero_allow_untested_optimizer" in config else torch.optim.AdamW
     own = None if "optimizer" in config else of_code(model.parameters())
     sent: list[Any] = []
@@ -241,13 +253,14 @@ def watch(config: dict[str, Any]) -> dict[str, Any]:
         for name, original in originals.items():
             setattr(comm.cdb, name, recorded(name, original, sent))
         count_buffers(engine.optimizer, held)
-        kind = set()
+        kind, kept = set(), set()
         for _ in range(3):
             sent.append("step")
             batch = torch.ones(2, WIDTH, dtype=next(engine.module.parameters()).dtype)
             output = engine(batch)
             kind.add(str(output.dtype))
             engine.backward(output.float().pow(2).mean())
+            kept |= kept_gradients(engine.optimizer)
             engine.step()
     except Exception as error:  # noqa: BLE001 whatever DeepSpeed says is the answer
         return {"error": f"{type(error).__name__}: {error}"}
@@ -255,7 +268,13 @@ def watch(config: dict[str, Any]) -> dict[str, Any]:
         for name, original in originals.items():
             setattr(comm.cdb, name, original)
         forget()
-    did = {"sent": sent, "computed": sorted(kind), "buffers": sorted(held), **holdings(engine)}
+    did = {
+        "sent": sent,
+        "computed": sorted(kind),
+        "gradients": sorted(kept),
+        "buffers": sorted(held),
+        **holdings(engine),
+    }
     engine.destroy()
     return did
 
@@ -269,6 +288,13 @@ def recorded(name: str, original: Any, sent: list[Any]) -> Any:
         return original(*args, **kwargs)
 
     return call
+
+
+def kept_gradients(optimizer: Any) -> set[str]:
+    """Returns the number formats of the gradients that an optimizer of ZeRO keeps for its step."""
+    of_1_and_2 = [each for group in getattr(optimizer, "averaged_gradients", {}).values() for each in group or []]
+    of_3 = getattr(optimizer, "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition", {}).values()
+    return {str(gradient.dtype) for gradient in (*of_1_and_2, *of_3) if gradient is not None}
 
 
 def count_buffers(optimizer: Any, held: set[int]) -> None:

@@ -4,9 +4,13 @@ Pure: standard library only. An optimizer is named by the module and name of its
 `torch.optim.adamw.AdamW`. The name is empty if DeepSpeed makes the optimizer by the configuration.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+_CPU_ADAM = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 _DEEPSPEEDS_ON_CPU = frozenset(
     {
-        "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam",
+        _CPU_ADAM,
         "deepspeed.ops.adam.zenflow_cpu_adam.ZenFlowCPUAdam",
         "deepspeed.ops.adagrad.cpu_adagrad.DeepSpeedCPUAdagrad",
         "deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion",
@@ -59,6 +63,24 @@ def is_elementwise(config_type: str, code_class: str) -> bool:
         return config_type in _ELEMENTWISE
     package, _, name = code_class.rpartition(".")
     return package.startswith("torch.optim.") and name.lower() in _ELEMENTWISE
+
+
+def is_deepspeeds_cpu_adam(config: Mapping[str, Any], code_class: str) -> bool:
+    """Returns whether an offloaded optimizer is `DeepSpeedCPUAdam`.
+
+    See `deepspeed/runtime/engine.py` `_configure_basic_optimizer`.
+
+    Args:
+        config: the DeepSpeed configuration.
+        code_class: the class that the user's code makes. DeepSpeed uses it if there are both.
+    """
+    if code_class:
+        return code_class == _CPU_ADAM
+    section = config.get("optimizer")
+    if not isinstance(section, Mapping) or str(section.get("type", "")).lower() not in ("adam", "adamw"):
+        return False
+    params = section.get("params")
+    return not (isinstance(params, Mapping) and params.get("torch_adam"))
 
 
 def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:

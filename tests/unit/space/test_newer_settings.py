@@ -1,5 +1,7 @@
 """DeepSpeed's newer settings: searched where they are safe, varied on request where they change the mathematics."""
 
+from typing import Any
+
 import pytest
 
 from tests.unit.space.arms_of_space import ZERO, adaptive, fine, here, labels, told
@@ -29,6 +31,22 @@ def test_a_part_of_the_optimizer_stays_on_the_device_if_it_has_sub_groups() -> N
     assert fine(offloaded, "z3-offload-optimizer")["offload_optimizer.ratio"] == (1.0, 0.75, 0.5, 0.25)
     assert "offload_optimizer.ratio" not in fine(offloaded, "z3")
     assert "offload_optimizer.ratio" not in fine(offloaded, "z2-offload-optimizer")
+
+
+@pytest.mark.parametrize(
+    ("at", "is_split"),
+    [
+        ({}, True),
+        ({"code_optimizer": "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"}, True),
+        ({"code_optimizer": "torch.optim.adamw.AdamW"}, False),
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, False),
+        ({"optimizer": {"type": "Lion"}}, False),
+    ],
+)
+def test_only_deepspeeds_own_adam_is_split(at: dict[str, Any], is_split: bool) -> None:
+    base = {**CPU, "optimizer": at.get("optimizer", CPU["optimizer"])}
+    asked = RequestedKnob(RATIO, (0.5,))
+    assert (told(asked, at=here(base=base, code_optimizer=at.get("code_optimizer", ""))) == []) == is_split
 
 
 def test_the_users_ratio_comes_first_and_is_withdrawn_below_stage_3() -> None:

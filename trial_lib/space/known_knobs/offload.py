@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trial_lib.deepspeed_config.optimizers import is_deepspeeds_cpu_adam
 from trial_lib.space.effects import STAGE_1_2, STAGE_3, Effect, Kind, KnownKnob, Surroundings, switch
 from trial_lib.space.knobs import get_knob
 
@@ -105,7 +106,17 @@ OFFLOAD: dict[str, KnownKnob] = {
     "zero_optimization.offload_optimizer.ratio": KnownKnob(
         "share",
         # On a CPU the device and the host are one.
-        (Effect(f"{STAGE_3} subgroup_to_device", (3,), ("cuda",), when=_TO_CPU, candidates=_ratios),),
+        (
+            Effect(
+                f"{STAGE_3} subgroup_to_device",
+                (3,),
+                ("cuda",),
+                when=_TO_CPU,
+                holds=lambda here: is_deepspeeds_cpu_adam(here.base_config, here.code_optimizer),
+                otherwise="DeepSpeed splits its own Adam only, by the configuration or as DeepSpeedCPUAdam",
+                candidates=_ratios,
+            ),
+        ),
         since="0.12.3",
         word="offloaded",
     ),
