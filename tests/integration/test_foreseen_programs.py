@@ -14,7 +14,7 @@ from trial_lib.wire.foreseen_run import KINDS, OPERATIONS, PLACES
 
 ROWS = {row.name: row for row in all_programs()}
 # One of each way in which a training is written, as many as fit a minute.
-SHORT = ("any/lora.py", "any/accelerated.py", "examples/gan_two_engines", "experts.py --ep_size 2", "pipeline.py")
+SHORT = ("any/accelerated.py", "examples/gan_two_engines", "experts.py --ep_size 2", "pipeline.py")
 CANNOT = {name for name, row in ROWS.items() if row.is_no_training}
 
 

@@ -155,6 +155,7 @@ def test_a_script_trains_to_its_end_with_the_configuration_merged_in(folder: Fol
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_trial_class_trains_to_its_length_and_tells_as_it_goes(
     folder: Folder, home: Path, server: PrefectServer
 ) -> None:

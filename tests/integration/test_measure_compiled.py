@@ -18,7 +18,8 @@ from trial_lib.wire.step_window import StepWindow
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 # Each takes seconds: the others are compiled by the same functions of PyTorch.
-WAYS = ["fullgraph", "flex", *(pytest.param(way, marks=pytest.mark.long) for way in ("function", "model", "engine"))]
+LONG = pytest.mark.long
+WAYS = ["fullgraph", "flex", *(pytest.param(way, marks=LONG) for way in ("function", "model", "engine"))]
 # Two products of matrices, of which the first has no gradient of its inputs.
 FORWARD = 2 * (24 * 64 + 64 * 8)
 FLOPS = 3 * FORWARD - 2 * 24 * 64
@@ -51,7 +52,7 @@ def completed(result: TrialResult) -> TrialResult:
     return result
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["fullgraph", pytest.param("flex", marks=LONG), *WAYS[2:]])
 def test_a_trial_makes_the_graphs_that_the_training_makes(trials: Any, tmp_path: Path, way: str) -> None:
     expected = plain(tmp_path, "--way", way)
     assert expected[0] > 0

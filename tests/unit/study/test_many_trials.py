@@ -73,6 +73,7 @@ def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver
     assert last < 20e-3
 
 
+@pytest.mark.long
 def test_a_trial_that_has_ended_takes_a_bounded_part_of_the_driver_s_memory_and_of_the_live_table_s(
     driver: StudyDriver,
 ) -> None:

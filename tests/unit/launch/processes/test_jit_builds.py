@@ -69,6 +69,7 @@ def op(tmp_path: Path) -> Op:
     return Op(tmp_path)
 
 
+@pytest.mark.long
 def test_an_op_that_is_built_again_is_told_of_as_one_that_is_new(op: Op) -> None:
     assert op.said() == [ONCE]
     # A rank's deadline passes over it.
