@@ -210,17 +210,24 @@ def _is_below(one: tuple[float, float, int], middle: tuple[float, float, int], o
     return (one[1] - other[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (other[0] - one[0])
 
 
+def _pairs(mine: Sequence[MomentPeak], theirs: Sequence[MomentPeak]) -> list[tuple[MomentPeak, MomentPeak]]:
+    """Returns each moment of a run with that of another run: by their places, if both have the same in the same order.
+
+    If not, a moment goes with the highest of its name in the same micro-batch, or in the last that the other has.
+    """
+    places = [[(each.name, each.step, each.micro_batch) for each in moments] for moments in (mine, theirs)]
+    if places[0] == places[1]:
+        return list(zip(mine, theirs, strict=True))
+    most = max((each.micro_batch for each in theirs), default=0)
+    by_peak = sorted(theirs, key=lambda each: each.peak)
+    highest = {(each.name, each.step, each.micro_batch): each for each in by_peak}
+    return [(each, highest.get((each.name, each.step, min(each.micro_batch, most)), each)) for each in mine]
+
+
 def _by_moment(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
     between = other.micro_batch - one.micro_batch
-    theirs: dict[tuple[str, int, int], MomentPeak] = {}
-    for its in live_bytes(other, place).moments:
-        key = its.name, its.step, its.micro_batch
-        if key not in theirs or its.peak > theirs[key].peak:
-            theirs[key] = its
-    most = _micro_batches(other) - 1
     found: list[MomentLines] = []
-    for mine in live_bytes(one, place).moments:
-        its = theirs.get((mine.name, mine.step, min(mine.micro_batch, most)), mine)
+    for mine, its in _pairs(live_bytes(one, place).moments, live_bytes(other, place).moments):
 
         def through(size: float, larger: float) -> tuple[float, float]:
             slope = (larger - size) / between

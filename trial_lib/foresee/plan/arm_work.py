@@ -15,8 +15,8 @@ from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.knobs import Arm, get_knob
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 
-AFFORDABLE_S = 25.0
-"""Seconds that the runs of a plan may take beyond one run of each arm."""
+AFFORDABLE_S = 45.0
+"""Seconds that all runs of a plan may take if it has more than one of each arm. The whole then takes a minute."""
 
 _MARGIN = 1.1
 _FORWARD = MOMENTS.index("forward")
@@ -120,7 +120,8 @@ class ArmWork:
         larger = [self._run(arm, size) for size in self._sizes[1:] for arm in whole]
         wider = [self._run(arm, self._sizes[0], other) for other in self._others for arm in whole]
         seconds = [runs[self._name(arm, self._sizes[0])].seconds for arm in whole]
-        if sum(seconds) / max(1, len(seconds)) * len(larger + wider) / processes <= AFFORDABLE_S:
+        further = sum(seconds) / max(1, len(seconds)) * len(larger + wider)
+        if (sum(run.seconds for run in runs.values()) + further) / processes <= AFFORDABLE_S:
             return larger + wider
         return [self._run(arm, size) for size in self._sizes[1:] for arm in own]
 

@@ -108,6 +108,24 @@ def test_a_step_of_one_micro_batch_beside_a_step_of_two() -> None:
         assert found.peak_at(size) == expected.peak
 
 
+def test_moments_of_one_name_keep_their_places_if_the_runs_have_other_events() -> None:
+    """Of the moments between others, one holds the gradients and the next does not."""
+
+    def cut(run: ForeseenRun) -> ForeseenRun:
+        names = ("between", "forward", "between", "update")
+        cuts = [place * len(run.events) // 4 for place in range(4)]
+        moments = (Moment(MOMENTS.index(name), 1, 0, at, 0) for name, at in zip(names, cuts, strict=True))
+        return replace(run, moments=tuple(moments))
+
+    small, large = cut(run_of(1)), cut(run_of(3))
+    other = replace(large, events=large.events[:-1])
+    found = by_size(small, other)
+    for size, run in ((1, small), (3, other)):
+        expected = [(each.name, each.peak) for each in live_bytes(run).moments]
+        assert expected[0] != expected[2]
+        assert [(each.name, each.peak) for each in found.at(size).moments] == expected
+
+
 def test_one_run_gives_the_same_bytes_for_all_sizes() -> None:
     assert by_size(run_of(2)).peak_at(9) == live_bytes(run_of(2)).peak
     with pytest.raises(ValueError, match="same micro_batch"):
