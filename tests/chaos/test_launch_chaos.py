@@ -104,6 +104,7 @@ def test_a_killed_rank_is_a_crash_that_takes_its_peers_along(trials, victim):
     assert completes(trials) == (True, "")
 
 
+@pytest.mark.long
 def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
     running = started(trials, "--hang", "sleep")
     pids, killed_at = running.pids(), time.monotonic()

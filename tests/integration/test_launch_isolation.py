@@ -64,6 +64,7 @@ def test_a_rank_has_its_own_output_environment_and_cores(inspected):
         assert not {"prefect", "trial_lib.launch.trial", "trial_lib.records.result"} & set(found["modules"])
 
 
+@pytest.mark.long
 def test_a_rank_has_the_variables_that_deepspeeds_launcher_gives_it(trials, tmp_path):
     script = tmp_path / "dump.py"
     script.write_text(

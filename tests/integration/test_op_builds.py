@@ -101,6 +101,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
     return holds()
 
 
+@pytest.mark.long
 def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path: Path) -> None:
     building = Building(tmp_path, seconds=2.0)
     starter = building.starter("SlowBuilder")

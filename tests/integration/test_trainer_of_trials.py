@@ -62,7 +62,7 @@ def test_a_trial_of_it_is_measured_at_the_candidates_batch(trials: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said", "status"),
     [
-        (["--batches", "2"], "> batches of 2 times 2", 0),
+        pytest.param(["--batches", "2"], "> batches of 2 times 2", 0, marks=pytest.mark.long),
         pytest.param([], "Nothing says how long to train", 1, marks=pytest.mark.long),
     ],
 )

@@ -117,6 +117,7 @@ def test_it_says_where_everything_is_and_how_to_use_it(up: Up) -> None:
     assert listening == {"127.0.0.1"}
 
 
+@pytest.mark.long
 def test_a_deployed_run_begins_within_seconds_and_says_what_is_wrong_with_its_parameters(up: Up) -> None:
     watched = up.prefect(
         *("deployment", "run", "tune/local", "--param", "config_path=experiment.yaml"),
