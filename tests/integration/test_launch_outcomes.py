@@ -58,7 +58,7 @@ def test_memory_that_ran_out_while_deepspeed_initialised_is_out_of_memory(trials
 
 @pytest.mark.parametrize("starter", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_trial_beyond_its_deadline_is_ended_with_all_that_it_started(trials, starter):
-    slots, deadline = (2, 4.0) if starter == "warm" else (1, 40.0)
+    slots, deadline = (2, 4.0) if starter == "warm" else (1, 12.0)
     running = trials.start(trials.plan("children.py", "--hang", "spin", slots=slots, deadline_s=deadline), starter)
     for rank in range(slots):
         running.wait_for("ready", rank)

@@ -25,7 +25,7 @@ from trial_lib.slots.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = Host("cpu", ["0", "1", "2"], 2**30)
-WORKERS, KILLS = 4, 6
+WORKERS, KILLS = 4, 12
 
 
 def never() -> bool:
