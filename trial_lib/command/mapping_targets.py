@@ -8,6 +8,7 @@ from pathlib import Path
 from trial_lib.command.file_targets import FILE_TARGET, FileTarget, unquoted
 from trial_lib.command.switches import SwitchValue, boolean_of, is_option, text_of
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.turned import TURNED_PLACE
 
 _KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
 _OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]\d*"
@@ -19,6 +20,8 @@ PLACES = (
     "command (conf.yaml:trainer.batch), or a word by its number (argv:2)"
 )
 """The places, as a message names them."""
+SWITCH_PLACE = rf"{MAPPING_TARGET}|^{TURNED_PLACE}$"
+"""A place of a switch: a target, or the name of a switch that ZeroTune turns."""
 
 _AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
 _NEGATIVE = re.compile(r"-\.?\d")

@@ -1,13 +1,16 @@
 """Switches of the user's program: settings that a search varies beside those of DeepSpeed.
 
 A switch has the name of its place in the command, as `--map` names it: an option, an environment variable, an override,
-a value in a file, a word by its number. `mapping_targets` reads and sets the places.
+a value in a file, a word by its number. `mapping_targets` reads and sets the places. Those of `turned` have no place in
+a command: a rank turns them.
 
 A rank imports this module from the user's environment: standard library only.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from trial_lib.wire.turned import is_turned
 
 PROGRAM = "program"
 """The section of a candidate's knobs that has the switches, by their places. DeepSpeed has no such key."""
@@ -61,7 +64,7 @@ def shown_switch(place: str, value: SwitchValue) -> str:
     """Returns a switch as people read it, such as `--compile`, `no --compile` or `OMP_NUM_THREADS=2`."""
     if value is None:
         return f"{place} {AS_TYPED}"
-    if isinstance(value, bool) and is_option(place):
+    if isinstance(value, bool) and (is_option(place) or is_turned(place)):
         return place if value else f"no {place}"
     return f"{place}={text_of(value)}"
 

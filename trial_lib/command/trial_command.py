@@ -9,6 +9,7 @@ from trial_lib.command.entrypoint import Entrypoint, split_flag
 from trial_lib.command.file_targets import FileTarget, text_in_file
 from trial_lib.command.mapping_targets import is_variable, with_switch
 from trial_lib.command.switches import SwitchValue, text_of
+from trial_lib.wire.turned import in_command
 
 COMMAND_FILES = "command_files"
 """The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
@@ -55,12 +56,13 @@ def trial_command(
             stays as the user wrote it.
         environment: the environment of the trial's ranks without the trial's variables.
         folder: the folder of the command's relative paths.
-        switches: the values of the program's switches, by their places.
+        switches: the values of the program's switches, by their places. Those that ZeroTune turns stay out.
 
     Raises:
         InputError: a file that a mapping or a switch names has changed, and the value is not found in it any more.
     """
-    mapped: dict[str, SwitchValue] = {place: value for place, value in (switches or {}).items() if value is not None}
+    placed = in_command(switches or {})
+    mapped: dict[str, SwitchValue] = {place: value for place, value in placed.items() if value is not None}
     mapped |= {
         target: config_values[key] for key, target in arg_mappings.items() if config_values.get(key, "auto") != "auto"
     }

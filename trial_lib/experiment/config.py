@@ -1,8 +1,8 @@
 """The fields of an experiment's YAML, with their types and meanings.
 
-The fields are Determined's, so that a file written for it works unchanged. ZeroTune adds five: `arg_mappings`,
-`follow_launcher`, `search_space`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here become the
-JSON Schema that editors show (see `schema`).
+The fields are Determined's, so that a file written for it works unchanged. ZeroTune adds six: `arg_mappings`,
+`follow_launcher`, `search_space`, `turned`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here
+become the JSON Schema that editors show (see `schema`).
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ from trial_lib.experiment.field_types import (
     MemorySize,
     SearchSpaceSection,
     above_zero,
+    known_turned,
     none_for_zero,
 )
 from trial_lib.experiment.hyperparameter_values import plain_deepspeed_value, plain_value
@@ -202,6 +203,11 @@ class ExperimentConfig(YamlSection):
         description="Knobs to narrow, widen or fix: a dotted DeepSpeed key, such as zero_optimization.overlap_comm, "
         "with a value, a list of values (the best guess first), a range or a condition. The section `program` has "
         "settings of your program. The search's own space has the rest. An addition of ZeroTune.",
+    )
+    turned: Annotated[dict[str, bool | int | str], AfterValidator(known_turned)] = Field(
+        default_factory=dict,
+        description="Switches that ZeroTune turns in your program, such as {model:compile: true}. A training by "
+        "`zerotune train` has them, and so has every trial that varies them not. An addition of ZeroTune.",
     )
     resources: Resources = Field(default_factory=Resources, description="The devices and hosts of a trial.")
     searcher: Searcher = Field(default_factory=Searcher, description="The length of the full experiment.")

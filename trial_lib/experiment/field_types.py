@@ -16,9 +16,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from trial_lib.command.mapping_targets import MAPPING_TARGET
+from trial_lib.command.mapping_targets import SWITCH_PLACE
 from trial_lib.command.switches import PROGRAM
 from trial_lib.experiment.yaml_section import YamlSection
+from trial_lib.wire.turned import TURNED, is_turned
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
 """The DeepSpeed keys that a script may take from its command line or its environment."""
@@ -52,6 +53,16 @@ class Length(YamlSection):
         mapping = handler.resolve_ref_schema(handler(core_schema))
         number = {"type": "integer", "minimum": 0, "description": "Optimizer steps."}
         return {"description": mapping.pop("description"), "anyOf": [number, mapping]}
+
+
+def known_turned(switches: dict[str, Any]) -> dict[str, Any]:
+    """Returns switches that ZeroTune turns, each with a value that it can have."""
+    for place, value in switches.items():
+        if not is_turned(place):
+            raise ValueError(f"ZeroTune has no switch {place}: it has {', '.join(TURNED)}")
+        if not TURNED[place].has(value):
+            raise ValueError(f"{place} cannot be {value}: its values are {', '.join(map(str, TURNED[place].values))}")
+    return switches
 
 
 def none_for_zero(number: int | None) -> int | None:
@@ -173,12 +184,13 @@ SearchSpaceSection = Annotated[
             "properties": {
                 PROGRAM: {
                     "type": "object",
-                    "propertyNames": {"pattern": MAPPING_TARGET},
+                    "propertyNames": {"pattern": SWITCH_PLACE},
                     "additionalProperties": _knob_schema(_SWITCH_KEYS),
                     "description": "Settings of your program to vary, each by its place in the command: an option "
                     "(--gradient_checkpointing), a variable (OMP_NUM_THREADS), an override (trainer.workers), a value "
                     "in a file (conf.yaml:trainer.workers), or a word by its number (argv:2). true and false make an "
-                    "option be there or not, and null leaves it as typed.",
+                    "option be there or not, and null leaves it as typed. ZeroTune itself turns others "
+                    "(model:compile).",
                 }
             },
             "additionalProperties": _knob_schema(_KNOB_KEYS),

@@ -1,5 +1,6 @@
 """The switches of `search_space`: its section `program`, `--vary`, and their check against the command."""
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from trial_lib.command.mapping_targets import (
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.turned import TURNED, TURNED_PLACE, is_turned
 
 COARSE, MATHEMATICS = "coarse", "changes_mathematics"
 """The keys of a switch that a DeepSpeed setting has not."""
@@ -35,10 +37,15 @@ _SAID = "Write the place, `=` and its values, such as `--vary '--gradient_checkp
 def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
     """Returns the places of a section `program`, and whether each decides memory or mathematics.
 
-    An environment variable does not, unless it says so. Everything else does, unless it says that it does not.
+    An environment variable does not, unless it says so. Everything else does, unless it says that it does not. Of
+    switches that ZeroTune turns, the table `TURNED` decides.
     """
     says = {place: said.get(COARSE) if isinstance(said, Mapping) else None for place, said in section.items()}
-    return {place: not is_plain_name(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
+    return {place: _is_coarse(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
+
+
+def _is_coarse(place: str) -> bool:
+    return TURNED[place].coarse if is_turned(place) else not is_plain_name(place)
 
 
 def check_place(place: str, others: Sequence[str], where: str) -> None:
@@ -52,7 +59,12 @@ def check_place(place: str, others: Sequence[str], where: str) -> None:
     Raises:
         InputError: it is no place in a command, or another name of one before it.
     """
-    if not re.fullmatch(MAPPING_TARGET, place):
+    if re.fullmatch(TURNED_PLACE, place):
+        if not is_turned(place):
+            near = difflib.get_close_matches(place, TURNED, n=1)
+            remedy = f"Did you mean {near[0]}?" if near else f"Name one of {', '.join(TURNED)}."
+            raise InputError(f"ZeroTune has no switch {place}.", where=where, remedy=remedy)
+    elif not re.fullmatch(MAPPING_TARGET, place):
         raise InputError(f'"{place}" is no place in a command.', where=where, remedy=f"Name {PLACES}.")
     if any(same_place(place, other) for other in others):
         raise InputError(f"{place} is varied twice.", where=where, remedy="Leave one of the two out.")
@@ -62,12 +74,15 @@ def check_value(place: str, value: Any, where: str) -> None:
     """Checks a value of a switch.
 
     Raises:
-        InputError: it is a list or a mapping.
+        InputError: it is a list or a mapping, or none of those of a switch that ZeroTune turns.
     """
     if isinstance(value, (list, Mapping)):
         raise InputError(
             f"{place}: a value is one word of the command.", where=where, remedy="Write a text, a number or true."
         )
+    if is_turned(place) and value is not None and not TURNED[place].has(value):
+        known = ", ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in TURNED[place].values)
+        raise InputError(f"{place} cannot be {value}.", where=where, remedy=f"Its values are {known}.")
 
 
 def check_switches(
@@ -92,6 +107,8 @@ def check_switches(
     for request in requests:
         if is_switch(request.path):
             place = place_of(request.path)
+            if is_turned(place):
+                continue
             _check_owner(place, entrypoint, arg_mappings)
             _check_name(place, entrypoint, environment)
             typed_switch(place, request.values, entrypoint.arguments, environment, folder)
@@ -151,7 +168,8 @@ def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable
     """Returns `--vary PLACE=VALUES` as the section `program` of a YAML file.
 
     Args:
-        words: `PLACE=VALUES`, with values and commas, or `PLACE={...}`, with a mapping as in the YAML.
+        words: `PLACE=VALUES`, with values and commas, or `PLACE={...}`, with a mapping as in the YAML. A switch that
+            ZeroTune turns needs no values.
         check: checks a `search_space`. It gets the function that names a place in an error.
 
     Raises:
@@ -165,9 +183,12 @@ def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable
     for word in words:
         place, equals, text = word.partition("=")
         where = f"--vary {word}"
-        if not equals:
+        if not equals and not is_turned(place):
             raise InputError(f"{place} has no values.", where=where, remedy=_SAID)
         check_place(place, list(section), where)
+        if not equals:
+            section[place] = list(TURNED[place].values)
+            continue
         section[place] = _mapping(text, where) if text.startswith("{") else _listed(text, place, where)
 
     def named(keys: Sequence[str]) -> str:
@@ -207,7 +228,7 @@ def _value(word: str, place: str) -> Any:
     """Returns the value that a word means. A number or a boolean keeps the text that it has."""
     if word in ("", "null"):
         return None
-    if is_option(place) and word.lower() in ("true", "false"):
+    if (is_option(place) or is_turned(place)) and word.lower() in ("true", "false"):
         return word.lower() == "true"
     for number in (int, float):
         try:

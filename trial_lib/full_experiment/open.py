@@ -300,6 +300,7 @@ def _open(
         max_restarts=experiment.config.max_restarts,
         ds_config=record.ds_config,
         is_in_code=_is_in_code(experiment) and bool(record.ds_config),
+        turned=dict(experiment.config.turned),
     )
     write_all(plan.program.files)
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)

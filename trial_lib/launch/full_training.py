@@ -42,6 +42,7 @@ class TrainingPlan:
         max_restarts: how often it is restarted after a crash.
         ds_config: the DeepSpeed configuration to train with.
         is_in_code: whether the program's code contains its configuration. `ds_config` is then merged into that one.
+        turned: the switches that its ranks turn, by name.
     """
 
     program: Program
@@ -50,6 +51,7 @@ class TrainingPlan:
     max_restarts: int
     ds_config: dict[str, Any] = field(default_factory=dict)
     is_in_code: bool = False
+    turned: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,7 @@ def _run(
         arguments=program.arguments,
         ds_config=plan.ds_config,
         is_in_code=plan.is_in_code,
+        turned=plan.turned,
         device=host.device,
         finished=[str(plan.paths.rank_finished(rank)) for rank in ranks],
         failures=[str(plan.paths.rank_failure(rank)) for rank in ranks],

@@ -127,7 +127,7 @@ class Probe:
         """Replaces DeepSpeed's functions. Call it before the user's code runs."""
         global current
         if current is None:
-            intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current))
+            intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current), self._order.turned)
             loader_batches.install()
         current = self
         self._plain_steps.begin()

@@ -42,6 +42,8 @@ class ProgramFacts:
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
+    turnable: dict[str, list[Any]] = field(default_factory=dict)
+    not_turnable: dict[str, str] = field(default_factory=dict)
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program has passed."""

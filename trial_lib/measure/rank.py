@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -147,10 +148,10 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
             # This imports torch, which a program may not use.
             from trial_lib.measure.libraries import interception
 
-            interception.adopt(order.ds_config)
+            interception.adopt(order.ds_config, order.turned)
             accelerate.adopt()
         else:
-            post_import.when_imported("deepspeed", _let_config_count)
+            post_import.when_imported("deepspeed", functools.partial(_let_config_count, order.turned))
         try:
             run_program(order.program, _arguments(order, order.arguments))
         except SystemExit as stop:
@@ -170,11 +171,11 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
     _end(0)
 
 
-def _let_config_count(_deepspeed: ModuleType) -> None:
+def _let_config_count(turned: Mapping[str, Any], _deepspeed: ModuleType) -> None:
     # This imports torch, which DeepSpeed has imported already.
     from trial_lib.measure.libraries import interception
 
-    interception.let_config_count()
+    interception.let_config_count(turned)
 
 
 def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[str]:

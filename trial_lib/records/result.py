@@ -100,6 +100,9 @@ class ProgramProfile(FrozenRecord):
         settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
             a configuration. Empty if unknown.
         formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
+        turnable: the switches that ZeroTune can turn in the program, by name, each with its values. The program's own
+            is first.
+        not_turnable: the other such switches, each with the reason.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -127,6 +130,8 @@ class ProgramProfile(FrozenRecord):
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = Field(default_factory=dict)
     formats: list[str] = Field(default_factory=list)
+    turnable: dict[str, list[Any]] = Field(default_factory=dict)
+    not_turnable: dict[str, str] = Field(default_factory=dict)
 
     @property
     def arrival(self) -> Arrival:

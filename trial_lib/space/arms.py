@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from trial_lib.command.switches import is_switch
+from trial_lib.command.switches import is_switch, place_of
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_known, spelled
-from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at
+from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
+from trial_lib.wire.turned import is_turned
 
 _REDUCE_SCATTER = "zero_optimization.reduce_scatter"
 # deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
@@ -76,7 +77,8 @@ def without_effect(
     for request in requests:
         if request.path == STAGE or any(_has(request.path, setting, arm, here) for setting, arm in arms):
             continue
-        told.append(f"{request.path} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
+        name = place_of(request.path) if is_turned(place_of(request.path)) else request.path
+        told.append(f"{name} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
     return told
 
 
@@ -107,7 +109,8 @@ def _arms(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], catalogue: bool
 ) -> list[tuple[CoarseSetting, Arm]]:
     """Returns every arm once, with its setting."""
-    asked = {request.path: _resolved(request, here) for request in requests}
+    resolved = (_resolved(request, here) for request in requests)
+    asked = {request.path: request for request in resolved if request.values}
     arms = list(_every_arm(zero_stages, here, asked, catalogue))
     if not catalogue:
         return arms
@@ -117,11 +120,16 @@ def _arms(
 
 
 def _resolved(request: RequestedKnob, here: Surroundings) -> RequestedKnob:
-    """Returns a request in which the user's value of a switch has taken the place of None."""
-    if not is_switch(request.path) or None not in request.values:
+    """Returns a request in which the user's value of a switch has taken the place of None.
+
+    It keeps the values alone that the program can have, if ZeroTune turns the switch. There may be none.
+    """
+    if not is_switch(request.path):
         return request
-    own = here.own(request.path)
+    own, place = here.own(request.path), place_of(request.path)
     values = tuple(dict.fromkeys(own if value is None else value for value in request.values))
+    if is_turned(place):
+        values = tuple(value for value in values if value in here.turnable.get(place, ()))
     return replace(request, values=values)
 
 
@@ -364,6 +372,10 @@ def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> boo
 
 def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
     """Returns the reason that keeps a knob out of all settings. Of several it is the one nearest to an effect."""
+    place = place_of(request.path)
+    if is_turned(place) and not _resolved(request, here).values:
+        values = ", ".join(map(shown, here.turnable.get(place, ())))
+        return here.not_turnable.get(place, f"your program can have {values or 'no value of it'}")
     known = KNOBS.get(request.path)
     met = [setting for setting in settings if _meets(request, setting, here)]
     if known is None or not met:

@@ -3,7 +3,7 @@
 Pure: standard library only.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ class Surroundings:
         has_experts: whether the model has layers of DeepSpeed's mixture of experts.
         repeats_backward: whether the code calls backward more than once for one step of its engine.
         compiles_engine: whether the code calls `engine.compile()`.
+        turnable: the switches that ZeroTune can turn in the program, by name, with their values.
+        not_turnable: the other such switches, with the reasons.
     """
 
     device: str
@@ -56,6 +58,8 @@ class Surroundings:
     has_experts: bool = False
     repeats_backward: bool = False
     compiles_engine: bool = False
+    turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    not_turnable: Mapping[str, str] = field(default_factory=dict)
 
     def own(self, path: str) -> Any:
         """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Literal
 
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
+from trial_lib.wire.turned import is_turned, turned_word
 
 ZeroStage = Literal[0, 1, 2, 3]
 ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
@@ -295,6 +296,8 @@ def coarse_word(path: str, value: Any) -> str:
 
 def switch_word(place: str, value: Any) -> str:
     """Returns the word for a program's switch in names. It is empty for one that is as typed, or an option left out."""
+    if is_turned(place):
+        return turned_word(place, value)
     if value is None or (value is False and is_option(place)):
         return ""
     word = shown_switch(place, value)

@@ -34,6 +34,8 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         has_experts=program.has_experts,
         repeats_backward=program.repeats_backward,
         compiles_engine=program.compiles_engine,
+        turnable=program.turnable,
+        not_turnable=program.not_turnable,
     )
 
 

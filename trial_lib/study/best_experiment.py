@@ -14,6 +14,7 @@ from trial_lib.command.words import ASSIGNMENT, split_command
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_document import parse_yaml
 from trial_lib.records.study_folder import StudyPaths
+from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import write_all, write_whole
 
 _NEVER_FOLDED = 1_000_000_000  # columns, because a folded word would have a line break
@@ -57,6 +58,8 @@ def write_best_experiment(
     words = split_command(typed, "entrypoint") if isinstance(typed, str) else list(typed)
     launcher = words[: len(words) - len(entrypoint.arguments)]
     document["entrypoint"] = [*_assigned(launcher, variables), *command.arguments]
+    turned = {**experiment.config.turned, **turned_among(switches)}
+    document |= {"turned": turned} if turned else {}
     if "arg_mappings" in document:
         document["arg_mappings"] = {
             key: _in_copy(target, command.copies) for key, target in document["arg_mappings"].items()

@@ -16,6 +16,7 @@ from trial_lib.deepspeed_config.overrides import (
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.result import ProgramProfile
+from trial_lib.wire.turned import is_turned
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,12 @@ class KnownProgram:
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
         mappings = {**found.arg_mappings, **self.arg_mappings}
         config = completed_config(self.base_config, found)
-        if self.switches:
-            config[PROGRAM] = dict(self.switches)
-        return KnownProgram(config, mappings, found, self.switches)
+        # The program's own value of a switch that ZeroTune turns shows when it runs.
+        own = {place: values[0] for place, values in found.turnable.items()}
+        switches = {place: own.get(place) if value is None else value for place, value in self.switches.items()}
+        if switches:
+            config[PROGRAM] = switches
+        return KnownProgram(config, mappings, found, switches)
 
     @property
     def is_batch_in_code(self) -> bool:
@@ -65,6 +69,8 @@ class KnownProgram:
 def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:
     """Returns the values of the varied switches in an experiment's command as typed, by their places.
 
+    That of a switch that ZeroTune turns is None, unless the experiment sets it.
+
     Args:
         experiment: what the user submitted.
         environment: the environment of its ranks.
@@ -74,10 +80,14 @@ def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> di
     """
     requests = [each for each in read_search_space(experiment.config.search_space) if is_switch(each.path)]
     arguments, folder = experiment.entrypoint.arguments, experiment.model_dir
-    return {
-        place_of(request.path): typed_switch(place_of(request.path), request.values, arguments, environment, folder)
-        for request in requests
-    }
+    switches: dict[str, Any] = {}
+    for request in requests:
+        place = place_of(request.path)
+        if is_turned(place):
+            switches[place] = experiment.config.turned.get(place)
+        else:
+            switches[place] = typed_switch(place, request.values, arguments, environment, folder)
+    return switches
 
 
 def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[str, Any]:

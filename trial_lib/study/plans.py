@@ -22,6 +22,7 @@ from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.turned import turned_among
 
 # Sections of a DeepSpeed configuration that decide on number formats.
 _PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}
@@ -128,6 +129,7 @@ class TrialPlans:
             "paths": paths,
             "training_spec": trial_spec(experiment, config, paths),
             "as_typed": as_typed,
+            "turned": {**experiment.config.turned, **turned_among(switches or {})},
         }
 
 

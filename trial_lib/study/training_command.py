@@ -20,10 +20,12 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.space.knobs import STAGE, get_knob
+from trial_lib.space.turned_in_code import lines_to_write
 from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
+from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import write_all
 
 
@@ -82,6 +84,7 @@ def training_command(
     if stage != 3 and known.found is not None and known.found.partitions_its_model:
         # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
         to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
+    to_write += lines_to_write(turned_among(switches or {}), known.switches)
     if to_write:
         # As typed, the program would train with the values in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]

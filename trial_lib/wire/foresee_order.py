@@ -22,6 +22,7 @@ class ForeseeOrder:
         scratch: a folder that replaces the user's files for everything that the program would write.
         protected_before: seconds since the epoch. The rank never changes a file of the user's that is older.
         overrides: merged into the DeepSpeed configuration of the engine that trains.
+        turned: the switches that the rank turns in the program, by name.
         world: ranks of the pretended world.
         ranks_per_host: of these, the ranks on one host.
         device_bytes: memory of the pretended device, for a program that asks.
@@ -38,6 +39,7 @@ class ForeseeOrder:
     scratch: str
     protected_before: float
     overrides: dict[str, Any] = field(default_factory=dict)
+    turned: dict[str, Any] = field(default_factory=dict)
     world: int
     ranks_per_host: int
     device_bytes: int

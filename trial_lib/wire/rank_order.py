@@ -29,6 +29,7 @@ class ProbeSettings:
             peak FLOP/s that model FLOPs utilisation is relative to. None leaves the utilisation out.
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed. The candidate then changes nothing.
+        turned: the switches that the rank turns in the program, by name, as `trial_lib.wire.turned` has them.
     """
 
     window: StepWindow
@@ -39,6 +40,7 @@ class ProbeSettings:
     formats: tuple[str, ...] | None = None
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
+    turned: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,7 @@ class TrainingOrder:
         arguments: the program's command line.
         ds_config: the DeepSpeed configuration to train with.
         is_in_code: whether the program's own configuration is in its code, so that the rank has to merge `ds_config`.
+        turned: as `ProbeSettings` has it.
         device: as `RankOrder` has it.
         finished: the file that each rank writes at the end of its program, by rank.
         failures: the file for the exception that ended a rank, by rank.
@@ -149,6 +152,7 @@ class TrainingOrder:
     ds_config: dict[str, Any]
     is_in_code: bool
     device: str | None
+    turned: dict[str, Any] = field(default_factory=dict)
     finished: list[str]
     failures: list[str]
 

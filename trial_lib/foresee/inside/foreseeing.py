@@ -69,7 +69,7 @@ class Foreseeing:
         pretended_device.install()
         accelerator.install(self._memory, order.device_bytes, order.ranks_per_host)
         pretended_world.install(order.world)
-        intercept(order.overrides, self._facts, self)
+        intercept(order.overrides, self._facts, self, order.turned)
         pretended_kernels.install(self._operations)
         program_options.note_parsers()
         huggingface_trainer.install(self._facts, order.overrides, scratch)

@@ -14,6 +14,7 @@ from trial_lib.intercept.stand_in import stand_in
 from trial_lib.measure.ends.config_refusal import keys_named
 from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.turned.turning import Turning
 from trial_lib.wire.errors import InputError
 
 # Sections that make DeepSpeed write to a place, or an account, of the user's; and DeepSpeed's own tuner.
@@ -43,13 +44,19 @@ class InitializeObserver(Protocol):
         """Called before the code destroys the process group. Afterwards the ranks cannot agree any more."""
 
 
-def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: InitializeObserver) -> None:
+def intercept(
+    overrides: Mapping[str, Any],
+    facts: ProgramFacts,
+    observer: InitializeObserver,
+    turned: Mapping[str, Any] | None = None,
+) -> None:
     """Makes `deepspeed.initialize` merge the overrides in for engines that train, and stops all engines from saving.
 
     Args:
         overrides: a candidate's part of the DeepSpeed configuration.
         facts: collects the configuration that the code itself passes for the first engine that trains.
         observer: gets the events about the engines.
+        turned: the switches to turn in each model that trains. None for no switch.
     """
     import deepspeed
     from deepspeed.moe.layer import MoE
@@ -73,7 +80,8 @@ def intercept(overrides: Mapping[str, Any], facts: ProgramFacts, observer: Initi
         facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
         observer.engine_built(engine)
 
-    _stand_in_for_initialize(merge, observer.initialize_called, built, facts)
+    turning = Turning(turned, facts)
+    _stand_in_for_initialize(merge, observer.initialize_called, built, turning, facts)
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
@@ -115,7 +123,7 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
     checkpointing.configure = configure
 
 
-def adopt(ds_config: Mapping[str, Any]) -> None:
+def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None) -> None:
     """Makes the code train with a configuration in place of its own.
 
     The differences from the configuration of the first engine that trains are merged into the configuration of each
@@ -123,6 +131,7 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
 
     Args:
         ds_config: a complete DeepSpeed configuration, such as a study's winner.
+        turned: the switches to turn in each model that trains. None for no switch.
     """
     found: list[DeepSpeedConfig] = []
     followers = Followers()
@@ -135,19 +144,26 @@ def adopt(ds_config: Mapping[str, Any]) -> None:
             found.append(difference(passed, ds_config))
         return overwrite_deepspeed_config(passed, followers.overrides_for(passed, found[0]))
 
-    _stand_in_for_initialize(merge, expected.require, lambda engine, is_trained: None)
+    _stand_in_for_initialize(merge, expected.require, lambda engine, is_trained: None, Turning(turned))
 
 
-def let_config_count() -> None:
-    """Makes the code's `config` win if the code also passes a configuration to `deepspeed.initialize` in `args`."""
+def let_config_count(turned: Mapping[str, Any] | None = None) -> None:
+    """Makes the code's `config` win if the code also passes a configuration to `deepspeed.initialize` in `args`.
+
+    Args:
+        turned: the switches to turn in each model that trains. None for no switch.
+    """
     before = expected.require
-    _stand_in_for_initialize(lambda passed, is_trained: passed, before, lambda engine, is_trained: None)
+    _stand_in_for_initialize(
+        lambda passed, is_trained: passed, before, lambda engine, is_trained: None, Turning(turned)
+    )
 
 
 def _stand_in_for_initialize(
     merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],
     before: Callable[[], None],
     after: Callable[[Any, bool], None],
+    turning: Turning,
     facts: ProgramFacts | None = None,
 ) -> None:
     """Replaces `deepspeed.initialize`.
@@ -156,6 +172,7 @@ def _stand_in_for_initialize(
         merge: returns the configuration to use in place of the code's, given whether the engine trains.
         before: called when a call begins.
         after: called with the new engine, and whether it trains.
+        turning: turns switches of the models that train.
         facts: collect a call that passes two configurations.
     """
     import deepspeed
@@ -178,10 +195,14 @@ def _stand_in_for_initialize(
                 configuration.replace(merge(passed, is_trained))
             if facts is not None:
                 facts.hands_over_two_configs |= configuration.is_handed_over_twice
+            if is_trained:
+                turning.before(call.arguments)
             with keys_named(call.arguments.get("config")):
                 built = original(*call.args, **call.kwargs)
             configuration.complete(built[0])
         after(built[0], is_trained)
+        if is_trained:
+            turning.after(built[0])
         return built
 
     initialize.__wrapped__ = original  # type: ignore[attr-defined]

@@ -1,0 +1,35 @@
+"""Switches that ZeroTune turns in a search space: a program has the values that its profile trial found."""
+
+from dataclasses import replace
+
+from arms_of_space import here, labels
+
+from trial_lib.space.arms import RequestedKnob, build_space, without_effect
+from trial_lib.space.turned_in_code import lines_to_write
+
+ATTENTION = RequestedKnob("program.model:attention", ("eager", "sdpa", "flash_attention_2"), coarse=True)
+COMPILE = RequestedKnob("program.model:compile", (False, True), coarse=True)
+BASE = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}, "program": {"model:attention": "sdpa"}}
+
+
+def test_only_what_the_program_can_have_is_tried_and_the_rest_is_told_with_its_reason() -> None:
+    found = replace(
+        here("cpu", base=BASE),
+        turnable={"model:attention": ["sdpa", "eager"]},
+        not_turnable={"model:compile": "torch.compile needs a C++ compiler such as g++"},
+    )
+    requests = (ATTENTION, COMPILE)
+    space = build_space((1,), found, requests, catalogue=True)
+    assert sorted(labels(space)) == ["z1-attention=eager", "z1-attention=sdpa"]
+    assert without_effect((1,), found, requests, catalogue=True) == [
+        "model:compile has no effect: torch.compile needs a C++ compiler such as g++."
+    ]
+
+
+def test_before_the_profile_trial_no_arm_has_such_a_switch() -> None:
+    assert labels(build_space((1,), here("cpu", base=BASE), (COMPILE,), catalogue=True)) == ["z1"]
+
+
+def test_the_answer_names_what_differs_from_the_program() -> None:
+    (line,) = lines_to_write({"model:compile": True, "model:attention": "sdpa"}, {"model:attention": "sdpa"})
+    assert "engine.compile()" in line

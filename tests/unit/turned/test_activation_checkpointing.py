@@ -1,0 +1,86 @@
+"""Activation checkpointing that a rank turns on: which blocks it recomputes, and that the training stays the same."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+from trial_lib.turned.activation_checkpointing import find, repeated_blocks, turn
+
+KINDS = ("none", "full", "every_second")
+
+
+class Block(torch.nn.Module):
+    """A layer with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(torch.relu(self.linear(x)))
+
+
+class Model(torch.nn.Module):
+    """Four blocks, beside a shorter list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return torch.as_tensor(self.head(x)).square().mean()
+
+
+def trained(model: torch.nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    torch.manual_seed(3)
+    loss = model(torch.ones(2, 8))
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_are_the_same_with_dropout(kind: str) -> None:
+    model = Model()
+    other = copy.deepcopy(model)
+    turn(other, kind)
+    expected, found = trained(model), trained(other)
+    assert torch.equal(expected[0], found[0])
+    assert all(map(torch.equal, expected[1], found[1]))
+    assert len(expected[1]) == len(found[1]) == 12
+
+
+@pytest.mark.parametrize(("kind", "recomputed"), [("none", []), ("full", [0, 1, 2, 3]), ("every_second", [0, 2])])
+def test_the_repeated_blocks_are_recomputed_and_keep_their_names_in_a_state(kind: str, recomputed: list[int]) -> None:
+    model = Model()
+    names = list(model.state_dict())
+    assert find(model).values == KINDS
+    turn(model, kind)
+    assert [number for number, each in enumerate(model.blocks) if isinstance(each, CheckpointWrapper)] == recomputed
+    assert list(model.state_dict()) == names
+
+
+def test_models_that_cannot_or_already_do_are_left_alone_with_a_reason() -> None:
+    statistics = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)),) * 2)
+    for model, reason in (
+        (torch.nn.Linear(2, 2), "the model has no repeated blocks"),
+        (statistics, "keep statistics"),
+    ):
+        found = find(model)
+        assert not found.values
+        assert reason in found.reason
+    itself = Model()
+    turn(itself, "full")
+    assert find(itself).reason == "your code recomputes activations by itself"
+
+
+def test_the_class_that_repeats_most_is_found_in_all_its_places() -> None:
+    stages = torch.nn.Sequential(
+        torch.nn.Sequential(Block(), Block(), Block()), torch.nn.Sequential(Block()), torch.nn.Linear(8, 8)
+    )
+    assert [type(block) for block in repeated_blocks(stages)] == [Block] * 4

@@ -1,0 +1,127 @@
+"""Activation checkpointing of a model: none, of all its repeated blocks, or of every second one.
+
+A Hugging Face model has a method of its own. In any other model, torch's wrapper recomputes the repeated blocks. Both
+keep the state of random numbers, so dropout draws the same again.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+)
+
+from trial_lib.turned.found import Found
+from trial_lib.turned.models import inner_model
+
+NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
+_BY_ITSELF = "your code recomputes activations by itself"
+_WRAPPED = "_checkpoint_wrapped_module."
+_FEWEST_BLOCKS = 2
+
+
+def find(model: Any) -> Found:
+    """Returns the kinds of checkpointing that a model can have, its own first."""
+    own = inner_model(model)
+    if _has_method(own):
+        flags = [bool(module.gradient_checkpointing) for module in _flagged(own)]
+        mine = NONE if not any(flags) else FULL if all(flags) else EVERY_SECOND
+        return Found.of(mine, (NONE, FULL, EVERY_SECOND))
+    if hasattr(model, "activation_checkpoint_interval"):
+        return Found(reason="a pipeline has its own activation_checkpoint_interval")
+    if any(isinstance(module, CheckpointWrapper) for module in model.modules()):
+        return Found(reason=_BY_ITSELF)
+    blocks = repeated_blocks(model)
+    if not blocks:
+        return Found(reason="the model has no repeated blocks")
+    if any(_keeps_statistics(module) for block in blocks for module in block.modules()):
+        return Found(reason="the repeated blocks keep statistics of their batches, which recomputation counts twice")
+    return Found.of(NONE, (NONE, FULL, EVERY_SECOND))
+
+
+def turn(model: Any, kind: str) -> None:
+    """Gives a model another kind of checkpointing. Call it before its engine exists.
+
+    Raises:
+        ValueError: the model has no repeated blocks.
+    """
+    own = inner_model(model)
+    if not _has_method(own):
+        blocks = repeated_blocks(model)
+        if not blocks:
+            raise ValueError("Its activations cannot be recomputed: the model has no repeated blocks.")
+        chosen = {id(block) for block in _of_kind(blocks, kind)}
+        apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
+    elif find(model).values[0] != kind:
+        # The newer name (transformers 5) warns of the older one, and means the same.
+        of_transformers_5 = hasattr(own, "activation_checkpointing_enable")
+        name = "activation_checkpointing" if of_transformers_5 else "gradient_checkpointing"
+        if kind == NONE:
+            getattr(own, f"{name}_disable")()
+            return
+        getattr(own, f"{name}_enable")(**{f"{name}_kwargs": {"use_reentrant": False}})
+        layers = [module for module in _flagged(own) if not any(_flagged(child) for child in module.children())]
+        for layer in set(layers) - set(_of_kind(layers, kind)):
+            layer.gradient_checkpointing = False
+
+
+def restore_names(engine: Any, _kind: str) -> None:
+    """Gives an engine the parameters' own names, which it writes into its checkpoints."""
+    names = getattr(engine, "param_names", {})
+    for parameter, name in names.items():
+        names[parameter] = name.replace(_WRAPPED, "")
+
+
+def repeated_blocks(model: Any) -> list[Any]:
+    """Returns the modules of the class that repeats most in a list or a sequence of the model, in their order."""
+    longest: tuple[int, int] = (_FEWEST_BLOCKS - 1, 0)
+    kind: type | None = None
+    for module in model.modules():
+        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
+            continue
+        children = list(module.children())
+        if len({type(child) for child in children}) != 1 or isinstance(children[0], _LISTS):
+            continue
+        size = len(children), sum(_elements(each) for child in children for each in child.parameters())
+        if size[1] and size > longest:
+            longest, kind = size, type(children[0])
+    return [] if kind is None else list(_outermost(model, kind))
+
+
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+def _elements(parameter: Any) -> int:
+    """Returns the elements of a parameter, which ZeRO-3 may have partitioned."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _outermost(module: Any, kind: type) -> Iterator[Any]:
+    """Yields the modules of a class that are not within another of it."""
+    for child in module.children():
+        if type(child) is kind:
+            yield child
+        else:
+            yield from _outermost(child, kind)
+
+
+def _of_kind(blocks: list[Any], kind: str) -> list[Any]:
+    return {NONE: [], FULL: blocks, EVERY_SECOND: blocks[::2]}[kind]
+
+
+def _has_method(model: Any) -> bool:
+    return bool(getattr(model, "supports_gradient_checkpointing", False)) and hasattr(
+        model, "gradient_checkpointing_enable"
+    )
+
+
+def _flagged(model: Any) -> list[Any]:
+    """Returns the modules that a Hugging Face model's method switches."""
+    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+
+
+def _keeps_statistics(module: Any) -> bool:
+    """Returns whether a module changes buffers in its forward pass, as BatchNorm does."""
+    return getattr(module, "running_mean", None) is not None

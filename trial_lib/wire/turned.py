@@ -1,0 +1,68 @@
+"""Switches that ZeroTune itself turns inside a rank, because the program's command has no place for them.
+
+Such a switch is named by the object that it belongs to: `model:compile`. A search varies it beside the switches of the
+program (`trial_lib/command/switches.py`). The room `trial_lib/turned` turns it.
+
+A rank imports this module from the user's environment: standard library only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHECKPOINTING, COMPILE, ATTENTION = "model:activation_checkpointing", "model:compile", "model:attention"
+
+TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
+"""How such a switch is written."""
+
+
+@dataclass(frozen=True)
+class TurnedSwitch:
+    """A switch that ZeroTune turns.
+
+    Attributes:
+        values: the values that a search tries if the user names none. The program decides which of them it can have.
+        coarse: whether it decides memory, and so the arm of a candidate.
+        any_number: whether every whole number from 0 on is a value as well.
+    """
+
+    values: tuple[Any, ...]
+    coarse: bool = True
+    any_number: bool = False
+
+    def has(self, value: Any) -> bool:
+        """Returns whether the switch can have a value in some program."""
+        if self.any_number and isinstance(value, int) and not isinstance(value, bool):
+            return value >= 0
+        return any(type(known) is type(value) and known == value for known in self.values)
+
+
+TURNED: dict[str, TurnedSwitch] = {
+    CHECKPOINTING: TurnedSwitch(("none", "full", "every_second")),
+    COMPILE: TurnedSwitch((False, True)),
+    ATTENTION: TurnedSwitch(("eager", "sdpa", "flash_attention_2")),
+}
+"""The switches by name."""
+
+
+def is_turned(place: str) -> bool:
+    """Returns whether the place of a switch is the name of one that ZeroTune turns."""
+    return place in TURNED
+
+
+def turned_among(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the switches that a rank has to turn. One whose value is None stays as it is in the program."""
+    return {place: value for place, value in switches.items() if is_turned(place) and value is not None}
+
+
+def in_command(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the switches that have a place in the program's command."""
+    return {place: value for place, value in switches.items() if not is_turned(place)}
+
+
+def turned_word(place: str, value: Any) -> str:
+    """Returns the word for such a switch in the name of a candidate. It is empty for one that is off."""
+    name = place.partition(":")[2].replace("_", "-")
+    if value in (None, False, "none"):
+        return ""
+    return name if value is True else f"{name}={value}"
