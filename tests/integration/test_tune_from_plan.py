@@ -83,11 +83,26 @@ def test_a_file_that_is_no_plan_ends_the_command_at_once(zerotune: Zerotune, nam
 
 
 @pytest.mark.long
-def test_the_plan_of_another_model_ends_the_study_after_its_profile(zerotune: Zerotune) -> None:
-    ended = zerotune.run("tune", "--plan", plan_of(zerotune, parameters=7_000_000_000), "--", *COMMAND)
-    assert ended.returncode == 1
-    assert "the plan is for a model with 7,000,000,000 parameters, and this one has" in ended.stderr
-    assert len(zerotune.study.results) == 1
+def test_a_study_goes_on_without_the_plan_of_another_model(zerotune: Zerotune) -> None:
+    plan = plan_of(zerotune, parameters=7_000_000_000)
+    ended = zerotune.run("tune", "--plan", plan, "-mt", "3", "-m", "throughput", "--free-batch", "--", *COMMAND)
+    assert ended.returncode == 0, ended.stderr
+    said = "goes on without the plan llama-8b-20261126-150000-37dd, because the plan is for a model with 7,000,000,000"
+    assert said in ended.stderr
+    study = zerotune.study
+    assert said in study.paths.log.read_text()
+    # It is compared with nothing that the plan says.
+    assert PlannedTrials.in_file(study.paths.planned_trials) is None
+    assert searched_by(study)
+
+
+def test_a_plan_of_another_precision_ends_the_command_at_once(zerotune: Zerotune) -> None:
+    plan, file = plan_of(zerotune), zerotune.model / "ds_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "bf16": {"enabled": True}}))
+    ended = zerotune.run("tune", "--plan", plan, "--", *COMMAND)
+    assert ended.returncode == 2
+    assert "the plan is for parameters of 32 bits, and this configuration has 16 bits" in ended.stderr
+    assert not (zerotune.model / "zerotune-studies").exists()
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.result import TrialResult
+from trial_lib.records.result import ModelProfile, TrialResult
 from trial_lib.search.base import Search
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 from trial_lib.study.admission import Admission
@@ -69,7 +69,7 @@ class StudyDriver:
         known: the user's program, as far as it is known.
         search: its search; None until the first candidate is asked for.
         edits: the user's files that were edited while it ran.
-        plan: that it began with; None without one.
+        plan: that it began with; None without one, or if it is of another program.
         time: the time of its search.
     """
 
@@ -90,6 +90,7 @@ class StudyDriver:
         hosts = max(1, len(setup.experiment.config.resources.hosts))
         self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
         self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
+        self._without_plan = ""
         self._history = History(setup.paths.history)
         self._replay(self._history.replayed)
         self.time = SearchTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()))
@@ -270,19 +271,20 @@ class StudyDriver:
             write_whole(self.setup.paths.device_speed, found.model_dump_json(indent=1))
             self.log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
 
-    def check_plan(self) -> None:
-        """Checks that the plan is of the program that the profile trial has found, and logs what it gives.
-
-        Raises:
-            InputError: it is of another program.
-        """
-        profile = self.state.profile
-        if self.plan is None or profile is None or profile.profile is None:
-            return
-        self.plan.check(profile.profile, self.known.base_config)
-        if self.search is None:
+    def tell_plan(self) -> None:
+        """Logs what the plan gives, or why the study goes on without it."""
+        if self._without_plan:
+            self.log.warning("%s", self._without_plan)
+        elif self.plan is not None and self.search is None:
             for sentence in self.plan.told():
                 self.log.info("%s", sentence)
+
+    def _check_plan(self, profile: ModelProfile | None) -> None:
+        """Leaves the plan out if it is of another program than the profile trial has found."""
+        unlike = "" if self.plan is None or profile is None else self.plan.unlike(profile, self.known.base_config)
+        if self.plan is not None and unlike:
+            self._without_plan = self.plan.left_out(unlike)
+            self.plan = self._against = None
 
     def stop(self, reason: str) -> None:
         """Records the end of the search."""
@@ -316,6 +318,7 @@ class StudyDriver:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
                 self.known = self.known.learned(result.program)
+            self._check_plan(result.profile)
             self._admission.profiled(result.profile, self.known.base_config, self._foreseen)
             return
         candidate = self.state.candidates[result.number]

@@ -149,16 +149,33 @@ def test_a_study_without_a_plan_has_none(tmp_path):
     assert study_plan(tmp_path, H100, 8) is None
 
 
-def test_the_plan_of_another_program_is_told(opened):
+def test_the_plan_of_another_program_says_how_it_differs(opened):
     plan = opened(record(devices("h100-80gb", 79.1)), H100)
     base = {**CONFIG, "zero_optimization": {"stage": 1}}
-    plan.check(MODEL, base)
-    with pytest.raises(InputError, match=r"a model with 8,030,261,248 parameters, and this one has 1,000\."):
-        plan.check(MODEL.model_copy(update={"num_params": 1_000}), base)
+    assert plan.unlike(MODEL, base) == ""
+    small = MODEL.model_copy(update={"num_params": 1_000})
+    assert plan.unlike(small, base) == "is for a model with 8,030,261,248 parameters, and this one has 1,000"
     # Of a pipeline, a plan knows the first stage alone.
-    plan.check(MODEL.model_copy(update={"num_params": 1_000, "pipeline_parallel": True}), base)
-    with pytest.raises(InputError, match="parameters of 16 bits, and this configuration has 32 bits"):
-        plan.check(MODEL, {"optimizer": {"type": "AdamW"}})
+    assert plan.unlike(small.model_copy(update={"pipeline_parallel": True}), base) == ""
+    other = "is for parameters of 16 bits, and this configuration has 32 bits"
+    assert plan.unlike(MODEL, {"optimizer": {"type": "AdamW"}}) == other
+    said = plan.left_out(other)
+    assert said.startswith(f"The study goes on without the plan {plan.record.plan_id}, because the plan {other}.")
+    assert "It was made for: deepspeed --num_gpus 8 train.py" in said
+
+
+def test_samples_of_other_shapes_are_found_by_their_work(opened):
+    own = devices("h100-80gb", 79.1)
+    own = own.model_copy(update={"arms": tuple(each.model_copy(update={"is_own": True}) for each in own.arms[:1])})
+    plan = opened(record(own), H100)
+    # The run by hand has one product of 4e13 FLOPs a sample in each forward and each backward pass, on eight ranks.
+    work = MODEL.model_copy(update={"flops_per_sample": 8e13})
+    assert plan.unlike(work, CONFIG) == ""
+    # Recomputed activations make a plan's samples look heavier.
+    assert plan.unlike(MODEL.model_copy(update={"flops_per_sample": 6e13}), CONFIG) == ""
+    for flops in (2e13, 3.2e14):
+        said = plan.unlike(MODEL.model_copy(update={"flops_per_sample": flops}), CONFIG)
+        assert said == f"is for samples of 8e+13 FLOPs, and these take {flops:.2g}, so they have other shapes"
 
 
 def test_the_step_of_a_trial_is_foreseen_at_its_own_size(opened):

@@ -128,8 +128,8 @@ def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
     return ranks
 
 
-def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
-    """Checks that model and batch can be divided over a number of devices.
+def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
+    """Checks that a number of devices can be divided into the groups of ranks that a configuration asks for.
 
     Args:
         config: the user's DeepSpeed configuration, as far as it is known.
@@ -137,7 +137,7 @@ def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
         where: the flag, for the error.
 
     Raises:
-        InputError: they cannot.
+        InputError: it cannot.
     """
     for path, name in _RANKS_OF_A_REPLICA:
         value = get_knob(config, path)
@@ -147,6 +147,15 @@ def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
                 where=where,
                 remedy=f"Ask for a multiple of {value} devices, or change {path}.",
             )
+
+
+def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
+    """Checks that model and batch can be divided over a number of devices. The arguments are those of `check_groups`.
+
+    Raises:
+        InputError: they cannot.
+    """
+    check_groups(config, count, where)
     replicas, batch = count // ranks_of_a_replica(config), config.get(TRAIN_BATCH)
     if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0 and batch % replicas:
         raise InputError(

@@ -31,7 +31,7 @@ def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: S
         host_mem=(free or 0) // max(1, len(setup.host.slots)),
         data_parallel_size=typed.replicas,
         pipeline_parallel=typed.is_pipeline,
-        flops_per_sample=_flops_per_sample(typed),
+        flops_per_sample=flops_per_sample(typed),
     )
 
 
@@ -46,14 +46,14 @@ def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: b
     return max(0, int(host.memory_per_slot - outside_pytorch(typed.world, ranks_here).mean))
 
 
-def _flops_per_sample(typed: ForeseenRun) -> float:
-    """Returns the FLOPs of the last step's forward and backward passes for one sample, on all devices of a replica."""
-    last = max((moment.step for moment in typed.moments), default=0)
-    ends = [moment.operation for moment in typed.moments[1:]] + [len(typed.operations)]
+def flops_per_sample(run: ForeseenRun) -> float:
+    """Returns the FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica."""
+    last = max((moment.step for moment in run.moments if moment.name in _PASSES), default=0)
+    ends = [moment.operation for moment in run.moments[1:]] + [len(run.operations)]
     passes = [
-        sum(operation.flops for operation in typed.operations[moment.operation : end])
-        for moment, end in zip(typed.moments, ends, strict=False)
+        sum(operation.flops for operation in run.operations[moment.operation : end])
+        for moment, end in zip(run.moments, ends, strict=False)
         if moment.step == last and moment.name in _PASSES
     ]
-    samples = typed.micro_batch * typed.accumulation
-    return sum(passes) / samples * typed.world / typed.replicas if samples and typed.replicas else 0.0
+    samples = run.micro_batch * run.accumulation
+    return sum(passes) / samples * run.world / run.replicas if samples and run.replicas else 0.0

@@ -1,5 +1,6 @@
 """The plan that a study begins with: its arms' order and memory, and what it foresees for each trial."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,13 +26,15 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.expected_arms import ExpectedArm
+from trial_lib.study.foresight.foreseen_profile import flops_per_sample
 from trial_lib.study.foresight.plan_file import read_plan_file, speed_file
-from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 # An arm that fits with a smaller probability, and whose 90 % interval is above the device's memory, is not tried.
 _HOPELESS = 0.01
 _SAME_MODEL = 0.01
+# Recomputed activations add a third to the work of a sample. Other lengths of sequences change it by more.
+_SAME_WORK = 2.0
 
 
 @dataclass(frozen=True)
@@ -96,34 +99,49 @@ class StudyPlan:
         if self.speed is not None and self.cluster is not None:
             yield self.speed.sentence
         if self.cluster is None:
-            yield f"This host's devices are not {devices.device}, so the plan gives an order of arms and no speeds."
+            other = f"This host's devices are not {devices.device}"
+            if figures_of(devices) is None:
+                other = f"The plan's figures of {devices.device} are of another version"
+            yield f"{other}, so the plan gives an order of arms and no speeds."
         if not self.runs:
             yield "The plan came without its folder `runs`, so formulas give the memory of its arms."
 
-    def check(self, profile: ModelProfile, base_config: Mapping[str, Any]) -> None:
-        """Checks that a plan is of the program that a profile trial has found.
+    def unlike(self, profile: ModelProfile, base_config: Mapping[str, Any]) -> str:
+        """Returns why the plan is not of the program that a profile trial has found, as a clause; empty if it may be.
 
         Args:
             profile: the model.
             base_config: the user's DeepSpeed configuration, completed by that trial.
-
-        Raises:
-            InputError: it is of another model, or of another precision.
         """
         planned, found = self.record.parameters, profile.num_params
-        unlike = ""
+        # Of a pipeline, a plan knows the first stage alone.
         if not profile.pipeline_parallel and planned and abs(planned - found) > _SAME_MODEL * found:
-            unlike = f"a model with {planned:,} parameters, and this one has {found:,}"
-        precisions = [ZeroSettings.of(each).precision for each in (self.record.ds_config, base_config)]
-        if not unlike and precisions[0] != precisions[1]:
-            sizes = [8 * each.bytes_per_param for each in precisions]
-            unlike = f"parameters of {sizes[0]} bits, and this configuration has {sizes[1]} bits"
-        if unlike:
-            raise InputError(
-                f"the plan is for {unlike}.",
-                where=f"--plan ({self.record.plan_id})",
-                remedy="Make a plan of this program, or leave --plan out.",
-            )
+            return f"is for a model with {planned:,} parameters, and this one has {found:,}"
+        other = unlike_precision(self.record.ds_config, base_config)
+        if other:
+            return other
+        of_plan, here = self._flops_per_sample, profile.flops_per_sample
+        if of_plan and here and not profile.pipeline_parallel and not 1 / _SAME_WORK < of_plan / here < _SAME_WORK:
+            return f"is for samples of {of_plan:.2g} FLOPs, and these take {here:.2g}, so they have other shapes"
+        return ""
+
+    def left_out(self, unlike: str) -> str:
+        """Returns the sentences of a study that goes on without the plan.
+
+        Args:
+            unlike: why, as `unlike` has it.
+        """
+        made_for = f" It was made for: {shlex.join(self.record.command)}." if self.record.command else ""
+        return (
+            f"The study goes on without the plan {self.record.plan_id}, because the plan {unlike}.{made_for} "
+            "Make a plan of this program, if you want to begin with one."
+        )
+
+    @cached_property
+    def _flops_per_sample(self) -> float:
+        """FLOPs of one sample in the user's own arm; 0 if the plan came without its run."""
+        own = next((runs for runs in self.runs.values() if runs.arm.is_own and not runs.stopped), None)
+        return 0.0 if own is None else flops_per_sample(own.small)
 
     def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
         """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
@@ -165,6 +183,19 @@ class StudyPlan:
         if arm.fits >= _HOPELESS or arm.largest_micro_batch or arm.peak.low <= self.devices.memory:
             return ""
         return f"it needs {bytes_shown(arm.peak.value)} of {bytes_shown(self.devices.memory)} on {self.devices.device}."
+
+
+def unlike_precision(planned: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Returns how the precisions of a plan's and of a study's configuration differ, as a clause; empty if they do not.
+
+    Args:
+        planned: the DeepSpeed configuration of the plan, completed by its program.
+        found: that of the study.
+    """
+    of_plan, here = (8 * ZeroSettings.of(config).precision.bytes_per_param for config in (planned, found))
+    if of_plan == here:
+        return ""
+    return f"is for parameters of {of_plan} bits, and this configuration has {here} bits"
 
 
 def figures_of(devices: PlannedDevices) -> DeviceFigures | None:

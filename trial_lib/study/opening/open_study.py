@@ -28,8 +28,8 @@ from trial_lib.study.confirm.of_study import answer_of, since_last_study, untrie
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
 from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
-from trial_lib.study.foresight.plan_file import keep_plan, read_plan_file
-from trial_lib.study.foresight.study_plan import plan_for
+from trial_lib.study.foresight.given_plan import read_given_plan
+from trial_lib.study.foresight.plan_file import keep_plan
 from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.kept.folder import (
@@ -124,12 +124,8 @@ class OpenStudy:
         self.driver.prime()
 
     def profiled(self) -> None:
-        """Writes the metric that the study goes by. The profile trial may have replaced it.
-
-        Raises:
-            InputError: the study began with the plan of another program.
-        """
-        self.driver.check_plan()
+        """Writes the metric that the study goes by. The profile trial may have replaced it."""
+        self.driver.tell_plan()
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
@@ -243,7 +239,9 @@ def plan_study(
     check_arguments(arguments, experiment, host)
     experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
     keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
-    plan = None if arguments.plan is None else read_plan_file(arguments.plan)
+    slots, given = experiment.config.resources.slots_per_trial, arguments.plan
+    stages = arguments.zero_stages
+    plan = None if given is None else read_given_plan(given, host, slots, experiment.ds_config, stages)
     return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host), plan)
 
 
@@ -260,7 +258,6 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
         if planned.plan is not None:
             files, plan = planned.plan
-            plan = plan_for(plan, host, experiment.config.resources.slots_per_trial)
             speeds = device_speeds(paths.root.parent) if arguments.from_earlier else {}
             keep_plan(files, plan, paths.plan, speeds.get(plan.devices[0].device))
     record = StudyRecord(
