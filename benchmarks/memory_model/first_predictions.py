@@ -9,6 +9,7 @@ from rich.table import Table
 from benchmarks.memory_model.foresee import FORESEEN, PROGRAMS
 from benchmarks.memory_model.run import completed_of, measured, rows_by_arm
 from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.table import RecordedTable, read_table
 
@@ -24,7 +25,7 @@ def first_predictions(table: RecordedTable, arms: list[ForeseenArm]) -> dict[str
         completed = completed_of(rows)
         figures: dict[str, float] = {"trials": len(completed)}
         for name, foreseen in zip(FIGURES, ((), arms), strict=True):
-            model = MemoryModel(head.profile, head.base_config, head.slots, head.device, foreseen)
+            model = MemoryModel(MemoryBasis(head.profile, head.base_config, head.slots, head.device, foreseen))
             pairs = [(model.above_initialize(row.candidate), measured(row)) for row in completed]
             figures[f"{name}_error"] = round(median(abs(guess.value / real - 1) for guess, real in pairs), 4)
             inside = sum(guess.low <= real <= guess.high for guess, real in pairs)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.candidate import Purpose
@@ -104,7 +105,7 @@ def observe(model: MemoryModel, row: TableRow) -> None:
 def new_model(table: RecordedTable, foreseen: Sequence[ForeseenArm] = ()) -> MemoryModel:
     """Returns a model that knows what the profile trial found of the model and the device."""
     head = table.head
-    return MemoryModel(head.profile, head.base_config, head.slots, head.device, foreseen)
+    return MemoryModel(MemoryBasis(head.profile, head.base_config, head.slots, head.device, foreseen))
 
 
 def foreseen_arms(name: str) -> list[ForeseenArm]:

@@ -1,16 +1,17 @@
 """The candidates that the host's memory has room for, if states are offloaded to it from GPUs."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
-from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
+from trial_lib.memory.foreseen_bytes import nearest_arm
 from trial_lib.memory.host_bytes import HOST_KNOBS, host_bytes
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import Arm, Knob
 
@@ -25,31 +26,21 @@ class HostMemory:
     has one memory, and no such budget.
 
     Args:
-        profile: the model, and the host's free memory in the profile trial.
-        base_config: the user's DeepSpeed configuration, with which that trial ran.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        foreseen: arms that foreseen runs have found. The bytes of such an arm count, and the formulas give the
-            difference to its other settings.
+        basis: the model, and the host's free memory in the profile trial. The bytes of a foreseen arm count, and the
+            formulas give the difference to its other settings.
 
     Attributes:
         own: bytes that a rank keeps there with the user's configuration, which has run.
         limit: bytes that a rank may offload; None if that is not known, or if there is no such budget.
     """
 
-    def __init__(
-        self,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-        device: str,
-        foreseen: Sequence[ForeseenArm] = (),
-    ) -> None:
+    def __init__(self, basis: MemoryBasis) -> None:
+        profile, base_config = basis.profile, basis.base_config
         self._profile = profile
         self._base = base_config
-        self._slots = slots
-        self._foreseen = tuple(foreseen)
-        self._on_cuda = device == "cuda"
+        self._slots = basis.slots
+        self._foreseen = tuple(basis.foreseen)
+        self._on_cuda = basis.device == "cuda"
         self._base_offloads = _names_offload(overwrite_deepspeed_config(base_config, {}))
         self._described: dict[tuple[str, bool], tuple[float, ArmKey]] = {}
         self._ran: dict[ArmKey, float] = {}

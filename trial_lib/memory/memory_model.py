@@ -6,7 +6,7 @@ It models the memory of the steps above initialisation. The memory of initialisa
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -15,10 +15,11 @@ from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
 from trial_lib.memory.foreseen_bytes import ForeseenArm, foreseen_allocations, nearest_arm
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.records.result import Memory, Outcome, TrialResult
 
 _LOW, _HIGH = 0.05, 0.95
 # Features of a moment: a constant, activations, states, buffers.
@@ -119,37 +120,26 @@ class MemoryModel:
     It depends only on its arguments and on the observations, in their order.
 
     Args:
-        profile: the model and the device.
-        base_config: the user's DeepSpeed configuration.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        foreseen: arms that foreseen runs have found. Without any, the formulas are the prior.
+        basis: the model and the devices. Its foreseen arms are the prior, or else the formulas are.
         coarse_switches: places of the program's switches that decide memory. Trials with other values of them say
             nothing of a candidate's activations.
     """
 
-    def __init__(
-        self,
-        profile: ModelProfile,
-        base_config: Mapping[str, Any],
-        slots: int,
-        device: str,
-        foreseen: Sequence[ForeseenArm] = (),
-        coarse_switches: Collection[str] = (),
-    ) -> None:
+    def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
+        profile, device, foreseen = basis.profile, basis.device, tuple(basis.foreseen)
         self._profile = profile
-        self._base = base_config
-        self._slots = slots
+        self._base = basis.base_config
+        self._slots = basis.slots
         self._device = device
-        self._profiled = ZeroSettings.of(base_config, profile.bytes_per_param)
+        self._profiled = ZeroSettings.of(self._base, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
-        self._foreseen = tuple(foreseen)
+        self._foreseen = foreseen
         usual = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
         priors: tuple[Prior, ...] = _foreseen_priors(device) if foreseen else usual
         self._means: tuple[float, ...] = priors[0].means
         self._coarse_switches = frozenset(coarse_switches)
         self._priors = priors
-        self._typed = self._switches_in(base_config)
+        self._typed = self._switches_in(self._base)
         self._peaks_with: dict[ArmKey, PeakRegression] = {}
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}

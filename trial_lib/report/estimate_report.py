@@ -7,6 +7,7 @@ from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.memory.zero_settings import arm_key, arm_label
 from trial_lib.records.candidate import Candidate
@@ -119,10 +120,11 @@ def estimate_report(
         max_micro_batch: the largest micro-batch size to consider, in samples; None for any.
     """
     profile, base = known.model_profile, known.base_config
-    model = MemoryModel(profile, base, slots, device, known.foreseen)
+    basis = MemoryBasis(profile, base, slots, device, known.foreseen)
+    model = MemoryModel(basis)
     if known.profile is not None:
         model.observe_profile(*known.profile)
-    host = HostMemory(profile, base, slots, device, known.foreseen)
+    host = HostMemory(basis)
     for trial in known.trials:
         model.observe(*trial)
         host.observe(*trial)

@@ -1,8 +1,10 @@
 """The memory model's prediction of each trial and the trial's actual memory. The model replays the trials in order."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
@@ -16,6 +18,7 @@ def memory_views(
     base_config: Mapping[str, Any],
     candidates: Mapping[int, Candidate],
     results: Mapping[int, TrialResult],
+    foreseen: Sequence[ForeseenArm] = (),
 ) -> dict[int, MemoryView]:
     """Returns the prediction for each trial just before its result; nothing without a profile or a device.
 
@@ -23,6 +26,7 @@ def memory_views(
         base_config: the user's DeepSpeed configuration, completed.
         candidates: by number.
         results: by number, in the order in which they came.
+        foreseen: the arms that the search began with.
     """
     profiles = [(number, result) for number, result in results.items() if result.profile is not None]
     device = device_of(results.values())
@@ -32,7 +36,7 @@ def memory_views(
     assert profile.profile is not None
     switches = {place for candidate in candidates.values() for place in candidate.switches}
     slots = candidates[profiled].slots
-    model = MemoryModel(profile.profile, base_config, slots, device, coarse_switches=switches)
+    model = MemoryModel(MemoryBasis(profile.profile, base_config, slots, device, foreseen), switches)
     model.observe_profile(candidates[profiled], profile)
     views: dict[int, MemoryView] = {}
     for number, result in list(results.items())[:_MOST_TRIALS]:

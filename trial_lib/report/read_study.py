@@ -31,6 +31,7 @@ from trial_lib.secrets.by_name import redact
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.space.knobs import get_knob, leaves
 from trial_lib.study.confirm.finding import Finding
+from trial_lib.study.foresight.kept_arms import foreseen_in
 from trial_lib.study.kept.history import read_history
 from trial_lib.study.kept.record_file import read_own_text, read_record
 from trial_lib.study.known_program import completed_config
@@ -229,7 +230,7 @@ def _trials(
     paths: StudyPaths, record: StudyRecord, state: StudyState, base: Mapping[str, Any], secrets: KnownSecrets
 ) -> tuple[TrialView, ...]:
     varied = sorted({path for candidate in state.candidates.values() for path, _ in leaves(candidate.knobs)})
-    memory = memory_views(base, state.candidates, state.results)
+    memory = memory_views(base, state.candidates, state.results, foreseen_in(paths.foreseen))
     logs = LogEnds(paths, secrets)
     views = []
     for number, result in sorted(state.results.items()):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Sweep
 from trial_lib.search.base import SearchProblem
@@ -35,9 +36,9 @@ class FittingSizes:
         host: HostMemory | None = None,
     ) -> None:
         """Starts with given models, or with new ones from the profile and the foreseen runs."""
-        known = problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen
-        self.memory = memory or MemoryModel(*known, problem.space.coarse_switches)
-        self.host = host or HostMemory(*known)
+        basis = MemoryBasis(problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen)
+        self.memory = memory or MemoryModel(basis, problem.space.coarse_switches)
+        self.host = host or HostMemory(basis)
         self._policy = policy
         self._slots = problem.slots
         self._headroom = headroom

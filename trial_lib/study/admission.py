@@ -8,6 +8,7 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import RESERVE, HostMemory
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome
 from trial_lib.records.units import bytes_shown
@@ -45,7 +46,8 @@ class Admission:
     ) -> None:
         """Takes the model that the profile trial found, the user's DeepSpeed configuration, and the foreseen arms."""
         self._model, self._base_config = model, base_config
-        self._memory = None if model is None else HostMemory(model, base_config, self._slots, self._device, foreseen)
+        basis = None if model is None else MemoryBasis(model, base_config, self._slots, self._device, foreseen)
+        self._memory = None if basis is None else HostMemory(basis)
 
     def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
         """Returns the trials that may start now; None if nothing may start before another trial has ended.

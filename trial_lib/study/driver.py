@@ -20,7 +20,7 @@ from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.foresight.against_plan import AgainstPlan
 from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unasked
-from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
+from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms, keep_foreseen
 from trial_lib.study.foresight.learned_speed import learned_speed
 from trial_lib.study.foresight.study_plan import study_plan
 from trial_lib.study.kept.edits import Edits
@@ -272,12 +272,14 @@ class StudyDriver:
             self.log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
 
     def tell_plan(self) -> None:
-        """Logs what the plan gives, or why the study goes on without it."""
+        """Logs what the plan gives, or why the study goes on without it. Its memory is kept for the report."""
         if self._without_plan:
             self.log.warning("%s", self._without_plan)
         elif self.plan is not None and self.search is None:
             for sentence in self.plan.told():
                 self.log.info("%s", sentence)
+            if self.plan.foreseen:
+                keep_arms(self.plan.foreseen, self.setup.paths.foreseen)
 
     def _check_plan(self, profile: ModelProfile | None) -> None:
         """Leaves the plan out if it is of another program than the profile trial has found."""

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from benchmarks.gpu.kit import GIB, Kit, Shape
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
@@ -58,7 +59,7 @@ def run(kit: Kit) -> None:
 
 def foreseen(kit: Kit, shape: Shape, profile: ModelProfile) -> None:
     """Measures each arm at each size, and holds it against what the model foresaw of it just before."""
-    model = MemoryModel(profile, kit.config(), 1, kit.host.device)
+    model = MemoryModel(MemoryBasis(profile, kit.config(), 1, kit.host.device))
     rows: list[dict[str, Any]] = []
     for name, zero in arms(kit).items():
         for size in SIZES if kit.is_cuda else SIZES[:2]:

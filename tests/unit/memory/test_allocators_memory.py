@@ -1,5 +1,6 @@
 """What a caching allocator adds to what tensors take: a headroom that is really free, and trials at the edge."""
 
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
@@ -40,7 +41,7 @@ def ran(above: float, unusable: float = 0, retries: int = 0, initialize_peak: fl
 
 
 def model(*trials: tuple[Candidate, TrialResult]) -> MemoryModel:
-    made = MemoryModel(PROFILE, BASE, slots=4, device="cuda")
+    made = MemoryModel(MemoryBasis(PROFILE, BASE, slots=4, device="cuda"))
     for trial in trials:
         made.observe(*trial)
     return made

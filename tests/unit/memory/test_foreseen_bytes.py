@@ -3,6 +3,7 @@ import json
 import pytest
 
 from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine, nearest_arm
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
@@ -42,7 +43,7 @@ def candidate(size, stage=2, bucket=BUCKET):
 
 
 def new_model(*foreseen, device="cuda"):
-    return MemoryModel(PROFILE, BASE, slots=4, device=device, foreseen=foreseen)
+    return MemoryModel(MemoryBasis(PROFILE, BASE, slots=4, device=device, foreseen=foreseen))
 
 
 def ran(above):

@@ -4,6 +4,7 @@ import pytest
 
 from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
@@ -42,7 +43,7 @@ def memory(
     host_gib: float = 100, device: str = "cuda", foreseen: tuple[ForeseenArm, ...] = (), **base: object
 ) -> HostMemory:
     profile = PROFILE.model_copy(update={"host_mem": int(host_gib * GIB)})
-    return HostMemory(profile, {**BASE, **base}, SLOTS, device, foreseen)
+    return HostMemory(MemoryBasis(profile, {**BASE, **base}, SLOTS, device, foreseen))
 
 
 def foreseen_arm(host_gib: float, of: Candidate) -> ForeseenArm:
@@ -137,7 +138,7 @@ def test_the_devices_model_learns_nothing_of_the_host() -> None:
         knobs = candidate(stage).knobs
         return model.largest_micro_batch(knobs, lambda size: candidate(stage, size=size), 64, HEADROOM, 0.9)
 
-    model = MemoryModel(PROFILE, BASE, SLOTS, "cuda")
+    model = MemoryModel(MemoryBasis(PROFILE, BASE, SLOTS, "cuda"))
     for stage, size in ((2, 2), (2, 4), (3, 2), (3, 4)):
         model.observe(candidate(stage, size=size), ended(Outcome.COMPLETED, above=(6 + 4 * size) * GIB))
     before = [largest(model, stage) for stage in (2, 3)]

@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
@@ -22,7 +23,7 @@ BASE = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
 
 
 def new_model(profile=PROFILE, base=BASE, device="cuda"):
-    return MemoryModel(profile, base, slots=4, device=device)
+    return MemoryModel(MemoryBasis(profile, base, slots=4, device=device))
 
 
 def candidate(size, stage=2, **zero):

@@ -2,6 +2,7 @@
 
 from test_memory_model import HEADROOM, MIB, PROFILE, ran
 
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate
 
@@ -14,7 +15,7 @@ def candidate(size: int, **switches: object) -> Candidate:
 
 
 def model(*coarse: str) -> MemoryModel:
-    return MemoryModel(PROFILE, BASE, slots=4, device="cuda", coarse_switches=coarse)
+    return MemoryModel(MemoryBasis(PROFILE, BASE, slots=4, device="cuda"), coarse_switches=coarse)
 
 
 def spread(memory: MemoryModel, of: Candidate) -> float:

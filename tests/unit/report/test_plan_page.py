@@ -251,7 +251,7 @@ def test_a_kind_that_was_asked_for_in_two_numbers_has_one_curve(paths: PlanPaths
 def test_the_step_is_drawn_at_the_arm_s_own_micro_batch(paths: PlanPaths) -> None:
     arm = H100.arms[0]
     assert arm.runs == ("z3-mbs1-of8", "z3-mbs2-of8")
-    run = step_run(paths, arm, 8)
+    run = step_run(paths, H100)
     assert run.micro_batch == arm.micro_batch == 4
     assert step_line(run) == step_line(run_by_hand(4))
 
@@ -259,7 +259,7 @@ def test_the_step_is_drawn_at_the_arm_s_own_micro_batch(paths: PlanPaths) -> Non
 def test_if_the_runs_have_other_events_the_nearest_one_is_drawn_and_the_page_says_so(tmp_path: Path) -> None:
     paths = plan_folder(tmp_path)
     write_run(paths.run("z3-mbs2-of8"), run_by_hand(2, accumulation=2))
-    run = step_run(paths, H100.arms[0], 8)
+    run = step_run(paths, H100)
     assert run.micro_batch == 2
     line = step_line(run)
     assert line is not None
@@ -269,19 +269,23 @@ def test_if_the_runs_have_other_events_the_nearest_one_is_drawn_and_the_page_say
     assert "the whole need" not in [note.text for note in drawn.figure.layout.annotations]
 
 
+_RUNS = ("z3-mbs1-of8",), ("z2-mbs1-of8", "z2-mbs2-of8")
+
+
 def test_an_arm_that_ran_at_one_size_grows_as_another_arm_does(tmp_path: Path) -> None:
     paths = plan_folder(tmp_path)
     for size in (1, 2):
         write_run(paths.run(f"z2-mbs{size}-of8"), run_by_hand(size))
-    arm = H100.arms[0].model_copy(update={"runs": ("z3-mbs1-of8",)})
-    run = step_run(paths, arm, 8, pairs=[("z2-mbs1-of8", "z2-mbs2-of8")])
+    z3, z2 = (arm.model_copy(update={"runs": names}) for arm, names in zip(H100.arms[:2], _RUNS, strict=True))
+    run = step_run(paths, H100.model_copy(update={"arms": (z3, z2)}))
     assert run.micro_batch == 4
     assert step_line(run) == step_line(run_by_hand(4))
-    assert step_run(paths, arm, 8).micro_batch == 1
+    # If no arm ran at two sizes, the program has batches of one size, whatever size was asked for.
+    assert step_run(paths, H100.model_copy(update={"arms": (z3,)})).storages == run_by_hand(1).storages
 
 
 def test_on_other_devices_the_states_are_divided_anew(paths: PlanPaths) -> None:
-    here, wider = step_line(step_run(paths, H100.arms[0], 8)), step_line(step_run(paths, H100.arms[0], 16))
+    here, wider = (step_line(step_run(paths, H100.model_copy(update={"nodes": nodes}))) for nodes in (1, 2))
     assert here is not None
     assert wider is not None
     of_here, of_wider = (dict(zip(line.kinds, line.bytes[0], strict=True)) for line in (here, wider))

@@ -17,6 +17,7 @@ from adaptive_world import (
     trials,
 )
 
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome
@@ -78,7 +79,7 @@ def test_what_runs_out_of_memory_is_no_more_than_a_twentieth_of_many_trials():
 
 def test_what_a_trial_risks_is_what_the_trials_so_far_have_left_whatever_its_arm():
     model, search = SimulatedModel(), adaptive(min_gain=0, max_trials=40)
-    memory = MemoryModel(PROFILE, problem().base_config, slots=2, device="cuda")
+    memory = MemoryModel(MemoryBasis(PROFILE, problem().base_config, slots=2, device="cuda"))
     risked: dict[str, list[float]] = {}
     ran_out = 0
     for asked in range(30):

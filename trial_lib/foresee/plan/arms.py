@@ -177,11 +177,14 @@ def batch_policy(
     train_batch_size: int | None = None,
     free_batch: bool = False,
     max_micro_batch: int | None = None,
+    grows_by: int | None = None,
 ) -> BatchPolicy:
     """Returns the batches that arms may have on a number of replicas.
 
     If the configuration has a global batch, every arm and every number of devices keeps it. If it has only the batch of
-    a device, the global batch is what the program trains on with so many devices.
+    a device, the global batch is what the program trains on with so many devices. Replicas that cannot divide the
+    global batch may have the next larger one that they can. If the program takes one micro-batch alone, that is the one
+    of the user's accumulation.
 
     Args:
         typed: the foreseen run of the program as it was typed.
@@ -190,53 +193,23 @@ def batch_policy(
         train_batch_size: samples of an optimizer step; None for the user's own.
         free_batch: whether the global batch may change.
         max_micro_batch: the largest size to consider (samples); None for any.
+        grows_by: the micro-batch of which the next larger global batch has to be a multiple (samples). None keeps the
+            global batch.
 
     Raises:
         InputError: no micro-batch divides that batch.
     """
-    varies = bool(typed.program.get("batch_varies", False))
+    only = typed.micro_batch if typed.program.get("batch_varies", False) else None
+    batch = None if free_batch else train_batch_size or _own_batch(typed, base_config, replicas)
+    if batch is not None and grows_by is not None:
+        of_all = replicas * grows_by
+        batch = -(-batch // of_all) * of_all if only is None else replicas * only * typed.accumulation
     policy = BatchPolicy(
-        train_batch_size=None if free_batch else train_batch_size or _own_batch(typed, base_config, replicas),
+        train_batch_size=batch,
         gradient_accumulation_steps=typed.accumulation,
         data_parallel_size=replicas,
         max_micro_batch=max_micro_batch,
-        only_micro_batch=typed.micro_batch if varies else None,
-    )
-    policy.check()
-    return policy
-
-
-def grown_policy(
-    typed: ForeseenRun,
-    base_config: Mapping[str, Any],
-    replicas: int,
-    size: int,
-    *,
-    train_batch_size: int | None = None,
-    max_micro_batch: int | None = None,
-) -> BatchPolicy:
-    """Returns the batches on replicas that cannot divide the global batch: those of the next larger one that they can.
-
-    Args:
-        typed: as `batch_policy` has it.
-        base_config: likewise.
-        replicas: of the model.
-        size: the micro-batch has to be a multiple of it (samples).
-        train_batch_size: as `batch_policy` has it.
-        max_micro_batch: likewise.
-
-    Raises:
-        InputError: no micro-batch divides that batch.
-    """
-    varies = bool(typed.program.get("batch_varies", False))
-    unit = replicas * (typed.micro_batch * typed.accumulation if varies else size)
-    kept = train_batch_size or _own_batch(typed, base_config, replicas)
-    policy = BatchPolicy(
-        train_batch_size=unit if varies else -(-kept // unit) * unit,
-        gradient_accumulation_steps=typed.accumulation,
-        data_parallel_size=replicas,
-        max_micro_batch=max_micro_batch,
-        only_micro_batch=typed.micro_batch if varies else None,
+        only_micro_batch=only,
     )
     policy.check()
     return policy

@@ -29,8 +29,7 @@ _TIMED_ARMS = 2
 
 def counted(
     evaluations: Sequence[Evaluation],
-    policy_on: Callable[[int], BatchPolicy],
-    grown_on: Callable[[int, int], BatchPolicy],
+    policy_on: Callable[[int, int | None], BatchPolicy],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedCount, ...]:
     """Returns the best arm on 1, 2, 4 and up to `MOST` of some devices.
@@ -40,9 +39,8 @@ def counted(
 
     Args:
         evaluations: of each arm on the asked devices, whose own number is among those returned.
-        policy_on: returns the batches on a number of devices. It raises InputError if the kept one cannot be divided.
-        grown_on: returns the batches on a number of devices with another global batch, whose micro-batches are
-            multiples of a size. It raises InputError if the number holds no whole replicas.
+        policy_on: returns the batches on a number of devices. With a size (samples) they are those of another global
+            batch, which is a multiple of it. It raises InputError if the batch cannot be divided.
         check: called between numbers. Its error ends the work.
     """
     found = []
@@ -50,11 +48,11 @@ def counted(
     size = max((each.runs.small.micro_batch for each in evaluations if each.runs.is_of_one_size), default=1)
     for devices in _numbers(evaluations[0].asked) if evaluations else ():
         check()
-        known = _arms_on(evaluations, devices, partial(policy_on, devices.count))
+        known = _arms_on(evaluations, devices, partial(policy_on, devices.count, None))
         if known:
             found.append(_best(known))
             continue
-        known = _arms_on(evaluations, devices, partial(grown_on, devices.count, size))
+        known = _arms_on(evaluations, devices, partial(policy_on, devices.count, size))
         if known:
             found.append(_best(known).model_copy(update={"other_batch": known[0].samples_of_a_step}))
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from trial_lib.foresee.memory.growth import Growth, growth_between
 from trial_lib.foresee.plan.arm_runs import ArmRuns
@@ -11,7 +12,7 @@ from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 
-def kept_runs(devices: PlannedDevices, paths: PlanPaths) -> dict[str, ArmRuns]:
+def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dict[str, ArmRuns]:
     """Returns the runs of the arms of some devices, by the arm's label.
 
     An arm that was run at one size grows as another one does, as in the plan. Arms whose runs are not in the folder are
@@ -20,38 +21,46 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths) -> dict[str, ArmRuns]:
     Args:
         devices: of the plan.
         paths: the plan's files.
+        label: of the one arm to read; empty for all.
 
     Raises:
         InputError: a run's file is damaged.
     """
-    runs: dict[str, ForeseenRun] = {}
-    for name in {name for arm in devices.arms for name in arm.runs}:
-        if paths.run(name).is_file():
-            runs[name] = _read(paths, name)
-    whole = [arm for arm in devices.arms if arm.runs and all(name in runs for name in arm.runs)]
-    growth = _growth(whole, runs)
-    return {arm.label: _of_arm(arm, runs, growth) for arm in whole}
+    whole = [arm for arm in devices.arms if arm.runs and all(paths.run(name).is_file() for name in arm.runs)]
+    wanted = [arm for arm in whole if label in ("", arm.label)]
+    runs = {name: _read(paths.run(name)) for name in {name for arm in wanted for name in arm.runs}}
+    pairs = [arm.runs for arm in whole if len(arm.runs) > 1]
+    growth = None
+    if any(len(arm.runs) == 1 and not runs[arm.runs[0]].stopped for arm in wanted):
+        found = (growth_between(*(runs.get(name) or _read(paths.run(name)) for name in pair[:2])) for pair in pairs)
+        growth = next((each for each in found if each is not None), None)
+    return {arm.label: _of_arm(arm, paths, runs, growth, is_of_one_size=not pairs) for arm in wanted}
 
 
-def _of_arm(arm: PlannedArm, runs: Mapping[str, ForeseenRun], growth: Growth | None) -> ArmRuns:
+def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:
+    """Returns the files of an arm's runs on another number of ranks, at its small micro-batch."""
+    if not arm.runs:
+        return []
+    small = arm.runs[0].rpartition("-of")[0]
+    return [file for file in sorted(paths.runs.glob(f"{small}-of*.json.gz")) if file != paths.run(arm.runs[0])]
+
+
+def _of_arm(
+    arm: PlannedArm, paths: PlanPaths, runs: Mapping[str, ForeseenRun], growth: Growth | None, is_of_one_size: bool
+) -> ArmRuns:
     small = runs[arm.runs[0]]
-    large = runs[arm.runs[1]] if len(arm.runs) > 1 else None if growth is None else growth.of(small)
-    if large is None:
+    large = runs[arm.runs[1]] if len(arm.runs) > 1 else None
+    if large is None and growth is not None and not small.stopped and growth.micro_batch != small.micro_batch:
+        large = growth.of(small)
+    if is_of_one_size:
         # The program has batches of one size, whatever size was asked for.
         small = replace(small, micro_batch=arm.micro_batch)
-    return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own), small, large, names=arm.runs)
+    others = (_read(file) for file in wider_runs(arm, paths))
+    wider = next((run for run in others if not run.stopped), None)
+    return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own), small, large, wider, arm.runs)
 
 
-def _growth(arms: list[PlannedArm], runs: Mapping[str, ForeseenRun]) -> Growth | None:
-    """Returns how the first arm with runs at two sizes grows; None if all were run at one size."""
-    for arm in arms:
-        if len(arm.runs) > 1 and (found := growth_between(runs[arm.runs[0]], runs[arm.runs[1]])) is not None:
-            return found
-    return None
-
-
-def _read(paths: PlanPaths, name: str) -> ForeseenRun:
-    file = paths.run(name)
+def _read(file: Path) -> ForeseenRun:
     try:
         return read_run(file)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):

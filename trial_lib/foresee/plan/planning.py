@@ -14,7 +14,6 @@ from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, h
 from trial_lib.foresee.plan.arms import (
     PlanArm,
     batch_policy,
-    grown_policy,
     own_label,
     planned_arms,
     ranks_of_a_replica,
@@ -87,8 +86,13 @@ class PlanProblem:
             return None
         return (policy, typed.micro_batch) if typed.micro_batch in policy.sizes() else None
 
-    def policy(self, typed: ForeseenRun, count: int) -> BatchPolicy:
+    def policy(self, typed: ForeseenRun, count: int, grows_by: int | None = None) -> BatchPolicy:
         """Returns the batches on a number of devices.
+
+        Args:
+            typed: the first run.
+            count: devices.
+            grows_by: as `batch_policy` has it, for devices that cannot divide the kept global batch.
 
         Raises:
             InputError: none can be divided over them.
@@ -100,29 +104,7 @@ class PlanProblem:
             train_batch_size=self.train_batch_size,
             free_batch=self.free_batch,
             max_micro_batch=self.max_micro_batch,
-        )
-
-    def grown_policy(self, typed: ForeseenRun, count: int, size: int) -> BatchPolicy:
-        """Returns the batches on a number of devices that cannot divide the kept global batch.
-
-        Their global batch is the next larger one that they can divide. If the program takes one micro-batch alone, it
-        is that of the user's accumulation.
-
-        Args:
-            typed: the first run.
-            count: devices.
-            size: micro-batches have to be multiples of it (samples).
-
-        Raises:
-            InputError: they hold no whole replicas of the model.
-        """
-        return grown_policy(
-            typed,
-            self.base_config,
-            self._replicas(typed, count),
-            size,
-            train_batch_size=self.train_batch_size,
-            max_micro_batch=self.max_micro_batch,
+            grows_by=grows_by,
         )
 
     def _replicas(self, typed: ForeseenRun, count: int) -> int:
@@ -283,12 +265,7 @@ def _table(
         rows.append(evaluation.planned())
         judged += [] if runs.stopped else [evaluation]
     arms = in_order(rows)
-    counts = counted(
-        judged,
-        lambda count: problem.policy(typed, count),
-        lambda count, size: problem.grown_policy(typed, count, size),
-        check,
-    )
+    counts = counted(judged, lambda count, grows_by: problem.policy(typed, count, grows_by), check)
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,

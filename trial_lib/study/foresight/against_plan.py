@@ -7,6 +7,7 @@ from typing import Any
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.memory.foreseen_bytes import needed_above_initialize
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.planned_trials import PlannedTrial, PlannedTrials
@@ -67,7 +68,7 @@ class AgainstPlan:
         label, run = found
         if self._model is None:
             plan = self._plan
-            self._model = MemoryModel(profile, base_config, plan.slots, plan.device, plan.foreseen)
+            self._model = MemoryModel(MemoryBasis(profile, base_config, plan.slots, plan.device, plan.foreseen))
         needed, has_ended = self._model.allocations(candidate), result.outcome is Outcome.COMPLETED
         above = needed_above_initialize(needed)
         cluster, known = self._plan.cluster, self._plan.speed

@@ -6,9 +6,10 @@ from trial_lib.foresee.memory.constants import outside_pytorch
 from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.records.result import ModelProfile
 from trial_lib.study.setup import StudySetup
-from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun
+from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
 from trial_lib.wire.free_host_memory import available_bytes
 
+_MODEL_FLOPS = frozenset(OPERATIONS.index(name) for name in ("matmul", "attention", "convolution"))
 _PASSES = frozenset(MOMENTS.index(name) for name in ("forward", "backward"))
 
 
@@ -47,11 +48,14 @@ def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: b
 
 
 def flops_per_sample(run: ForeseenRun) -> float:
-    """Returns the FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica."""
+    """Returns the model FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica.
+
+    The same operations count as in a profile trial (`trial_lib/flops`).
+    """
     last = max((moment.step for moment in run.moments if moment.name in _PASSES), default=0)
     ends = [moment.operation for moment in run.moments[1:]] + [len(run.operations)]
     passes = [
-        sum(operation.flops for operation in run.operations[moment.operation : end])
+        sum(each.flops for each in run.operations[moment.operation : end] if each.kind in _MODEL_FLOPS)
         for moment, end in zip(run.moments, ends, strict=False)
         if moment.step == last and moment.name in _PASSES
     ]

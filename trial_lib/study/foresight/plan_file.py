@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from trial_lib.foresee.plan.kept_runs import wider_runs
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.study.kept.record_file import read_record_file
@@ -54,10 +55,12 @@ def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSp
     """
     kept = PlanPaths(folder)
     make_own_folder(kept.runs)
-    for name in {name for devices in record.devices for arm in devices.arms for name in arm.runs}:
-        if plan.run(name).is_file():
-            shutil.copyfile(plan.run(name), kept.run(name))
-            kept.run(name).chmod(OWNERS_FILE)
+    arms = [arm for devices in record.devices for arm in devices.arms]
+    named = [plan.run(name) for arm in arms for name in arm.runs]
+    for file in dict.fromkeys([*named, *(file for arm in arms for file in wider_runs(arm, plan))]):
+        if file.is_file():
+            shutil.copyfile(file, kept.runs / file.name)
+            (kept.runs / file.name).chmod(OWNERS_FILE)
     if speed is not None:
         write_whole(speed_file(folder), speed.model_dump_json())
     write_whole(kept.record, record.model_dump_json(), mode=OWNERS_FILE)

@@ -12,6 +12,7 @@ from trial_lib.experiment.program_section import refuse_mapped
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
+from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
@@ -61,7 +62,8 @@ def open_search(
     refuse_mapped(list(switches_of(base_config)), {} if program is None else program.arg_mappings)
     left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
     whole = study_space(setup, base_config, profile_trial)
-    no_room = HostMemory(profile, base_config, setup.slots, setup.device, foreseen).without_room(whole.arms)
+    basis = MemoryBasis(profile, base_config, setup.slots, setup.device, foreseen)
+    no_room = HostMemory(basis).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
     ran = {
         arm_key(candidate.complete(base_config)) for candidate, result in known if result.outcome is Outcome.COMPLETED

@@ -114,9 +114,7 @@ def test_a_count_whose_batch_has_no_known_size_has_the_next_batch_with_it() -> N
     (asked,) = read_devices(["a100-40gb:8"], [], KNOWN)
     runs = ArmRuns(PlanArm("z0", {}), pretended_run({}, 8, 8), names=("a",))
     evaluation = Evaluation(runs=runs, asked=asked, policy=BatchPolicy(64, 1, 8))
-    counts = counted(
-        [evaluation], lambda count: BatchPolicy(64, 1, count), lambda count, size: BatchPolicy(count * size, 1, count)
-    )
+    counts = counted([evaluation], lambda count, size: BatchPolicy(64 if size is None else count * size, 1, count))
     assert [each.devices for each in counts] == [2**power for power in range(11)]
     assert {each.micro_batch for each in counts} == {8}
     assert [each.other_batch for each in counts] == [None] * 4 + [8 * 2**power for power in range(4, 11)]
