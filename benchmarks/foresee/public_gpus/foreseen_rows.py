@@ -9,22 +9,25 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.foresee.public_gpus.model_of_row import RowProgram
+from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotune" / "foreseen_rows")
 """The variable `FORESEEN_ROWS` puts it elsewhere."""
 
-DEADLINE_S = 420
+DEADLINE_S = 600
 FEWEST = 16
 """A program of so many layers is run as it is."""
 GATHERED = 1.2
 """The least parameters of few layers, as a multiple of those that stage 3 may keep gathered."""
 STEPS = 2
+# Fewer layers have no room either, if the whole model has none.
+_ROOM, _NO_ROOM = 80 * 2**30, 2**30
 # With what torch and DeepSpeed import late.
 _IMPORTS = (
     "torch._dynamo",
@@ -68,6 +71,18 @@ def pieces_of(program: RowProgram) -> tuple[RowProgram, ...]:
     )
 
 
+def store_of(rows: Path, own: Path) -> Path:
+    """Returns the file for what was found of rows: the committed one for the committed rows, else one in the cache.
+
+    Args:
+        rows: a file of rows. Another content has another file.
+        own: the committed file.
+    """
+    if rows.resolve() == ROWS.resolve():
+        return own
+    return CACHE / f"{sha256(rows.read_bytes()).hexdigest()[:12]}.{own.name}"
+
+
 def is_known(program: RowProgram) -> bool:
     """Returns whether the cache has the program's run."""
     return (CACHE / f"{program.key}.json.gz").exists()
@@ -93,7 +108,7 @@ def _run(program: RowProgram) -> ForeseenRun:
             protected_before=time.time(),
             world=program.world,
             ranks_per_host=program.per_node,
-            device_bytes=80 * 2**30,
+            device_bytes=_NO_ROOM if program.is_narrow else _ROOM,
             steps=STEPS,
             result=str(result),
             launched_at=time.time(),

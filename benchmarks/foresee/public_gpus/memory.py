@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.foresee.public_gpus import row_bytes
+from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
@@ -31,12 +32,17 @@ of the interval, and no prediction.
 _FIGURES = {"allocated": "allocated", "reserved": "reserved", "shown": "shown", "unknown": "shown"}
 
 
-def compare(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what was foreseen of a row, beside what was measured."""
+def compare(row: Mapping[str, Any], store: Path = row_bytes.STORE) -> dict[str, Any]:
+    """Returns what was foreseen of a row, beside what was measured.
+
+    Args:
+        row: the measurement.
+        store: the file with the bytes of its run.
+    """
     found: dict[str, Any] = {"id": row["id"], "model": row["model"], "framework": row["framework"]}
     if missing := lacks(row):
         return {**found, "left_out": missing}
-    foreseen = row_bytes.known(row)
+    foreseen = row_bytes.known(row, store)
     if foreseen is None:
         return {**found, "left_out": "not run"}
     if isinstance(foreseen, str):
@@ -67,7 +73,7 @@ def _forecast(row: Mapping[str, Any], foreseen: RowBytes) -> PeakForecast:
 
 
 def _fit(row: Mapping[str, Any], forecast: PeakForecast) -> dict[str, Any]:
-    if not row.get("gpu_memory_gib") or not {"fit", "no_fit"} & set(row.get("use_for", ())):
+    if capacity(row) == float("inf") or not {"fit", "no_fit"} & set(row.get("use_for", ())):
         return {}
     chance = forecast.fits(capacity(row))
     fitted = row["outcome"] == "completed"
@@ -76,7 +82,7 @@ def _fit(row: Mapping[str, Any], forecast: PeakForecast) -> dict[str, Any]:
 
 def _peak(row: Mapping[str, Any], foreseen: RowBytes, forecast: PeakForecast) -> dict[str, Any]:
     kind = row.get("memory_kind")
-    if kind is None or kind == "upper bound":
+    if kind in (None, "upper bound") or not row.get("peak_memory_gib"):
         return {}
     measured = row["peak_memory_gib"] * GIB
     most = float("inf")
@@ -139,6 +145,12 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def results_of(rows: Iterable[Mapping[str, Any]], store: Path) -> dict[str, Any]:
+    """Returns the comparison of all rows by the bytes in a file."""
+    compared = [compare(row, store) for row in rows]
+    return {"summary": summary(compared), "fitted_constants": {"ROW_ERROR": ROW_ERROR}, "rows": compared}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Compares all rows and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,10 +159,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--to", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
     rows = read_rows(chosen.rows)
+    store = store_of(chosen.rows, row_bytes.STORE)
     if chosen.runs:
-        row_bytes.add(rows, lambda: True)
-    compared = [compare(row) for row in rows]
-    results = {"summary": summary(compared), "fitted_constants": {"ROW_ERROR": ROW_ERROR}, "rows": compared}
+        row_bytes.add(rows, lambda: True, store)
+    results = results_of(rows, store)
     chosen.to.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results["summary"], indent=1))
 

@@ -19,13 +19,16 @@ The rules are the same for all rows:
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.public_gpus.row_facts import facts_of
+from benchmarks.foresee.public_gpus.sound_rows import rows_of
+from trial_lib.wire.errors import InputError
 
 ROWS = Path(__file__).parent / "rows.jsonl"
 
@@ -42,8 +45,13 @@ _FAMILIES = (
 _LEARNED_POSITIONS = ("gpt2", "opt")
 _GATED_FAMILIES = ("llama", "qwen2")
 _HIDDEN_BUCKETS = 0.9, 10
+_NEEDED = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch", "gpus")
+# Its states have the bytes of Adam's, or DeepSpeed has it. A row without a word has AdamW.
+_KNOWN_OPTIMIZERS = r"^$|adam|muon|lamb"
+# Experts, an encoder beside the decoder, or shapes of another model: parameters that differ by more are not the row's.
+_LIKE = 1.4
 # Fields that were added later, and their values if they say nothing.
-_ADDED = {"checkpoints_by_operation": False, "lora": 0, "shards": 1, "divided": 1}
+_ADDED = {"checkpoints_by_operation": False, "lora": 0, "shards": 1, "divided": 1, "is_narrow": False}
 # Frameworks whose configurations recompute by operation unless they say otherwise (torchtitan's `SelectiveAC`).
 _SELECTS_OPERATIONS = ("torchtitan",)
 
@@ -81,6 +89,8 @@ class RowProgram:
         ds_config: the configuration of DeepSpeed.
         shards: ranks that share each matrix by tensor parallelism. The vocabulary is divided too.
         divided: ranks that share each sequence. `tokens` are those of one.
+        is_narrow: whether the device has no room for two copies of the parameters. Stages 1 and 2 then flatten them by
+            way of the host (deepspeed/runtime/zero/stage_1_and_2.py, 0.19.8).
         lora: rank of the adapters beside each linear layer of a model whose own weights are trained too; 0 for none.
     """
 
@@ -112,6 +122,7 @@ class RowProgram:
     divided: int = 1
     checkpoints_by_operation: bool = False
     lora: int = 0
+    is_narrow: bool = False
 
     @property
     def layer_parameters(self) -> int:
@@ -140,24 +151,54 @@ class RowProgram:
 
 
 def read_rows(path: Path = ROWS) -> list[dict[str, Any]]:
-    """Returns all rows, with the facts that their words have."""
-    return [facts_of(json.loads(line)) for line in path.read_text().splitlines() if line.strip()]
+    """Returns a row for each line, with the facts that its words have. `lacks` says which have no program.
+
+    Raises:
+        InputError: the file cannot be read, or has no lines.
+    """
+    try:
+        rows = [facts_of(row) for row in rows_of(path.read_text(encoding="utf-8", errors="replace"))]
+    except OSError as error:
+        raise InputError(f"{error.strerror}.", where=str(path), remedy="Give a file with a row in each line.") from None
+    if not rows:
+        raise InputError("It has no rows.", where=str(path), remedy="Give a file with a row in each line.")
+    return rows
 
 
 def lacks(row: Mapping[str, Any]) -> str:
     """Returns what keeps a row from having a program, in words; empty if nothing does."""
-    needed = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch", "gpus")
-    missing = [name for name in needed if not row.get(name)]
-    if missing:
-        return f"no {', '.join(missing)}"
-    if row.get("tensor_parallel", 1) != 1 or row.get("pipeline_parallel", 1) != 1:
+    if why := has_no_program(row):
+        return why
+    if row["tensor_parallel"] != 1 or row["pipeline_parallel"] != 1:
         return "tensor or pipeline parallelism"
-    if "unknown" in (row.get("offload_optimizer"), row.get("offload_param")):
+    offloads = {row["offload_optimizer"], row["offload_param"]}
+    if "unknown" in offloads:
         return "offload not stated"
     if row.get("checkpoints_in_host"):
         return "checkpoints in the host's memory"
-    if "deberta" in row["model"].lower():
+    if re.search(r"bert|\bbart\b|\bvit\b", row["model"].lower()):
         return "an encoder"
+    if not re.search(_KNOWN_OPTIMIZERS, row["optimizer"].lower()):
+        return f"states of the optimizer {row['optimizer']}"
+    return ""
+
+
+def has_no_program(row: Mapping[str, Any]) -> str:
+    """Returns why neither memory nor speed of a row can be foreseen, in words; empty if nothing speaks against it."""
+    if row.get("unusable"):
+        return str(row["unusable"])
+    missing = [name for name in _NEEDED if not row.get(name)]
+    missing += ["zero_stage"] if row.get("zero_stage") is None else []
+    if missing:
+        return f"no {', '.join(missing)}"
+    if row.get("trains_adapters_alone"):
+        return "adapters alone are trained"
+    if others := {row["offload_optimizer"], row["offload_param"]} - {"none", "cpu", "unknown"}:
+        return f"offload to {' and '.join(sorted(others))}"
+    if row.get("params"):
+        has = program_of(row).parameters
+        if not 1 / _LIKE < has / row["params"] < _LIKE:
+            return f"its shapes have {has / 1e9:.3g} billion parameters, where it says {row['params'] / 1e9:.3g}"
     return ""
 
 
@@ -168,8 +209,9 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
     is_tied = is_tied and "litgpt" not in row["framework"].lower()
     divided = int(row.get("sequence_parallel") or 1)
     checkpoints, words = row.get("activation_checkpointing"), row["framework"].lower()
-    by_operation = any(each in words for each in _SELECTS_OPERATIONS) and is_default(row)
     is_selective = str(checkpoints).startswith("selective")
+    by_default = any(each in words for each in _SELECTS_OPERATIONS) and is_default(row)
+    by_operation = by_default or (is_selective and re.search(r"\bop", str(checkpoints)) is not None)
     precision = _precision(row)
     program = RowProgram(
         family=family,
@@ -185,7 +227,7 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         has_positions=family in _LEARNED_POSITIONS or (family == "decoder" and not is_gated),
         attention="eager" if _is_eager(row) else "fused",
         checkpoints=checkpoints is True or is_selective or by_operation,
-        checkpoint_every=2 if is_selective else 1,
+        checkpoint_every=2 if is_selective and not by_operation else 1,
         checkpointed_layers=row.get("checkpointed_layers", 1),
         checkpoints_by_operation=by_operation,
         loss=row.get("loss") or _loss(words, is_old=family == "gpt2" and "v100" in row["gpu_kind"].lower()),
@@ -200,8 +242,9 @@ def program_of(row: Mapping[str, Any]) -> RowProgram:
         divided=divided,
         lora=row.get("lora") or 0,
     )
-    config = _ds_config(row, program)
-    return RowProgram(**{**asdict(program), "ds_config": config})
+    copies, has = 2 * 2 * program.parameters / program.shards, row.get("gpu_memory_gib")
+    is_narrow = row["zero_stage"] in (1, 2) and has is not None and copies > has * 2**30
+    return replace(program, ds_config=_ds_config(row, program), is_narrow=is_narrow)
 
 
 def is_default(row: Mapping[str, Any]) -> bool:
@@ -213,8 +256,10 @@ def is_decided(row: Mapping[str, Any]) -> bool:
     """Returns whether a row states what decides its memory: whether activations are recomputed.
 
     The default of a framework counts if the source says that it was used, and if that default is documented.
+    "Selective" alone leaves open how many layers recompute.
     """
-    if "activation_checkpointing" not in row.get("missing", ()):
+    stated = row.get("activation_checkpointing")
+    if "activation_checkpointing" not in row.get("missing", ()) and stated not in (None, "unknown", "selective"):
         return True
     return is_default(row) and any(each in row["framework"].lower() for each in _SELECTS_OPERATIONS)
 

@@ -7,13 +7,14 @@ the number of ranks alone share the run of the fewest, and their states are divi
 
 import argparse
 import json
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, pieces_of
+from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, pieces_of, store_of
 from benchmarks.foresee.public_gpus.fsdp import adjusted
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_device import allocator, capability, room
@@ -23,7 +24,14 @@ from trial_lib.foresee.memory.replay import least_reserved, replay
 from trial_lib.foresee.plan.arm_runs import divided_anew
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
 
+_UPDATE, _TEMPORARY = "update", KINDS.index("temporary")
+# The default of `sub_group_size` (deepspeed/runtime/zero/config.py, 0.19.8).
+_SUB_GROUP = 1e9
 STORE = Path(__file__).with_name("row_bytes.json")
+EDGE = 0.15
+"""How near to the memory of its device a row is run with all layers: twice `ROW_ERROR` of `memory.py`."""
+MISTAKES = ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError
+"""What the arithmetic on a strange row may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +62,16 @@ class RowBytes:
         return max(self.peaks.values())
 
 
-def of_layers(pieces: Sequence[RowBytes], layers: int) -> RowBytes:
-    """Returns the bytes with all layers, the peak of each moment on the line through two runs."""
+def of_layers(pieces: Sequence[RowBytes], program: RowProgram) -> RowBytes:
+    """Returns the bytes with all layers, the peak of each moment on the line through two runs.
+
+    An update of stage 3 is no line: it goes through the rank's parameters by sub-groups, and its temporaries are those
+    of one (`_optimizer_step` of deepspeed/runtime/zero/stage3.py, 0.19.8).
+    """
     if len(pieces) == 1:
         return pieces[0]
     few, more = pieces
-    times = (layers - few.layers) / (more.layers - few.layers)
+    times = (program.layers - few.layers) / (more.layers - few.layers)
 
     def line(one: float, other: float) -> float:
         return max(0.0, one + times * (other - one))
@@ -68,16 +80,34 @@ def of_layers(pieces: Sequence[RowBytes], layers: int) -> RowBytes:
     kinds = {
         name: [line(*pair) for pair in zip(sizes, more.kinds[name], strict=True)] for name, sizes in few.kinds.items()
     }
-    # What the allocator adds is no line in the layers. It is taken as the same share.
-    scale = max(peaks.values()) / more.peak
+    if _UPDATE in peaks and program.ds_config["zero_optimization"]["stage"] == 3:
+        temporary = (
+            more.kinds[_UPDATE][_TEMPORARY] * _sub_group(program, program.layers) / _sub_group(program, more.layers)
+        )
+        spared = max(0.0, kinds[_UPDATE][_TEMPORARY] - temporary)
+        peaks[_UPDATE] -= spared
+        kinds[_UPDATE][_TEMPORARY] -= spared
+    highest = max(peaks.values())
+
+    def with_allocator(name: str) -> float:
+        # What the allocator adds does not shrink with more layers, and it grows by no more than the peak does.
+        added, grown = (getattr(each, name) - each.peak for each in (few, more))
+        return highest + min(max(grown, line(added, grown)), grown * max(1.0, highest / more.peak))
+
     return RowBytes(
-        layers=layers,
+        layers=program.layers,
         peaks=peaks,
         kinds=kinds,
-        allocated=scale * more.allocated,
-        reserved=scale * more.reserved,
-        least=scale * more.least,
+        allocated=with_allocator("allocated"),
+        reserved=with_allocator("reserved"),
+        least=with_allocator("least"),
     )
+
+
+def _sub_group(program: RowProgram, layers: int) -> float:
+    """Returns the parameters of a rank that an update has temporaries for at once, with some of the layers."""
+    of_rank = replace(program, layers=layers).parameters / program.world
+    return min(of_rank, float(program.ds_config["zero_optimization"].get("sub_group_size", _SUB_GROUP)))
 
 
 def whole_program_of(row: Mapping[str, Any]) -> RowProgram:
@@ -144,46 +174,82 @@ def _sort(program: RowProgram) -> str:
 
 
 @lru_cache
-def stored() -> dict[int, dict[str, Any]]:
-    """Returns what the file has of each row, by its number."""
-    if not STORE.exists():
-        return {}
-    return {int(number): found for number, found in json.loads(STORE.read_text()).items()}
+def stored(store: Path = STORE) -> dict[str, dict[str, Any]]:
+    """Returns what a file has of each row, by its `id`."""
+    return json.loads(store.read_text()) if store.exists() else {}
 
 
-def known(row: Mapping[str, Any]) -> RowBytes | str | None:
-    """Returns the bytes of a row by the file, or why there are none; None if the file has not the row's program."""
-    found = stored().get(row["id"])
+def known(row: Mapping[str, Any], store: Path = STORE) -> RowBytes | str | None:
+    """Returns the bytes of a row by a file, or why there are none; None if the file has not the row's program."""
+    found = stored(store).get(str(row["id"]))
     program = whole_program_of(row)
     if found is None or found["program"] != program.key:
         return None
     if found["stopped"]:
         return str(found["stopped"])
-    return of_layers([RowBytes(**each) for each in found["pieces"]], program.layers)
+    return of_layers([RowBytes(**each) for each in found["pieces"]], program)
 
 
-def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool]) -> None:
-    """Adds rows to the file.
+def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: Path = STORE) -> None:
+    """Adds rows to a file.
 
     Args:
         rows: measurements.
         may_run: whether a run that the cache lacks may begin.
+        store: the file.
     """
     wanted = [row for row in rows if not lacks(row)]
-    programs = [whole_program_of(row) for row in wanted]
-    smallest = of_fewest_ranks(programs)
-    kept = dict(stored())
-    for row, program in zip(wanted, programs, strict=True):
-        pieces = to_run(row, smallest)
-        if known(row) is not None or not (all(map(is_known, pieces)) or may_run()):
-            continue
-        runs = [foreseen(each) for each in pieces]
-        stopped = next((run.stopped for run in runs if run.stopped), "")
+    smallest = of_fewest_ranks(whole_program_of(row) for row in wanted)
+    for row in wanted:
+        if known(row, store) is None:
+            _add(row, to_run(row, smallest), may_run, store)
+    for row in wanted:
+        found = stored(store).get(str(row["id"]))
+        if found and len(found["pieces"]) > 1 and not found.get("whole") and is_at_the_edge(row, store):
+            _add(row, (whole_program_of(row),), may_run, store)
+
+
+def is_at_the_edge(row: Mapping[str, Any], store: Path = STORE) -> bool:
+    """Returns whether two runs with few layers do not decide if a row's device suffices.
+
+    What the allocator adds is their least sure part. So the device's memory lies between what is in use and what is
+    needed, or near to one of both.
+    """
+    found = known(row, store)
+    if not isinstance(found, RowBytes):
+        return False
+    has = room(row, program_of(row))
+    return found.allocated < has * (1 + EDGE) and found.least > has * (1 - EDGE)
+
+
+def _add(row: Mapping[str, Any], pieces: Sequence[RowProgram], may_run: Callable[[], bool], store: Path) -> None:
+    if not (all(map(is_known, pieces)) or may_run()):
+        return
+    kept, name, program = dict(stored(store)), str(row["id"]), whole_program_of(row)
+    runs = [foreseen(each) for each in pieces]
+    stopped, found = next((run.stopped for run in runs if run.stopped), ""), []
+    try:
         found = [] if stopped else _found(row, program, pieces, runs)
-        kept[row["id"]] = {"program": program.key, "stopped": stopped[:160], "pieces": found}
-        print(row["id"], [each.layers for each in pieces], stopped[:80], flush=True)
-    lines = (f'"{number}": {json.dumps(kept[number])}' for number in sorted(kept))
-    STORE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    except MISTAKES as error:
+        # One row must not take the others with it.
+        traceback.print_exc()
+        stopped = f"{type(error).__name__}: {error}"
+    before = kept.get(name)
+    if stopped and before and before["program"] == program.key and before["pieces"]:
+        # What few layers gave stays.
+        kept[name] = {**before, "whole": stopped[:160]}
+    else:
+        kept[name] = {"program": program.key, "stopped": stopped[:160], "pieces": found}
+    # A call that is interrupted keeps what it has.
+    _write(kept, store)
+    print(row["id"], [each.layers for each in pieces], stopped[:80], flush=True)
+
+
+def _write(kept: Mapping[str, Mapping[str, Any]], store: Path) -> None:
+    ordered = sorted(kept, key=lambda name: (len(name), name))
+    lines = (f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in ordered)
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     stored.cache_clear()
 
 
@@ -217,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--cached", action="store_true", help="only rows whose runs the cache has")
     chosen = parser.parse_args(arguments)
-    add(read_rows(chosen.rows), lambda: not chosen.cached)
+    add(read_rows(chosen.rows), lambda: not chosen.cached, store_of(chosen.rows, STORE))
 
 
 if __name__ == "__main__":

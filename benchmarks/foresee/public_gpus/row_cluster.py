@@ -5,20 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.foresee.time.devices import Cluster, DeviceFigures, known_devices
+from benchmarks.foresee.public_gpus.row_device import device_of
+from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 
-# By parts of `gpu_kind`, in the order in which they are tried. An H100 with 96 GB and 500 W is one with less bandwidth.
-_KINDS = (
-    ("v100-sxm2-16", "v100-16gb"),
-    ("v100", "v100-32gb"),
-    ("a100-40", "a100-40gb"),
-    ("a100-sxm4-40", "a100-40gb"),
-    ("a100", "a100-80gb"),
-    ("a800", "a800-80gb"),
-    ("h100", "h100-80gb"),
-    ("h200", "h200-141gb"),
-    ("b200", "b200-180gb"),
-)
 _STATED = re.compile(r"(?:(\d+) x )?(\d+) Gbit/s.*?per (GPU|(?:\d+-GPU )?node)")
 _BYTES = 1e9 / 8
 # What rows leave out: a DGX-2 has 16 devices and, by the rows that state it, 4 adapters of 100 Gbit/s.
@@ -33,8 +22,7 @@ _JEAN_ZAY = 281e9
 def cluster_of(row: Mapping[str, Any]) -> Cluster | None:
     """Returns the devices of a row; None if their kind is not among the known devices."""
     kind, words = row["gpu_kind"].lower(), str(row.get("interconnect") or "")
-    devices = known_devices()
-    device = next((devices[name] for part, name in _KINDS if part in kind), None)
+    device = device_of(row)
     if device is None:
         return None
     per_host = min(row["gpus"], row.get("gpus_per_node") or device.per_host)

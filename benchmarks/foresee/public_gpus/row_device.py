@@ -8,29 +8,61 @@ from typing import Any
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.constants import GIB, outside_pytorch
-from trial_lib.foresee.time.devices import known_devices
+from trial_lib.foresee.time.devices import DeviceFigures, known_devices
 from trial_lib.memory.budget import Uncertain
 
-_CAPABILITIES = (("v100", (7, 0)), ("t4", (7, 5)), ("h100", (9, 0)), ("h200", (9, 0)), ("b200", (10, 0)))
+_CAPABILITIES = (
+    ("v100", (7, 0)),
+    ("t4", (7, 5)),
+    ("h100", (9, 0)),
+    ("h200", (9, 0)),
+    ("h800", (9, 0)),
+    ("h20-", (9, 0)),
+    ("b200", (10, 0)),
+)
+# How the names of devices end that are not on a maker's own board.
+_BOARDS = "pcie", "nvl"
 # Visible bytes of a device whose kind no list has.
 _VISIBLE = 0.985
 
 
 @lru_cache
-def _devices() -> dict[str, float]:
-    return {name: figures.memory / GIB for name, figures in known_devices().items()}
+def _devices() -> dict[str, DeviceFigures]:
+    return known_devices()
+
+
+def device_of(row: Mapping[str, Any]) -> DeviceFigures | None:
+    """Returns the known device that a row's `gpu_kind` names; None if it names none.
+
+    Of several sizes the row's counts, or the nearest to it. If the row states none, the first that is listed.
+    """
+    words = row["gpu_kind"].lower()
+    named = [each for name, each in _devices().items() if _is_named(name, words)]
+    board = next((each for each in _BOARDS if re.search(rf"{each}\b", words)), "")
+    found = [each for each in named if each.name.partition("b-")[2] == board] or named
+    if not found:
+        return None
+    stated = re.search(r"(\d+) ?gi?b|-(\d+)\b", words)
+    size = row.get("gpu_memory_gib") or (float(stated[1] or stated[2]) if stated else None)
+    # Makers count gigabytes, of which torch sees fewer.
+    return found[0] if size is None else min(found, key=lambda each: abs(each.memory / GIB - _VISIBLE * size))
+
+
+def _is_named(name: str, words: str) -> bool:
+    """Returns whether words have the kind of a device, such as `RTX 4090` that of `rtx4090-24gb`."""
+    kind = name.partition("-")[0]
+    letters = re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", "[ -]?", kind)
+    return re.search(rf"(?<![a-z0-9]){letters}(?!(?!sxm|pcie|nvl)[a-z0-9])", words) is not None
 
 
 def capacity(row: Mapping[str, Any]) -> float:
-    """Returns the bytes of a row's device that programs can have."""
+    """Returns the bytes of a row's device that programs can have; infinity if neither row nor device says."""
     if row.get("capacity_gib"):
         return float(row["capacity_gib"]) * GIB
-    words, size = row["gpu_kind"].lower(), row["gpu_memory_gib"]
-    for name, visible in _devices().items():
-        kind, _, rest = name.partition("-")
-        if kind in words and re.match(rf"{size:g}gb", rest):
-            return visible * GIB
-    return _VISIBLE * float(size) * GIB
+    device, size = device_of(row), row.get("gpu_memory_gib")
+    if device is not None and (size is None or f"-{size:g}gb" in device.name):
+        return device.memory
+    return float("inf") if size is None else _VISIBLE * float(size) * GIB
 
 
 def capability(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -17,15 +17,19 @@ def facts_of(row: Mapping[str, Any]) -> dict[str, Any]:
     note = str(row.get("note") or "").lower()
     words = f"{row.get('framework', '')} {row.get('optimizer', '')}".lower()
     said = f"{words} {note}"
-    if row.get("memory_kind") and row.get("peak_memory_gib"):
-        found["memory_kind"] = memory_kind(str(row["memory_kind"]), str(row.get("outcome")))
+    if row.get("peak_memory_gib"):
+        found["memory_kind"] = memory_kind(str(row.get("memory_kind") or "unknown"), str(row.get("outcome")))
     if "loss" not in row and (loss := _loss(said)):
         found["loss"] = loss
     if lora := re.search(r"lora_dim (\d+) added on top of full training", note):
         found.setdefault("lora", int(lora[1]))
+    elif re.search(r"\bq?(lora|dora)\b|\bpeft\b", f"{said} {row.get('model', '')}".lower()) and not re.search(
+        r"\b(no|without|not) (q?lora|peft)", said
+    ):
+        found.setdefault("trains_adapters_alone", True)
     if "compile" in words:
         found.setdefault("compiled", True)
-    if "checkpoint" in note and "in-cpu" in note.replace("in cpu", "in-cpu"):
+    if "checkpoint" in note and re.search(r"in[- ]cpu(?! off)", note):
         found.setdefault("checkpoints_in_host", True)
     if "ac off" in note and not row.get("compiled"):
         found["activation_checkpointing"] = False

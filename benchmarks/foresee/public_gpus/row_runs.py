@@ -9,13 +9,13 @@ import json
 import lzma
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, sized
+from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, sized, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import with_layers
 from trial_lib.foresee.time.by_size import at_size
@@ -32,11 +32,18 @@ _MOST_OF_ALL = 0.7
 _FIELDS = ("world", "replicas", "micro_batch", "accumulation", "tokens", "parameters", "trainable", "stage", "formats")
 
 
-def run_of(program: RowProgram) -> ForeseenRun | None:
-    """Returns the last step of a program's foreseen run; None if the file has no run of its kind."""
-    runs = {
-        run.micro_batch: run for run in _of_all_layers(kind_of_program(program), program.layers, _of_layer(program))
-    }
+def run_of(program: RowProgram, store: Path = STORE) -> ForeseenRun | None:
+    """Returns the last step of a program's foreseen run.
+
+    Args:
+        program: of a row.
+        store: a file of runs, which counts besides the committed one.
+
+    Returns:
+        The step; None if there is no run of its kind.
+    """
+    kind = kind_of_program(program)
+    runs = {run.micro_batch: run for run in _of_all_layers(kind, program.layers, _of_layer(program), store)}
     if not runs:
         return None
     if program.micro_batch in runs:
@@ -56,10 +63,10 @@ def _nearest(sizes: Sequence[int], wanted: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _of_all_layers(kind: str, layers: int, of_layer: float) -> tuple[ForeseenRun, ...]:
+def _of_all_layers(kind: str, layers: int, of_layer: float, store: Path) -> tuple[ForeseenRun, ...]:
     """Returns the runs of a kind of program, one of each micro-batch, with all layers."""
     found = []
-    for pieces in _stored().get(kind, {}).values():
+    for pieces in _stored(store).get(kind, {}).values():
         few = max(map(int, pieces))
         found.append(with_layers(_unpacked(pieces[str(few)]), few, layers, of_layer))
     return tuple(found)
@@ -72,7 +79,9 @@ def kind_of_program(program: RowProgram) -> str:
     several = min(2, program.world // program.shards)
     # How a loss keeps its logits changes bytes of memory. The stored runs have those of 32 bits.
     loss = "full" if program.loss in ("half", "compiled") else program.loss
-    whole = replace(program, micro_batch=1, accumulation=1, world=several, per_node=8, loss=loss, ds_config=config)
+    whole = replace(
+        program, micro_batch=1, accumulation=1, world=several, per_node=8, loss=loss, ds_config=config, is_narrow=False
+    )
     return whole.key
 
 
@@ -96,18 +105,28 @@ def _of_layer(program: RowProgram) -> float:
 
 
 @lru_cache
-def _stored() -> dict[str, Any]:
-    if not STORE.exists():
-        return {}
-    runs: dict[str, Any] = json.loads(lzma.decompress(STORE.read_bytes()))
-    return runs
+def _stored(store: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in {STORE: None, store: None}:
+        for kind, sizes in (json.loads(lzma.decompress(file.read_bytes())) if file.exists() else {}).items():
+            found[kind] = {**found.get(kind, {}), **sizes}
+    return found
 
 
-def add(programs: Sequence[RowProgram]) -> None:
-    """Runs what the file lacks: each kind of program with its smallest and its largest micro-batch."""
-    kept = {kind: {size: dict(pieces) for size, pieces in sizes.items()} for kind, sizes in _stored().items()}
+def add(programs: Sequence[RowProgram], may_run: Callable[[], bool] = lambda: True, store: Path = STORE) -> None:
+    """Runs what a file lacks: each kind of program with its smallest and its largest micro-batch.
+
+    Args:
+        programs: of rows.
+        may_run: whether another run may begin.
+        store: the file.
+    """
+    kept = {kind: {size: dict(pieces) for size, pieces in sizes.items()} for kind, sizes in _stored(store).items()}
     wanted = _to_run(programs, kept)
     for number, (kind, program) in enumerate(wanted, start=1):
+        if not may_run():
+            print(f"{len(wanted) - number + 1} of {len(wanted)} not run", flush=True)
+            break
         piece = replace(program, layers=few_layers(program))
         began = time.monotonic()
         run = foreseen(piece)
@@ -118,8 +137,8 @@ def add(programs: Sequence[RowProgram]) -> None:
         if not run.stopped:
             kept.setdefault(kind, {}).setdefault(str(piece.micro_batch), {})[str(piece.layers)] = packed(run)
         if number % 5 == 0:
-            _write(kept)
-    _write(kept)
+            _write(kept, store)
+    _write(kept, store)
 
 
 def _can_grow(run: ForeseenRun, few: int, program: RowProgram) -> bool:
@@ -157,9 +176,10 @@ def _once(program: RowProgram) -> RowProgram:
     return replace(program, accumulation=1, ds_config={**program.ds_config, "gradient_accumulation_steps": 1})
 
 
-def _write(runs: Mapping[str, Any]) -> None:
+def _write(runs: Mapping[str, Any], store: Path) -> None:
     text = json.dumps(dict(sorted(runs.items())), separators=(",", ":"))
-    STORE.write_bytes(lzma.compress(text.encode(), preset=6))
+    store.parent.mkdir(parents=True, exist_ok=True)
+    store.write_bytes(lzma.compress(text.encode(), preset=6))
     _stored.cache_clear()
     _of_all_layers.cache_clear()
 
@@ -201,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, default=ROWS)
     chosen = parser.parse_args(arguments)
     rows = [row for row in read_rows(chosen.rows) if not left_out(row)]
-    add([program_for_speed(row) for row in rows])
+    add([program_for_speed(row) for row in rows], store=store_of(chosen.rows, STORE))
 
 
 if __name__ == "__main__":

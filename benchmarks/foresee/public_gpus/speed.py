@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.formula_run import formula_run
-from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, program_of, read_rows
+from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, has_no_program, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
-from benchmarks.foresee.public_gpus.row_runs import run_of
+from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
@@ -28,7 +29,6 @@ RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}
 """What the order must reach: at least the one, at most the other."""
 
-_NEEDED = ("layers", "hidden", "heads", "vocab", "ffn", "seq_len", "micro_batch")
 # Parts of `tflops_def` of sources that count the repeated forward pass.
 _RECOMPUTED = ("recompute", "8*n", "hardware", "megatron 96")
 
@@ -61,15 +61,16 @@ class Timed:
 
 def left_out(row: Mapping[str, Any]) -> str:
     """Returns why a row cannot be compared, in words; empty if it can."""
+    if row.get("unusable"):
+        return str(row["unusable"])
     if "throughput" not in row["use_for"]:
         return "no throughput"
     if (row.get("pipeline_parallel") or 1) > 1:
         return "pipeline parallelism"
-    missing = [name for name in _NEEDED if not row.get(name)]
-    if missing:
-        return f"no {', '.join(missing)}"
+    if why := has_no_program(row):
+        return why
     if cluster_of(row) is None:
-        return "unknown device"
+        return f"unknown device: {row['gpu_kind'] or 'no gpu_kind'}"
     return "" if _measured(row)[0] else "no figure of speed"
 
 
@@ -100,6 +101,10 @@ def _measured(row: Mapping[str, Any]) -> tuple[str, float]:
         return "tokens_per_s", row["tokens_per_s_per_gpu"]
     if row.get("samples_per_s") and row.get("seq_len"):
         return "tokens_per_s", row["samples_per_s"] * row["seq_len"] / row["gpus"]
+    if row.get("step_time_s") and row.get("grad_accum"):
+        replicas = row["gpus"] / (row["tensor_parallel"] * row["sequence_parallel"])
+        tokens = row["micro_batch"] * row["grad_accum"] * row["seq_len"] * replicas
+        return "tokens_per_s", tokens / row["step_time_s"] / row["gpus"]
     if row.get("tflops_per_gpu"):
         return "tflops", row["tflops_per_gpu"]
     return ("mfu", row["mfu"]) if row.get("mfu") else ("", 0.0)
@@ -115,14 +120,16 @@ def _foreseen(row: Mapping[str, Any], run: ForeseenRun, cluster: Cluster, step: 
     return rate / 1e12 * (4 / 3 if again and row.get("activation_checkpointing") is not False else 1)
 
 
-def runs_of(rows: Sequence[Mapping[str, Any]], only_formulas: bool) -> dict[int, tuple[ForeseenRun, str]]:
+def runs_of(
+    rows: Sequence[Mapping[str, Any]], only_formulas: bool, store: Path = STORE
+) -> dict[int | str, tuple[ForeseenRun, str]]:
     """Returns the operations of each row, and where they come from.
 
-    A group has one origin: foreseen runs if `row_runs.py` has all of the group's programs, formulas otherwise.
+    A group has one origin: foreseen runs if the files of runs have all of the group's programs, formulas otherwise.
     """
-    runs: dict[int, tuple[ForeseenRun, str]] = {}
+    runs: dict[int | str, tuple[ForeseenRun, str]] = {}
     for members in groups(rows, wide_key).values():
-        found = [None if only_formulas else run_of(program_for_speed(row)) for row in members]
+        found = [None if only_formulas else run_of(program_for_speed(row), store) for row in members]
         for row, run in zip(members, found, strict=True):
             if None in found or run is None:
                 runs[row["id"]] = formula_run(row), "formulas"
@@ -208,16 +215,20 @@ def summary(found: Sequence[Timed], key: Callable[[Mapping[str, Any]], tuple[Any
     orders = [order_of(each) for each in members]
     decided = [each for each in orders if each["rank_correlation"] is not None]
     large = [each for each in decided if each["rows"] > 3]
+
+    def over(some: Sequence[Mapping[str, Any]], of: Callable[[list[float]], float], name: str) -> float | None:
+        return _rounded(of([each[name] for each in some])) if some else None
+
     return {
         "groups": len(orders),
         "rows": sum(each["rows"] for each in orders),
         "not_told_apart": len(orders) - len(decided),
-        "rank_correlation_mean": _rounded(fmean(each["rank_correlation"] for each in decided)),
-        "rank_correlation_median": _rounded(median(each["rank_correlation"] for each in decided)),
-        "rank_correlation_mean_of_4_rows_or_more": _rounded(fmean(each["rank_correlation"] for each in large)),
+        "rank_correlation_mean": over(decided, fmean, "rank_correlation"),
+        "rank_correlation_median": over(decided, median, "rank_correlation"),
+        "rank_correlation_mean_of_4_rows_or_more": over(large, fmean, "rank_correlation"),
         "groups_of_0.8_or_more": sum(each["rank_correlation"] >= BARS["rank_correlation"] for each in decided),
-        "lost_by_first_choice_median": _rounded(median(each["lost_by_first_choice"] for each in orders)),
-        "lost_by_first_choice_mean": _rounded(fmean(each["lost_by_first_choice"] for each in orders)),
+        "lost_by_first_choice_median": over(orders, median, "lost_by_first_choice"),
+        "lost_by_first_choice_mean": over(orders, fmean, "lost_by_first_choice"),
         "each": orders,
     }
 
@@ -227,6 +238,8 @@ def absolute(found: Sequence[Timed]) -> dict[str, Any]:
     sources: dict[str, list[float]] = defaultdict(list)
     for each in found:
         sources[f"{each.row['source']} ({each.row['gpu_kind']})"].append(each.error)
+    if not found:
+        return {"rows": 0}
     inside = [abs(each.error) <= math.log(each.step.high / each.step.seconds) for each in found]
     return {
         "rows": len(found),
@@ -244,10 +257,19 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def compared(rows: Sequence[Mapping[str, Any]], efficiencies: Efficiencies, only_formulas: bool) -> dict[str, Any]:
-    """Returns all results."""
+def compared(
+    rows: Sequence[Mapping[str, Any]], efficiencies: Efficiencies, only_formulas: bool, store: Path = STORE
+) -> dict[str, Any]:
+    """Returns all results.
+
+    Args:
+        rows: measurements.
+        efficiencies: the constants.
+        only_formulas: whether no foreseen run is taken.
+        store: a file of runs, which counts besides the committed one.
+    """
     usable = [row for row in rows if not left_out(row)]
-    found = [timed(row, *origin, efficiencies) for row, origin in _with_runs(usable, only_formulas)]
+    found = [timed(row, *origin, efficiencies) for row, origin in _with_runs(usable, only_formulas, store)]
     reasons = Counter(reason for row in rows if (reason := left_out(row)) not in ("", "no throughput"))
     return {
         "bars": BARS,
@@ -272,9 +294,9 @@ def compared(rows: Sequence[Mapping[str, Any]], efficiencies: Efficiencies, only
 
 
 def _with_runs(
-    rows: Sequence[Mapping[str, Any]], only_formulas: bool
+    rows: Sequence[Mapping[str, Any]], only_formulas: bool, store: Path
 ) -> list[tuple[Mapping[str, Any], tuple[ForeseenRun, str]]]:
-    runs = runs_of(rows, only_formulas)
+    runs = runs_of(rows, only_formulas, store)
     return [(row, runs[row["id"]]) for row in rows]
 
 
@@ -285,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--formulas", action="store_true", help="take no foreseen run, formulas alone")
     parser.add_argument("--to", type=Path, default=RESULTS)
     chosen = parser.parse_args(arguments)
-    results = compared(read_rows(chosen.rows), Efficiencies(), chosen.formulas)
+    results = compared(read_rows(chosen.rows), Efficiencies(), chosen.formulas, store_of(chosen.rows, STORE))
     chosen.to.write_text(json.dumps(results, indent=1) + "\n")
     shown = {name: value for name, value in results.items() if name != "rows"}
     for name in ("by_configuration_alone", "with_length_and_code"):

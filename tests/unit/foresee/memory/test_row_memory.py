@@ -7,8 +7,15 @@ import pytest
 
 from benchmarks.foresee.public_gpus import fsdp, memory, row_bytes
 from benchmarks.foresee.public_gpus.model_of_row import is_decided, program_of, read_rows
-from benchmarks.foresee.public_gpus.row_bytes import RowBytes, bytes_of, of_fewest_ranks, of_layers, to_run
-from benchmarks.foresee.public_gpus.row_device import capacity
+from benchmarks.foresee.public_gpus.row_bytes import (
+    RowBytes,
+    bytes_of,
+    is_at_the_edge,
+    of_fewest_ranks,
+    of_layers,
+    to_run,
+)
+from benchmarks.foresee.public_gpus.row_device import capacity, room
 from trial_lib.foresee.memory.constants import GIB
 from trial_lib.foresee.memory.live_bytes import live_bytes
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
@@ -33,7 +40,7 @@ def run_of(*sizes_gib: float, world: int = 8, kind: str = "parameter") -> Forese
 def compared(number: int, run: ForeseenRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     row = ROWS[number]
     found = bytes_of(row, program_of(row), run, program_of(row).layers)
-    monkeypatch.setattr(row_bytes, "known", lambda row: found)
+    monkeypatch.setattr(row_bytes, "known", lambda row, store: found)
     return memory.compare(row)
 
 
@@ -105,6 +112,8 @@ def test_a_default_decides_only_if_the_source_and_its_documents_say_so() -> None
     # torchtitan's default is documented. Rows of issue 3901 say nothing.
     assert is_decided(ROWS[696])
     assert not is_decided(ROWS[885])
+    # "selective" alone.
+    assert not is_decided(ROWS[702])
     assert program_of(ROWS[696]).checkpoints_by_operation
 
 
@@ -118,10 +127,36 @@ def test_more_layers_follow_from_few() -> None:
         least=10.0,
     )
     more = replace(few, layers=8, peaks={"backward": 10.0, "update": 9.0}, kinds={"backward": [10.0], "update": [9.0]})
-    found = of_layers((few, replace(more, allocated=11.0, reserved=15.0, least=12.0)), 16)
-    # The update grows faster, so it has the peak in the end. The allocator adds the same share.
+    program = replace(program_of(ROWS[929]), layers=16)
+    found = of_layers((few, replace(more, allocated=11.0, reserved=15.0, least=12.0)), program)
+    # The update grows faster, so it has the peak in the end. What the allocator adds grows by no more than the peak.
     assert found.peak == found.peaks["update"] == 15.0
     assert (found.allocated, found.reserved, found.least) == (16.5, 22.5, 18.0)
+    # It does not shrink.
+    steady = of_layers((few, replace(more, allocated=10.0, reserved=12.0, least=10.5)), program)
+    assert (steady.allocated, steady.reserved, steady.least) == (15.0, 17.0, 15.5)
+
+
+def test_an_update_of_stage_3_has_temporaries_of_one_sub_group() -> None:
+    program = program_of(ROWS[771])
+    of_rank = replace(program, layers=8).parameters / program.world
+    kinds = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    kinds[KINDS.index("temporary")] = 4.0
+    few = RowBytes(
+        layers=4,
+        peaks={"update": 3.0},
+        kinds={"update": [each / 2 for each in kinds]},
+        allocated=3.0,
+        reserved=3.0,
+        least=3.0,
+    )
+    more = replace(few, layers=8, peaks={"update": 6.0}, kinds={"update": kinds}, allocated=6.0)
+    found = of_layers((few, more), program)
+    # The rank of 60 layers has more parameters than a sub-group of 1e9.
+    assert program.parameters / program.world > 1e9
+    temporary = found.kinds["update"][KINDS.index("temporary")]
+    assert temporary == pytest.approx(4.0 * 1e9 / of_rank)
+    assert found.peak == pytest.approx(2 * 60 / 8 + temporary)
 
 
 def test_few_layers_are_more_than_stage_3_keeps_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +168,22 @@ def test_few_layers_are_more_than_stage_3_keeps_gathered(monkeypatch: pytest.Mon
     assert [each.layers for each in to_run(ROWS[467], {})] == [48]
 
 
+def test_a_row_at_the_edge_is_run_with_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ROWS[288]
+    has = room(row, program_of(row))
+    for allocated, least, expected in ((0.7, 0.8, False), (0.7, 0.9, True), (1.1, 1.5, True), (1.2, 1.5, False)):
+        found = RowBytes(layers=64, peaks={}, kinds={}, allocated=allocated * has, reserved=0.0, least=least * has)
+        monkeypatch.setattr(row_bytes, "known", lambda row, store, found=found: found)
+        assert is_at_the_edge(row) is expected
+
+
+def test_a_device_without_room_for_two_copies_counts() -> None:
+    """Stages 1 and 2 flatten parameters on the device if it has room for both copies."""
+    assert program_of(ROWS[469]).is_narrow
+    assert not program_of({**ROWS[469], "gpu_memory_gib": 80}).is_narrow
+    assert not program_of({**ROWS[469], "zero_stage": 3}).is_narrow
+
+
 def test_a_run_of_the_fewest_ranks_stands_for_rows_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_bytes, "is_known", lambda program: False)
     of_512, of_8 = program_of(ROWS[9]), program_of(ROWS[11])
@@ -141,7 +192,7 @@ def test_a_run_of_the_fewest_ranks_stands_for_rows_of_more(monkeypatch: pytest.M
 
 
 def test_the_file_has_the_programs_of_its_rows() -> None:
-    known = [row for row in ROWS.values() if row["id"] in row_bytes.stored()]
+    known = [row for row in ROWS.values() if str(row["id"]) in row_bytes.stored()]
     assert len(known) >= 60
     assert all(row_bytes.known(row) is not None for row in known)
 

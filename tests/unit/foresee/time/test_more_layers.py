@@ -80,12 +80,13 @@ def test_a_model_whose_layers_differ_is_run_with_all(monkeypatch: pytest.MonkeyP
         return run_of(*passes, parameters=1000, micro_batch=piece.micro_batch)
 
     monkeypatch.setattr(row_runs, "foreseen", foreseen)
-    monkeypatch.setattr(row_runs, "STORE", tmp_path / "runs.json.xz")
+    store = tmp_path / "runs.json.xz"
+    monkeypatch.setattr(row_runs, "STORE", store)
     row_runs._stored.cache_clear()
     try:
-        row_runs.add([program])
+        row_runs.add([program], store=store)
         assert asked == [few_layers(program), program.layers]
-        assert row_runs.run_of(program) is not None
+        assert row_runs.run_of(program, store) is not None
     finally:
         row_runs._stored.cache_clear()
         row_runs._of_all_layers.cache_clear()

@@ -66,7 +66,7 @@ def test_a_stated_network_counts(words: str | None, per_host: int, rate: float) 
 def test_rows_say_why_they_are_left_out() -> None:
     assert left_out(ROWS[PLAIN]) == ""
     assert left_out({**ROWS[PLAIN], "pipeline_parallel": 4}) == "pipeline parallelism"
-    assert left_out({**ROWS[PLAIN], "gpu_kind": "TPU v4"}) == "unknown device"
+    assert left_out({**ROWS[PLAIN], "gpu_kind": "TPU v4"}) == "unknown device: TPU v4"
     assert left_out({**ROWS[PLAIN], "vocab": None}) == "no vocab"
 
 
