@@ -11,8 +11,9 @@ by the number of looks and of candidates (Bonferroni).
 
 On a CPU `throughput` and `FLOPS_per_gpu` are compared by the processor time of a sample. It varies by 2 to 3 % from
 process to process, and the wall clock by 13 % and more. Both are the same while the training computes. If it waits, for
-a disk say, the two intervals do not meet. Then the wall clock decides. A candidate that is no faster by the wall clock
-is not chosen either.
+a disk say, the two intervals do not meet. Then the wall clock decides. It also decides if a candidate's data loader has
+other workers, because their processor time is not the rank's. A candidate that is no faster by the wall clock is not
+chosen either.
 
 A configuration that ran in the search may run out of memory in another process. A CPU's resident memory varies by some
 10 % from process to process. If a heat has lost all its candidates that way, the next heat prefers those that filled
@@ -47,6 +48,7 @@ _PRECISE = 0.05  # a half interval of this size is enough; more rounds must fit 
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
+_OF_LOADER = "loader:"  # the places of a data loader's switches begin so
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
@@ -292,7 +294,7 @@ class Confirmation:
         own, members = self._living_own.key, self._with_own(self._live)
         metric = SEARCH_METRICS[self._metric]
         by_metric = ratios_to(own, self._rounds(members, metric.name, metric.smaller_is_better), self._error)
-        if not self._by_processor_time:
+        if not self._by_processor_time or any(_loads_otherwise(one, self._living_own) for one in members):
             return by_metric, {}
         by_time = ratios_to(own, self._rounds(members, _PROCESSOR_TIME, smaller_is_better=True), self._error)
         if any(not gain.overlaps(by_metric[key]) for key, gain in by_time.items()):
@@ -411,6 +413,10 @@ def _filled(reading: TrialResult) -> float:
 def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
     """Returns the program's switches of a contender that the user's configuration has not, by place, as text."""
     return frozenset(other_switches(one.config, own.config))
+
+
+def _loads_otherwise(one: Contender, own: Contender) -> bool:
+    return any(place.startswith(_OF_LOADER) for place, _ in other_switches(one.config, own.config))
 
 
 def _is_near(value: float, best: float) -> bool:
