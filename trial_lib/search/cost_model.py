@@ -24,6 +24,9 @@ from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 # in an arm, of a departure from the curve over sizes (caches, kernels) for all arms and for one.
 _LEVEL, _COARSE, _ARM, _OVERHEAD, _CURVE, _ARM_CURVE = 3.0, 0.1, 0.08, 0.2, 0.05, 0.1
 _CURVE_OCTAVES = 1.5
+# The share of an arm's own part that arms with other switches of the program have as well. A compiled model, or one
+# that recomputes, sends the same gradients. By replay of the clusters with switches (benchmarks/replay).
+_SWITCHED_SHARE = 0.85
 # The expected cost of a fine knob that is not at its best guess, and its standard deviation. The knobs share it,
 # because a space whose best guesses are good for one knob has good ones for others.
 _DEPARTURE, _DEPARTURE_DEVIATION = 0.005, 0.02
@@ -218,7 +221,7 @@ class CostModel:
     def _relations(self, left: Sequence[Point], right: Sequence[Point]) -> _Relations:
         (arms, sizes), (other_arms, other_sizes) = _columns(left), _columns(right)
         octaves, other_octaves = np.log2(sizes), np.log2(other_sizes)
-        same_arm = np.equal.outer(arms, other_arms).astype(float)
+        same_arm = self._same_arm(arms, other_arms)
         near = np.exp(-0.5 * (np.subtract.outer(octaves, other_octaves) / _CURVE_OCTAVES) ** 2)
         coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
         fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
@@ -229,6 +232,14 @@ class CostModel:
         same_lineage = np.array([[one == other for other in other_lineages] for one in lineages])[np.ix_(at, other_at)]
         fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_lineage
         return _Relations(fixed, fine, same_arm, sizes, other_sizes)
+
+    def _same_arm(self, arms: npt.NDArray[np.int64], other_arms: npt.NDArray[np.int64]) -> Array:
+        """Returns 1 for points of one arm, and less for arms that differ in switches of the program alone."""
+        same = np.equal.outer(arms, other_arms).astype(float)
+        of_deepspeed = self._coordinates.of_deepspeed
+        alike = np.equal.outer(of_deepspeed(arms), of_deepspeed(other_arms)).astype(float)
+        shared: Array = same + _SWITCHED_SHARE * (alike - same)
+        return shared
 
     # -- the fitted numbers --------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trial_lib.command.switches import is_switch
 from trial_lib.space.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
 Array = npt.NDArray[np.float64]
@@ -38,6 +39,8 @@ class SpaceCoordinates:
                 for arm in range(len(coarse))
             ]
         ).reshape(len(coarse), len(paths))
+        without = [{path: value for path, value in leaves.items() if not is_switch(path)} for leaves in coarse]
+        self._of_deepspeed = np.array([without.index(leaves) for leaves in without], dtype=np.int64)
         self._paths = sorted({knob.path for arm in self.arms for knob in arm.fine})
         self._scales = {
             path: _scale(
@@ -51,6 +54,11 @@ class SpaceCoordinates:
     def coarse(self, arms: Iterable[int]) -> Array:
         """Returns the coarse coordinates of some arms, one row each."""
         return self._coarse[list(arms)]
+
+    def of_deepspeed(self, arms: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Returns a number for the coarse DeepSpeed settings of each of some arms, whatever their switches."""
+        numbers: npt.NDArray[np.int64] = self._of_deepspeed[list(arms)]
+        return numbers
 
     def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
         """Returns the fine coordinates of some lineages, one row each."""
