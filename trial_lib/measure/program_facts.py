@@ -7,6 +7,10 @@ from typing import Any
 
 from trial_lib.measure.batches.program_options import options_read
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.turned import FUSED
+
+# Torch has others in a fused form too.
+_ADAMS = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 
 
 @dataclass
@@ -42,6 +46,7 @@ class ProgramFacts:
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
+    loading: dict[str, Any] | None = None
     turnable: dict[str, list[Any]] = field(default_factory=dict)
     not_turnable: dict[str, str] = field(default_factory=dict)
 
@@ -67,6 +72,7 @@ class ProgramFacts:
         self.settled = precision.settled(engine)
         self.note_formats(precision.formats(engine))
         self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
+        self._note_adam(engine)
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
         accumulation = int(engine.gradient_accumulation_steps())
         if getattr(engine, "zenflow", False):
@@ -78,6 +84,17 @@ class ProgramFacts:
             "gradient_accumulation_steps": accumulation,
         }
         return micro
+
+    def _note_adam(self, engine: Any) -> None:
+        """Keeps whether torch's Adam is fused, the code's or that of `torch_adam` in the configuration."""
+        optimizer = getattr(engine, "basic_optimizer", None)
+        if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _ADAMS:
+            own = bool(getattr(optimizer, "defaults", {}).get("fused"))
+            self.turnable[FUSED] = [own, not own]
+        elif getattr(engine, "client_optimizer", None) is None:
+            self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
+        else:
+            self.not_turnable[FUSED] = "the code makes no Adam of torch's"
 
     def note_formats(self, formats: Iterable[str]) -> None:
         """Keeps further number formats."""

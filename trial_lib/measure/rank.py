@@ -28,6 +28,7 @@ from trial_lib.measure.imported_modules import imported_modules
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
+from trial_lib.wire.turned import settings_of
 from trial_lib.wire.whole_files import write_whole
 
 # Libraries of the user's in which a training may spend its time.
@@ -139,11 +140,13 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
     order = TrainingOrder.from_json(payload)
     try:
         from trial_lib.intercept import post_import
-        from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
+        from trial_lib.measure.libraries import accelerate, data_loaders, fused_adam, huggingface_trainer, zero_init
 
         expected.expect(order.device)
         huggingface_trainer.adopt(order.ds_config, order.is_in_code)
         zero_init.adopt(order.ds_config, order.is_in_code)
+        data_loaders.install(lambda: settings_of("loader", order.turned))
+        fused_adam.install(lambda: settings_of("optimizer", order.turned))
         if order.is_in_code:
             # This imports torch, which a program may not use.
             from trial_lib.measure.libraries import interception

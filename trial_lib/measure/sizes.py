@@ -32,13 +32,14 @@ from trial_lib.measure.ends.ended_run import EndedRun
 from trial_lib.measure.ends.meeting import Meeting
 from trial_lib.measure.ends.waiting import Watcher
 from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
-from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
+from trial_lib.measure.libraries import accelerate, data_loaders, fused_adam, huggingface_trainer, zero_init
 from trial_lib.measure.probe import Probe
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
 from trial_lib.wire.layer import read_layer
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder
+from trial_lib.wire.turned import settings_of
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
 _MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
@@ -123,6 +124,8 @@ class Sizes:
         huggingface_trainer.install(facts, self._overrides, self._scratch)
         accelerate.install(facts)
         zero_init.install(self._overrides, facts)
+        data_loaders.install(lambda: settings_of("loader", self.size.turned))
+        fused_adam.install(lambda: settings_of("optimizer", self.size.turned))
         layer = read_layer(self._scratch)
         self._layered = None if layer is None else LayeredFiles(layer)
         self._files = file_functions.install(

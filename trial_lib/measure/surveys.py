@@ -6,11 +6,12 @@ from trial_lib.measure.batches.longest_batch import SequenceSurvey
 from trial_lib.measure.batches.size_survey import SizeSurvey
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_survey import FlopSurvey
+from trial_lib.measure.loading_survey import LoadingSurvey
 from trial_lib.measure.program_facts import ProgramFacts
 
 
 class Surveys:
-    """Surveys batch sizes if the program runs as typed, sequence lengths in a profile, and FLOPs at last.
+    """Surveys loading and batch sizes if the program runs as typed, sequence lengths in a profile, and FLOPs at last.
 
     A program that is typed with a micro-batch of 1 has both in one run. The stages of a pipeline exchange batches of
     one size.
@@ -36,6 +37,7 @@ class Surveys:
         self._watch = watch
         self._facts = facts
         self._sizes = SizeSurvey(watch, facts, most) if as_typed else None
+        self._loading = LoadingSurvey(facts, most, watch.device.is_apart) if as_typed else None
         self._lengths = SequenceSurvey(watch, facts, most, keep)
         self._flops = FlopSurvey(watch, most, about_to_count)
         self._looks_at_batches = not isinstance(watch, PipelineWatch)
@@ -50,6 +52,8 @@ class Surveys:
         return self._flops.step_ended(self._lengths.has_stretched)
 
     def _look_at_batches(self) -> bool:
+        if self._loading is not None and self._loading.step_ended():
+            return True
         if self._looks_at_sizes:
             assert self._sizes is not None
             if self._sizes.step_ended():

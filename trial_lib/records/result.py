@@ -63,6 +63,32 @@ class ModelProfile(FrozenRecord):
     bytes_per_param: int | None = None
 
 
+class Loading(FrozenRecord):
+    """A data loader of torch's in the program as typed.
+
+    Attributes:
+        share: of a step's time that the code waits for batches, on the rank that waits longest.
+        num_workers: its workers.
+        prefetch_factor: batches that each worker prepares. None without workers.
+        pin_memory: whether it copies batches to pinned memory.
+        cores: that each rank may use.
+        refusal: why another number of workers is not tried, as a clause. Empty if it may be.
+        draws: whether its data set draws random numbers in the rank.
+        made_at: the line that makes it (`file:line`). Empty if unknown.
+        by_trainer: whether Hugging Face's Trainer makes it.
+    """
+
+    share: float
+    num_workers: int
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    cores: int = 1
+    refusal: str = ""
+    draws: bool = False
+    made_at: str = ""
+    by_trainer: bool = False
+
+
 class ProgramProfile(FrozenRecord):
     """The findings of the profile trial about the user's program.
 
@@ -100,6 +126,7 @@ class ProgramProfile(FrozenRecord):
         settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
             a configuration. Empty if unknown.
         formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
+        loading: the data loader that the code trains from. None if it reads no loader of torch's.
         turnable: the switches that ZeroTune can turn in the program, by name, each with its values. The program's own
             is first.
         not_turnable: the other such switches, each with the reason.
@@ -130,6 +157,7 @@ class ProgramProfile(FrozenRecord):
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = Field(default_factory=dict)
     formats: list[str] = Field(default_factory=list)
+    loading: Loading | None = None
     turnable: dict[str, list[Any]] = Field(default_factory=dict)
     not_turnable: dict[str, str] = Field(default_factory=dict)
 

@@ -84,7 +84,7 @@ def training_command(
     if stage != 3 and known.found is not None and known.found.partitions_its_model:
         # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
         to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
-    to_write += lines_to_write(turned_among(switches or {}), known.switches)
+    to_write += lines_to_write(turned_among(switches or {}), known.switches, known.found)
     if to_write:
         # As typed, the program would train with the values in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]

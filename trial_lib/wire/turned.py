@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 CHECKPOINTING, COMPILE, ATTENTION = "model:activation_checkpointing", "model:compile", "model:attention"
+WORKERS, PREFETCH = "loader:num_workers", "loader:prefetch_factor"
+PINNED, PERSISTENT = "loader:pin_memory", "loader:persistent_workers"
+FUSED = "optimizer:fused"
 
 TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
 """How such a switch is written."""
@@ -41,6 +44,12 @@ TURNED: dict[str, TurnedSwitch] = {
     CHECKPOINTING: TurnedSwitch(("none", "full", "every_second")),
     COMPILE: TurnedSwitch((False, True)),
     ATTENTION: TurnedSwitch(("eager", "sdpa", "flash_attention_2")),
+    # Only a program that waits for its loader has these, and then workers are the best guess.
+    WORKERS: TurnedSwitch((4, 2, 1, 8, 0), coarse=False, any_number=True),
+    PREFETCH: TurnedSwitch((2, 4, 8), coarse=False, any_number=True),
+    PINNED: TurnedSwitch((True, False), coarse=False),
+    PERSISTENT: TurnedSwitch((False, True), coarse=False),
+    FUSED: TurnedSwitch((True, False), coarse=False),
 }
 """The switches by name."""
 
@@ -58,6 +67,17 @@ def turned_among(switches: Mapping[str, Any]) -> dict[str, Any]:
 def in_command(switches: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the switches that have a place in the program's command."""
     return {place: value for place, value in switches.items() if not is_turned(place)}
+
+
+def settings_of(owner: str, turned: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of an object among some switches, by the names that torch has for them.
+
+    Args:
+        owner: `loader` or `optimizer`.
+        turned: switches by name.
+    """
+    names = (place.partition(":") for place in turned)
+    return {name: turned[f"{of}:{name}"] for of, _, name in names if of == owner}
 
 
 def turned_word(place: str, value: Any) -> str:

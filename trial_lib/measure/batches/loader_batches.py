@@ -5,6 +5,8 @@ A loader's batch is complete: labels that never reach the engine are as long as 
 Trainer, Accelerate, DeepSpeed's own loader and the loader of a trial class.
 """
 
+import random
+import sys
 import time
 import weakref
 from collections import deque
@@ -15,7 +17,7 @@ import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.measure.batches.batch_shape import tokens_per_row
+from trial_lib.measure.batches.batch_shape import tensors_in, tokens_per_row
 from trial_lib.measure.batches.stretched_batch import stretched
 
 # Enough batches to train on for some steps. The code still gets all batches that were looked at.
@@ -25,7 +27,15 @@ _MOST_EMPTY = 100
 
 
 class LoaderBatches:
-    """Wraps the data loaders of this process, between them and the code that reads them."""
+    """Wraps the data loaders of this process, between them and the code that reads them.
+
+    Attributes:
+        waited_s: seconds for which the code has waited for batches to train on.
+        is_surveyed: whether the next two attributes are kept.
+        draws_numbers: whether a random generator of this process has moved while a loader made a batch, other than its
+            first. Then the sampler draws as well.
+        gives_from_device: whether a batch was on another device than the processor.
+    """
 
     def __init__(self) -> None:
         self._next = _BaseDataLoaderIter.__next__
@@ -38,6 +48,9 @@ class LoaderBatches:
         self._last: weakref.ref[Any] | None = None
         self._came_empty = 0
         self._ran_empty: Callable[[], None] = lambda: None
+        self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self.waited_s = 0.0
+        self.is_surveyed = self.draws_numbers = self.gives_from_device = False
 
     def install(self) -> None:
         """Wraps the loaders. Call it once for a process, and before the user's code runs."""
@@ -45,6 +58,13 @@ class LoaderBatches:
         def taken(iterator: Any) -> Any:
             return self._taken(iterator)
 
+        original_init = _BaseDataLoaderIter.__init__
+
+        def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            original_init(iterator, loader, *args, **kwargs)
+            self._loaders[iterator] = weakref.ref(loader)
+
+        _BaseDataLoaderIter.__init__ = init  # type: ignore[method-assign, assignment]
         _BaseDataLoaderIter.__next__ = taken  # type: ignore[method-assign, assignment]
 
     @property
@@ -64,6 +84,13 @@ class LoaderBatches:
     def has_source(self) -> bool:
         """Whether a loader has given sequences to train on, and may give more."""
         return self._source is not None and self._source() is not None
+
+    @property
+    def training_loader(self) -> Any:
+        """The loader of the last batch that was read to train on; None if there is none."""
+        iterator = self._last() if self._last is not None else None
+        loader = None if iterator is None else self._loaders.get(iterator)
+        return None if loader is None else loader()
 
     @property
     def has_fixed_size(self) -> bool:
@@ -117,6 +144,8 @@ class LoaderBatches:
 
     def _taken(self, iterator: Any) -> Any:
         kept = self._ahead.get(iterator)
+        numbers = _generators() if self.is_surveyed and iterator._num_yielded else None
+        started = time.monotonic()
         try:
             batch = kept.popleft() if kept else self._next(iterator)
         except StopIteration:
@@ -125,6 +154,10 @@ class LoaderBatches:
         self._came_empty = 0
         # Programs read validation data without gradients.
         if torch.is_grad_enabled():
+            self.waited_s += time.monotonic() - started
+            if self.is_surveyed:
+                self.draws_numbers |= numbers is not None and numbers != _generators()
+                self.gives_from_device |= any(not tensor.is_cpu for tensor in tensors_in(batch))
             self._last = weakref.ref(iterator)
         if torch.is_grad_enabled() and tokens_per_row(batch) is not None:
             self._source = weakref.ref(iterator)
@@ -140,6 +173,14 @@ class LoaderBatches:
             self._came_empty += 1
             if self._came_empty == _MOST_EMPTY:
                 self._ran_empty()
+
+
+def _generators() -> tuple[Any, ...]:
+    """Returns the states of the random generators that a data set may use."""
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else numpy.random.get_state()
+    plain = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in of_numpy)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), plain
 
 
 loader_batches = LoaderBatches()

@@ -1,0 +1,109 @@
+"""A program's data loader and its Adam: what the profile trial finds out, and what a trial turns."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from conftest import Trials
+
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import ProgramProfile, TrialResult
+from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.turned import FUSED, PINNED, WORKERS
+
+OWN = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
+PROGRAM = """
+import json, os, time
+import deepspeed, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, place):
+        time.sleep({seconds})
+        return torch.tensor([place, os.getpid(), 1, 1]) {noise}
+
+torch.manual_seed(3)
+model = torch.nn.Linear(4, 1)
+adam = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+engine, *_ = deepspeed.initialize(model=model, optimizer=adam, config=json.load(open("own.json")))
+loader = DataLoader(Images(), batch_size=engine.train_micro_batch_size_per_gpu(), shuffle=True)
+for images in loader:
+    elsewhere = bool((images[:, 1] != os.getpid()).all())
+    print("fused", adam.defaults["fused"], "elsewhere", elsewhere, "places", images[:, 0].tolist(), flush=True)
+    time.sleep(0.005)
+    images[:, 1] = 1
+    engine.backward(engine(images / 400).sum())
+    engine.step()
+"""
+
+
+class Run(Protocol):
+    """Runs a program whose data set takes so many seconds for a sample; as typed if nothing is turned."""
+
+    def __call__(self, seconds: float, noise: str = "", **turned: Any) -> TrialResult: ...
+
+
+@pytest.fixture
+def run(trials: Trials, tmp_path: Path) -> Run:
+    def run_trial(seconds: float, noise: str = "", **turned: Any) -> TrialResult:
+        (tmp_path / "own.json").write_text(json.dumps(OWN))
+        (tmp_path / "train.py").write_text(PROGRAM.format(seconds=seconds, noise=noise))
+        window, purpose = StepWindow(1, 4, max_steps=4), Purpose.SEARCH
+        if not turned:
+            window, purpose = StepWindow(1, 1, max_steps=1), Purpose.PROFILE
+        plan = trials.plan("train.py", model_dir=tmp_path, config_flag="--any", window=window, purpose=purpose)
+        candidate = Candidate(micro_batch_size=2)
+        plan = dataclasses.replace(plan, candidate=candidate, as_typed=not turned, turned=turned)
+        result = trials.start(plan).result()
+        assert result.outcome == "completed", result.reason
+        return result
+
+    return run_trial
+
+
+def program_of(result: TrialResult) -> ProgramProfile:
+    assert result.program is not None
+    return result.program
+
+
+def test_a_slow_loader_shows_its_share_and_its_line(run: Run) -> None:
+    program = program_of(run(seconds=0.02, noise="+ torch.rand(4)"))
+    loading = program.loading
+    assert loading is not None
+    assert 0.5 < loading.share < 1.0
+    assert (loading.num_workers, loading.prefetch_factor, loading.cores) == (0, None, 1)
+    assert loading.refusal == ""
+    assert loading.draws
+    assert loading.made_at == "train.py:18"
+    assert not loading.by_trainer
+    assert program.turnable[FUSED] == [True, False]
+    assert program.turnable[WORKERS] == [0, 1]
+    assert "accelerator" in program.not_turnable[PINNED]
+
+
+def test_a_quick_loader_shows_a_small_share(run: Run) -> None:
+    loading = program_of(run(seconds=0.0)).loading
+    assert loading is not None
+    assert loading.share < 0.4
+    assert not loading.draws
+
+
+SHOWN = re.compile(r"fused (\w+) elsewhere (\w+) places (.+)")
+
+
+def test_a_trial_turns_both_and_the_samples_and_losses_stay(run: Run) -> None:
+    own = run(seconds=0.0, **{FUSED: True})
+    turned = run(seconds=0.0, **{FUSED: False, WORKERS: 1})
+    shown, others = (SHOWN.findall(Path(each.logs[0]).read_text()) for each in (own, turned))
+    assert {line[:2] for line in shown} == {("True", "False")}
+    assert {line[:2] for line in others} == {("False", "True")}
+    shared = min(len(shown), len(others))
+    assert shared >= 4
+    assert [line[2] for line in shown[:shared]] == [line[2] for line in others[:shared]]
+    assert turned.losses == pytest.approx(own.losses[: len(turned.losses)], rel=1e-5)

@@ -1,0 +1,27 @@
+"""The line to write for a winner whose loader or Adam ZeroTune has turned."""
+
+from trial_lib.records.result import Loading, ProgramProfile
+from trial_lib.space.turned_in_code import lines_to_write
+from trial_lib.wire.turned import FUSED, PINNED, WORKERS
+
+OWN = {WORKERS: 0, PINNED: False, FUSED: False}
+SCRIPT = ProgramProfile(
+    loading=Loading(share=0.4, num_workers=0, made_at="train.py:41"), optimizer="torch.optim.adamw.AdamW"
+)
+TRAINER = ProgramProfile(
+    loading=Loading(share=0.4, num_workers=0, made_at="train.py:60", by_trainer=True),
+    batch={"train_micro_batch_size_per_gpu": 4},
+)
+
+
+def test_a_script_has_a_line_for_its_loader_and_one_for_its_optimizer() -> None:
+    loader, adam = lines_to_write({WORKERS: 2, PINNED: False, FUSED: True}, OWN, SCRIPT)
+    assert loader.endswith("num_workers=2 in the DataLoader at train.py:41.")
+    assert adam.endswith("fused=True in AdamW(...).")
+
+
+def test_a_trainer_has_options() -> None:
+    workers, pinned, adam = lines_to_write({WORKERS: 2, PINNED: True, FUSED: True}, OWN, TRAINER)
+    assert "--dataloader_num_workers 2, or dataloader_num_workers=2," in workers
+    assert "--dataloader_pin_memory True" in pinned
+    assert "--optim adamw_torch_fused, or optim='adamw_torch_fused'," in adam

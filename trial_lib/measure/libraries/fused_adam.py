@@ -1,0 +1,48 @@
+"""torch's Adam and AdamW follow the candidate: one kernel for all parameters, or the code's own form.
+
+The arithmetic is the same up to rounding. DeepSpeed keeps the optimizer of the code at every ZeRO stage, and gives it
+the flat parts of the parameters instead.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from trial_lib.intercept.post_import import when_imported
+
+FUSED = "fused"
+"""The setting, as torch names it."""
+
+
+def install(settings: Callable[[], Mapping[str, Any]]) -> None:
+    """Makes the optimizers follow. Call it before the user's program runs.
+
+    Args:
+        settings: returns the candidate's settings. `fused` is True or False; if it is missing, or None, an optimizer
+            stays as the code has it.
+    """
+    for module, name in (("torch.optim.adam", "Adam"), ("torch.optim.adamw", "AdamW")):
+        when_imported(module, functools.partial(_follow, settings, name))
+
+
+def _follow(settings: Callable[[], Mapping[str, Any]], name: str, module: ModuleType) -> None:
+    kind: Any = getattr(module, name)
+    original = kind.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        """Replaces the constructor."""
+        wanted = settings().get(FUSED)
+        if wanted is None:
+            original(*args, **kwargs)
+            return
+        call = signature.bind(*args, **kwargs)
+        # Torch refuses two forms at once, and one that autograd is to differentiate.
+        if not call.arguments.get("differentiable"):
+            call.arguments.update(fused=bool(wanted), **({"foreach": None} if wanted else {}))
+        original(*call.args, **call.kwargs)
+
+    kind.__init__ = init
