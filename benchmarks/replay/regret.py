@@ -61,5 +61,11 @@ class Course:
             at = time
         return at
 
+    def trials_within(self, share: float) -> float:
+        """Returns the trials, the profile trial the first, after which the regret is never above a share again."""
+        above = [place for place, regret in enumerate((self.start, *self.regrets), start=1) if regret > share]
+        last = above[-1] if above else 0
+        return float("inf") if last > len(self.regrets) else last + 1.0
+
     def _after(self, searched: int) -> float:
         return self.regrets[searched - 1] if searched else self.start

@@ -23,6 +23,7 @@ from benchmarks.replay.methods import METHODS, OWN, create
 from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
+from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from benchmarks.replay.world import World
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.table import read_table
@@ -32,6 +33,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "replay.json"
 BUDGETS = (5, 10, 20, 40)
 CLOCK = "asha"  # its median time for so many trials is the budget in time
 NEAR = 0.03
+ALL_CLUSTERS = (*CLUSTERS, *WHOLE_CLUSTERS)
 
 
 def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -> World:
@@ -43,7 +45,7 @@ def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -
         seed: of a cluster.
         foreseen: the folder with the foreseen arms of the tables; None for searches without them.
     """
-    if name in CLUSTERS:
+    if name in ALL_CLUSTERS:
         return cluster_of(name, seed)
     return table_of(tables / f"{name}.jsonl", None if foreseen is None else foreseen / f"{name}.json")
 
@@ -59,6 +61,8 @@ def table_of(path: Path, foreseen: Path | None) -> TableWorld:
 
 @lru_cache(maxsize=1)
 def cluster_of(name: str, seed: int) -> ClusterWorld:
+    if name in WHOLE_CLUSTERS:
+        return WholeClusterWorld(name, WHOLE_CLUSTERS[name], seed)
     return ClusterWorld(name, CLUSTERS[name], seed)
 
 
@@ -95,6 +99,7 @@ def figures_of(courses: Sequence[Course], budgets_s: Sequence[float]) -> dict[st
         "seconds_within_3_percent": spread(within),
         "came_within_3_percent": fmean(seconds < inf for seconds in within),
         "share_out_of_memory": round(failed / max(1, sum(trials)), 4),
+        "trials_within_3_percent": spread(course.trials_within(NEAR) for course in courses),
         "trials": spread(float(count + 1) for count in trials),
         "mean_regret_after_trials": {
             str(n): round(fmean(course.after_trials(n) for course in courses), 4) for n in BUDGETS
@@ -152,7 +157,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
-    names = arguments.worlds or [*recorded, *CLUSTERS]
+    names = arguments.worlds or [*recorded, *ALL_CLUSTERS]
     seeds = range(arguments.seeds)
     methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
@@ -175,7 +180,7 @@ def main() -> None:
         "worlds": {},
     }
     for name in names:
-        worlds = [world_of(name, arguments.tables, seed) for seed in (seeds if name in CLUSTERS else seeds[:1])]
+        worlds = [world_of(name, arguments.tables, seed) for seed in (seeds if name in ALL_CLUSTERS else seeds[:1])]
         world = worlds[0]
         budgets_s = [clock_seconds(courses, CLOCK, n)[name] for n in BUDGETS]
         record["worlds"][name] = {

@@ -1,10 +1,12 @@
 """The search space that a table was recorded over, rebuilt from its lineages."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trial_lib.command.switches import PROGRAM, switches_of
 from trial_lib.space.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
+from trial_lib.wire.turned import TURNED
 
 _ZERO = "zero_optimization"
 _COARSE = ("stage", "offload_optimizer", "offload_param")
@@ -29,12 +31,10 @@ def space_of(lineages: Iterable[Mapping[str, Any]]) -> SearchSpace:
     Raises:
         ValueError: they are no full grid of each arm.
     """
-    arms: dict[str, list[dict[str, Any]]] = {}
+    arms: dict[str, list[Mapping[str, Any]]] = {}
     for knobs in lineages:
-        zero = knobs[_ZERO]
-        coarse = {key: zero[key] for key in _COARSE if key in zero}
-        arms.setdefault(json.dumps(coarse, sort_keys=True), []).append(zero)
-    space = SearchSpace.of_arms(_arm(json.loads(coarse), settings) for coarse, settings in sorted(arms.items()))
+        arms.setdefault(json.dumps(_coarse(knobs), sort_keys=True), []).append(knobs)
+    space = SearchSpace.of_arms(_arm(json.loads(coarse), of_arm) for coarse, of_arm in sorted(arms.items()))
     if sum(arm.size for arm in space.arms) != sum(map(len, arms.values())):
         raise ValueError("the table is no full grid of each arm's knobs")
     return space
@@ -43,10 +43,16 @@ def space_of(lineages: Iterable[Mapping[str, Any]]) -> SearchSpace:
 def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the lineage that is nearest to the user's configuration, in the arm of its stage without offload.
 
-    A recorded bucket is clamped to the model's size, which changes nothing (see `SearchSpace.for_model`).
+    A recorded bucket is clamped to the model's size, which changes nothing (see `SearchSpace.for_model`). Switches are
+    as in the command.
     """
-    stage = get_knob(base_config, f"{_ZERO}.stage", 0)
-    arm = next((arm for arm in space.arms if arm.stage == stage and len(arm.knobs[_ZERO]) == 1), space.arms[0])
+    stage, typed = get_knob(base_config, f"{_ZERO}.stage", 0), switches_of(base_config)
+
+    def is_near(arm: Arm) -> bool:
+        own = all(typed.get(place) == value for place, value in switches_of(arm.knobs).items())
+        return arm.stage == stage and len(arm.knobs[_ZERO]) == 1 and own
+
+    arm = next(filter(is_near, space.arms), space.arms[0])
     wanted = {}
     for knob in arm.fine:
         own = get_knob(base_config, knob.path, LEFT_OPEN.get(knob.path))
@@ -55,13 +61,22 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
     return arm.with_fine(wanted)
 
 
-def _arm(coarse: dict[str, Any], settings: list[dict[str, Any]]) -> Arm:
-    keys = [key for key in settings[0] if key not in _COARSE]
+def _coarse(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    zero = {key: value for key, value in knobs[_ZERO].items() if key in _COARSE}
+    switches = {place: value for place, value in switches_of(knobs).items() if place in TURNED and TURNED[place].coarse}
+    return {_ZERO: zero, **({PROGRAM: switches} if switches else {})}
+
+
+def _arm(coarse: dict[str, Any], settings: Sequence[Mapping[str, Any]]) -> Arm:
     fine = []
-    for key in keys:
-        default = _FIRST.get(key, settings[0][key])
-        fine.append(Knob(f"{_ZERO}.{key}", tuple(_by_distance({zero[key] for zero in settings}, default))))
-    return Arm({_ZERO: coarse}, tuple(fine))
+    for section in (_ZERO, PROGRAM):
+        for key in settings[0].get(section, {}):
+            if key not in coarse.get(section, {}):
+                values = {knobs[section][key] for knobs in settings}
+                # A search tries the most workers first, because only a program that waits has the knob.
+                default = max(values) if section == PROGRAM else _FIRST.get(key, settings[0][section][key])
+                fine.append(Knob(f"{section}.{key}", tuple(_by_distance(values, default))))
+    return Arm(coarse, tuple(fine))
 
 
 def _by_distance(values: Iterable[float], wanted: float) -> list[float]:

@@ -3,8 +3,8 @@
 A trial of a recorded candidate is one of its repeats, drawn at random, but for its throughput: the truth is what all
 repeats of the table let expect of it (`denoise.py`), and a trial reads that with a disturbance drawn from those of all
 repeats. Its own few would be off the truth in every trial alike. Throughput is taken from CPU time (samples per CPU
-second times ranks), which a busy machine disturbs less. Between recorded sizes of a lineage, step time and memory are
-linear; what lies beyond the recorded sizes does not fit.
+second times ranks), which a busy machine disturbs less. If the table varies a data loader, it is by the clock. Between
+recorded sizes of a lineage, step time and memory are linear; what lies beyond the recorded sizes does not fit.
 """
 
 import json
@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.replay.denoise import Cell, expected_logs
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
+from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
@@ -50,7 +51,10 @@ class TableWorld(World):
         base = {key: value for key, value in head.base_config.items() if key != TRAIN_BATCH}
         base[ACCUMULATION] = accumulations.pop()
         self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
-        self._lineages = {name: _RecordedLineage(rows, head.slots) for name, rows in by_lineage.items()}
+        # A wait for data takes no processor time, and the time of workers is not their rank's.
+        by_clock = any(place.startswith("loader:") for name in by_lineage for place in switches_of(json.loads(name)))
+        slots = None if by_clock else head.slots
+        self._lineages = {name: _RecordedLineage(rows, slots) for name, rows in by_lineage.items()}
         self._find_limits(space)
         self._find_truths(space)
         self.largest_size = max(size for rows in by_lineage.values() for size in rows)
@@ -137,7 +141,7 @@ class _RecordedLineage:
         limit: bytes above initialisation that fit: the most that any lineage of the arm is known to have had.
     """
 
-    def __init__(self, rows: dict[int, list[TableRow]], slots: int) -> None:
+    def __init__(self, rows: dict[int, list[TableRow]], slots: int | None) -> None:
         self.rows = rows
         self._slots = slots
         self.completed = {
@@ -148,7 +152,9 @@ class _RecordedLineage:
         self.limit = 0.0
 
     def throughput(self, row: TableRow) -> float:
-        """Returns samples per CPU second times ranks."""
+        """Returns samples per CPU second times ranks; those per second of the clock if loading counts."""
+        if self._slots is None:
+            return row.metrics["throughput"]
         return self._slots / row.metrics["cpu_time_per_sample"]
 
     def true_throughput(self, size: int) -> float:
