@@ -5,8 +5,8 @@
 The comparison with public GPUs foresees models of many layers with few, twice (`public_gpus/foreseen_rows.py`). This is
 the check of that line, for the live bytes of each moment. The model is that of `plan_8b`.
 
-At stage 3 the line is 14 % too high in the update, probably because of `sub_group_size` (1e9). A rank's share
-of 64 layers exceeds it, and that of 8 or 16 does not. DeepSpeed then updates the share in pieces.
+At stage 3 DeepSpeed updates a rank's share in pieces. That of 64 layers has two, and that of 8 or 16 has one. So the
+runs with few layers have smaller pieces (`few_layers.py`).
 """
 
 import argparse
@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.program import Program
@@ -34,6 +35,9 @@ _WORLD = 8
 _DEADLINE_S = 1800.0
 _STAGES = (0, 3)
 _GIB = 2**30
+_HIDDEN, _INTERMEDIATE, _VOCABULARY, _OF_HEADS = 4096, 14_336, 128_256, 1024
+_OF_LAYER = 2 * _HIDDEN * (_HIDDEN + _OF_HEADS + 1) + 3 * _HIDDEN * _INTERMEDIATE
+_OUTSIDE = 2 * _VOCABULARY * _HIDDEN + _HIDDEN
 
 
 def runs_of(stage: int, layers: tuple[int, ...]) -> dict[int, ForeseenRun]:
@@ -50,14 +54,16 @@ def runs_of(stage: int, layers: tuple[int, ...]) -> dict[int, ForeseenRun]:
         environment = dict(os.environ)
         first = _program(folder, layers[0], environment)
         starter = starter_for(first, folder / "server", lambda text: print(text, file=sys.stderr))
-        overrides = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": stage}}
         hardware = Pretended(world=_WORLD, ranks_per_host=_WORLD)
         try:
             for each in layers:
                 program = _program(folder, each, environment)
+                zero = zero_of_few({"stage": stage}, parameters_of(each), parameters_of(max(layers)))
+                overrides = {"gradient_accumulation_steps": 2, "zero_optimization": zero}
                 run = foresee(program, overrides, hardware, folder / "run", starter, _DEADLINE_S)
                 if run.stopped:
                     raise RuntimeError(run.stopped)
+                assert run.parameters == parameters_of(each)
                 print(f"stage {stage}, {each} layers: {run.seconds:.0f} s", file=sys.stderr)
                 found[each] = run
         finally:
@@ -65,6 +71,11 @@ def runs_of(stage: int, layers: tuple[int, ...]) -> dict[int, ForeseenRun]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return found
+
+
+def parameters_of(layers: int) -> int:
+    """Returns the parameters of the model (`plan_8b/train.py`) with so many layers."""
+    return _OUTSIDE + layers * _OF_LAYER
 
 
 def _program(folder: Path, layers: int, environment: Mapping[str, str]) -> Program:

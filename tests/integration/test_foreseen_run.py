@@ -3,11 +3,14 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS
 
@@ -180,3 +183,23 @@ def test_kernels_of_liger_and_bitsandbytes_have_the_sizes_of_a_gpu(foreseen):
     assert kinds.count("norm") == 2 * 2
     # DeepSpeed makes the states by an update before the first step.
     assert kinds.count("update") == 3 * 2
+
+
+@pytest.mark.long
+def test_a_stage_3_update_in_pieces_is_a_line_in_the_layers(foreseen):
+    """The share of eight layers is updated in two pieces. That of two, or of four, is one piece of that size."""
+    zero, config = {"stage": 3, "sub_group_size": 500_000}, {**BASE, "bf16": {"enabled": True}}
+
+    def run(layers, zero):
+        words = ("--hidden", "128", "--heads", "4", "--vocabulary", "256", "--length", "16", "--layers", str(layers))
+        found = foreseen("transformer.py", {"zero_optimization": {**BUCKETS, **zero}}, *words, config=config)
+        assert not found.stopped
+        return replace(found, micro_batch=layers)
+
+    def update_of(*runs):
+        return by_size(*runs).at(8).by_name()["update"]
+
+    whole, few = run(8, zero), [run(layers, zero) for layers in (2, 4)]
+    smaller = [run(each.micro_batch, zero_of_few(zero, each.parameters, whole.parameters)) for each in few]
+    assert update_of(*smaller) == pytest.approx(update_of(whole), rel=0.01)
+    assert update_of(*few) > 1.05 * update_of(whole)

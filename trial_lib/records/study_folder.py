@@ -188,6 +188,11 @@ class StudyPaths(DrivenFolder, AnswerFolder):
         return self.root / "foreseen.json"
 
     @property
+    def foreseen_runs(self) -> Path:
+        """The operations of the arms' foreseen runs, if the devices are known ones. Its trials show their speed."""
+        return self.root / "foreseen_runs"
+
+    @property
     def plan(self) -> Path:
         """The plan that the study began with: its record and its runs (`PlanPaths`)."""
         return self.root / "plan"

@@ -19,6 +19,7 @@ from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
 from trial_lib.study.earlier.head_start import HeadStart
 from trial_lib.study.foresight.against_plan import AgainstPlan
+from trial_lib.study.foresight.foreseen_steps import cluster_here, kept_steps
 from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unasked
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms, keep_foreseen
 from trial_lib.study.foresight.learned_speed import learned_speed
@@ -88,6 +89,7 @@ class StudyDriver:
         self._measured = MeasuredConfigs()
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
+        self._cluster = cluster_here(setup.host, setup.slots, hosts)
         self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
         self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
         self._without_plan = ""
@@ -233,7 +235,9 @@ class StudyDriver:
         is_wanted = self.setup.arguments.foresee or is_foreseen_unasked(self.setup.device)
         starter = self.place.starter_here if is_wanted and self.plan is None else None
         if starter is not None and self.state.profile is None:
-            self._foresight = Foresight(self.setup, starter, self.setup.paths.root / "foreseen")
+            paths = self.setup.paths
+            kept = None if self._cluster is None else paths.foreseen_runs
+            self._foresight = Foresight(self.setup, starter, paths.root / "foreseen", kept=kept)
             self._foresight.begin()
 
     def _starting(self, plan: TrialPlan) -> None:
@@ -263,12 +267,16 @@ class StudyDriver:
             self._against.add(self.state, self.known.base_config)
 
     def learn_speed(self) -> None:
-        """Keeps what the trials have shown of the devices' speed, if the study began with a plan for them."""
-        found = None
-        if self.plan is not None:
-            found = learned_speed(self.plan, self.setup.study_id, self.state, self.known.base_config)
+        """Keeps what the trials have shown of the devices' speed, if their steps were foreseen."""
+        paths = self.setup.paths
+        try:
+            steps = kept_steps(paths.foreseen_runs, self._cluster) if self.plan is None else self.plan.steps
+        except InputError as error:
+            self.log.warning("the study learns nothing of its devices' speed: %s", error)
+            return
+        found = learned_speed(steps, self.setup.study_id, self.state, self.known.base_config)
         if found is not None:
-            write_whole(self.setup.paths.device_speed, found.model_dump_json(indent=1))
+            write_whole(paths.device_speed, found.model_dump_json(indent=1))
             self.log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
 
     def tell_plan(self) -> None:

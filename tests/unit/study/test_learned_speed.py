@@ -17,11 +17,13 @@ from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.foresight.against_plan import AgainstPlan
+from trial_lib.study.foresight.foreseen_steps import cluster_here, keep_steps, kept_steps
 from trial_lib.study.foresight.learned_speed import learned_speed, measured_steps
 from trial_lib.study.foresight.plan_file import speed_file
 from trial_lib.study.foresight.study_plan import study_plan
 from trial_lib.study.planning.open_plan import open_plan, read_plan
 from trial_lib.study.planning.plan_run import _not_learned
+from trial_lib.wire.errors import InputError
 
 __all__ = ["opened"]
 # A device whose products of matrices get less of the data sheet than most.
@@ -45,7 +47,7 @@ def measured(plan, constants=TRUE, sizes=SIZES, **more):
 
 
 def test_the_constants_come_nearer_to_those_of_the_device(plan):
-    found = learned_speed(plan, "study-1", measured(plan), BASE)
+    found = learned_speed(plan.steps, "study-1", measured(plan), BASE)
     assert (found.device, found.study_id, found.steps) == ("h100-80gb", "study-1", 4)
     before, after = (abs(math.log(each.matmul.value / TRUE.matmul.value)) for each in (Efficiencies(), found.constants))
     # What nothing tells apart is shared with the constant for all that the others leave out.
@@ -58,9 +60,9 @@ def test_the_constants_come_nearer_to_those_of_the_device(plan):
 
 
 def test_only_what_was_measured_and_foreseen_teaches(plan):
-    assert learned_speed(plan, "s", measured(plan, outcome=Outcome.OUT_OF_MEMORY), BASE) is None
-    assert learned_speed(plan, "s", state((result(2), candidate(1, 4))), BASE) is None
-    assert learned_speed(plan, "s", measured(plan, purpose=Purpose.PROFILE), BASE) is None
+    assert learned_speed(plan.steps, "s", measured(plan, outcome=Outcome.OUT_OF_MEMORY), BASE) is None
+    assert learned_speed(plan.steps, "s", state((result(2), candidate(1, 4))), BASE) is None
+    assert learned_speed(plan.steps, "s", measured(plan, purpose=Purpose.PROFILE), BASE) is None
 
 
 def test_a_configuration_counts_once_by_its_middle_reading(plan):
@@ -68,16 +70,38 @@ def test_a_configuration_counts_once_by_its_middle_reading(plan):
         (result(number, metrics={"throughput": speed}), candidate(3, 4))
         for number, speed in ((2, 10.0), (3, 20.0), (4, 80.0))
     ]
-    (step,) = measured_steps(plan, plan.cluster, state(*readings), BASE)
+    (step,) = measured_steps(plan.steps, plan.cluster, state(*readings), BASE)
     assert step.seconds == pytest.approx(4 * 8 / 20.0)
     many = measured(plan, sizes=tuple(range(1, 31)))
-    assert len(measured_steps(plan, plan.cluster, many, BASE)) == 12
+    assert len(measured_steps(plan.steps, plan.cluster, many, BASE)) == 12
 
 
 def test_a_study_on_other_devices_learns_nothing(opened, plan):
     ended = measured(plan)
     elsewhere = opened(record(devices("h100-80gb", 79.1)), CPU)
-    assert learned_speed(elsewhere, "s", ended, BASE) is None
+    assert learned_speed(elsewhere.steps, "s", ended, BASE) is None
+
+
+def test_a_study_without_a_plan_learns_from_its_own_foreseen_runs(plan, tmp_path):
+    runs, cluster = plan.runs["z3"], cluster_here(H100, 8, 1)
+    for run in (runs.small, runs.large):
+        keep_steps(run, "z3", tmp_path / "foreseen_runs")
+    steps = kept_steps(tmp_path / "foreseen_runs", cluster)
+    assert cluster.device.name == "h100-80gb"
+    by_plan = learned_speed(plan.steps, "study-1", measured(plan), BASE)
+    by_itself = learned_speed(steps, "study-1", measured(plan), BASE)
+    assert by_itself.efficiencies == by_plan.efficiencies
+    # No speed follows from a CPU's steps, and none from an arm that was not foreseen.
+    assert cluster_here(CPU, 8, 1) is None
+    assert learned_speed(kept_steps(tmp_path / "foreseen_runs", None), "s", measured(plan), BASE) is None
+    assert learned_speed(kept_steps(tmp_path / "none", cluster), "s", measured(plan), BASE) is None
+
+
+def test_damaged_steps_are_told(plan, tmp_path):
+    keep_steps(plan.runs["z3"].small, "z3", tmp_path)
+    (tmp_path / "z2-mbs1.json.gz").write_bytes(b"no")
+    with pytest.raises(InputError, match="foreseen run is damaged"):
+        kept_steps(tmp_path, plan.cluster)
 
 
 def kept(folder: Path, name: str, speed: DeviceSpeed) -> None:
@@ -87,7 +111,7 @@ def kept(folder: Path, name: str, speed: DeviceSpeed) -> None:
 
 
 def test_the_latest_study_of_each_kind_counts(plan, tmp_path):
-    found, studies = learned_speed(plan, "b-older", measured(plan), BASE), tmp_path / "zerotune-studies"
+    found, studies = learned_speed(plan.steps, "b-older", measured(plan), BASE), tmp_path / "zerotune-studies"
     assert device_speeds(studies) == {}
     kept(studies, "b-older", found)
     kept(studies, "a-newer", found.model_copy(update={"study_id": "a-newer", "ended_at": found.ended_at + 9}))
@@ -102,7 +126,7 @@ def test_the_latest_study_of_each_kind_counts(plan, tmp_path):
 
 
 def test_the_next_study_with_a_plan_orders_and_compares_by_it(plan, tmp_path):
-    speed = learned_speed(plan, "study-1", measured(plan), BASE)
+    speed = learned_speed(plan.steps, "study-1", measured(plan), BASE)
     speed_file(tmp_path).write_text(speed.model_dump_json())
     again = study_plan(tmp_path, H100, 8)
     assert speed.sentence in list(again.told())
@@ -128,7 +152,7 @@ def test_a_plan_learns_only_if_it_is_asked_to(plan, tmp_path):
     (tmp_path / "train.py").write_text("import deepspeed\n")
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 64}))
     words = ("deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "ds.json")
-    speed = learned_speed(plan, "study-1", measured(plan), BASE)
+    speed = learned_speed(plan.steps, "study-1", measured(plan), BASE)
     kept(tmp_path / "zerotune-studies", "study-1", speed)
 
     def speeds(on, **more):
@@ -139,5 +163,5 @@ def test_a_plan_learns_only_if_it_is_asked_to(plan, tmp_path):
     both = speeds(("h100-80gb:8", "a100-40gb:8"), from_earlier=True)
     assert both.speeds == {"h100-80gb": speed}
     (note,) = _not_learned(both)
-    assert note.startswith("No earlier study in this folder has begun with a plan for a100-40gb")
+    assert note.startswith("No earlier study in this folder has foreseen its steps on a100-40gb")
     assert _not_learned(speeds(("a100-40gb:8",))) == []

@@ -28,11 +28,13 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dic
     """
     whole = [arm for arm in devices.arms if arm.runs and all(paths.run(name).is_file() for name in arm.runs)]
     wanted = [arm for arm in whole if label in ("", arm.label)]
-    runs = {name: _read(paths.run(name)) for name in {name for arm in wanted for name in arm.runs}}
+    runs = {name: read_kept_run(paths.run(name)) for name in {name for arm in wanted for name in arm.runs}}
     pairs = [arm.runs for arm in whole if len(arm.runs) > 1]
     growth = None
     if any(len(arm.runs) == 1 and not runs[arm.runs[0]].stopped for arm in wanted):
-        found = (growth_between(*(runs.get(name) or _read(paths.run(name)) for name in pair[:2])) for pair in pairs)
+        found = (
+            growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair[:2])) for pair in pairs
+        )
         growth = next((each for each in found if each is not None), None)
     return {arm.label: _of_arm(arm, paths, runs, growth, is_of_one_size=not pairs) for arm in wanted}
 
@@ -55,12 +57,17 @@ def _of_arm(
     if is_of_one_size:
         # The program has batches of one size, whatever size was asked for.
         small = replace(small, micro_batch=arm.micro_batch)
-    others = (_read(file) for file in wider_runs(arm, paths))
+    others = (read_kept_run(file) for file in wider_runs(arm, paths))
     wider = next((run for run in others if not run.stopped), None)
     return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own), small, large, wider, arm.runs)
 
 
-def _read(file: Path) -> ForeseenRun:
+def read_kept_run(file: Path) -> ForeseenRun:
+    """Returns a foreseen run from a file of a plan or a study.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     try:
         return read_run(file)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):

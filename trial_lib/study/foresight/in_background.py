@@ -28,6 +28,7 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.search.arm_priors import prior_costs
 from trial_lib.space.knobs import Arm
 from trial_lib.study.build_program import program_of
+from trial_lib.study.foresight.foreseen_steps import keep_steps
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
@@ -63,6 +64,7 @@ class Foresight:
         starter: starts the processes on this host.
         folder: for the files of the runs.
         foresees: foresees one run. Tests give another.
+        kept: folder for the operations of the arms' runs, which outlive `folder`; None keeps none.
 
     Attributes:
         typed: the run of the program as typed; None if there is none yet.
@@ -78,7 +80,9 @@ class Foresight:
         starter: RankStarter,
         folder: Path,
         foresees: Callable[..., ForeseenRun] = foresee,
+        kept: Path | None = None,
     ) -> None:
+        self._kept = kept
         self._setup = setup
         self._starter = _EndableStarter(starter)
         self.folder = folder
@@ -133,8 +137,11 @@ class Foresight:
         wanted = self._wanted(typed)
         for number, (name, overrides) in enumerate(wanted, start=1):
             self.doing = f"{name} ({number} of {len(wanted)})"
-            if self._run(name, overrides) is None:
+            run = self._run(name, overrides)
+            if run is None:
                 return
+            if self._kept is not None and not run.stopped:
+                keep_steps(run, name.rpartition("-mbs")[0], self._kept)
 
     def _wanted(self, typed: ForeseenRun) -> list[tuple[str, dict[str, Any]]]:
         """Returns the names and overrides of the runs: the user's own arm first, then the cheapest."""

@@ -11,7 +11,7 @@ from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.foresee.time.refit import MeasuredStep, refit
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
-from trial_lib.study.foresight.study_plan import StudyPlan
+from trial_lib.study.foresight.foreseen_steps import ForeseenSteps
 from trial_lib.study.state import StudyState
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -21,7 +21,7 @@ _MOST = 12
 
 
 def learned_speed(
-    plan: StudyPlan, study_id: str, state: StudyState, base_config: Mapping[str, Any]
+    foreseen: ForeseenSteps, study_id: str, state: StudyState, base_config: Mapping[str, Any]
 ) -> DeviceSpeed | None:
     """Returns what a study has learned of its devices.
 
@@ -29,22 +29,23 @@ def learned_speed(
     its steps may be the same ones.
 
     Args:
-        plan: that the study began with. It has the foreseen runs.
+        foreseen: the steps of the study's arms, by its plan or by its own foreseen runs.
         study_id: of the study.
         state: of the study, which has ended.
         base_config: the user's DeepSpeed configuration, as far as it is known.
 
     Returns:
-        None if the plan is for other devices, or foresaw no trial that completed.
+        None if the devices are no known ones, or no trial that completed was foreseen.
     """
-    if plan.cluster is None:
+    cluster = foreseen.cluster
+    if cluster is None:
         return None
-    steps = measured_steps(plan, plan.cluster, state, base_config)
+    steps = measured_steps(foreseen, cluster, state, base_config)
     if not steps:
         return None
     return DeviceSpeed(
         study_id=study_id,
-        device=plan.cluster.device.name,
+        device=cluster.device.name,
         ended_at=time.time(),
         steps=len(steps),
         efficiencies=refit(steps).to_json(),
@@ -52,12 +53,12 @@ def learned_speed(
 
 
 def measured_steps(
-    plan: StudyPlan, cluster: Cluster, state: StudyState, base_config: Mapping[str, Any]
+    foreseen: ForeseenSteps, cluster: Cluster, state: StudyState, base_config: Mapping[str, Any]
 ) -> list[MeasuredStep]:
-    """Returns the optimizer steps of a study that its plan foresaw, one for each configuration.
+    """Returns the optimizer steps of a study that were foreseen, one for each configuration.
 
     Args:
-        plan: that the study began with.
+        foreseen: the steps of the study's arms.
         cluster: that it ran on.
         state: of the study.
         base_config: the user's DeepSpeed configuration, as far as it is known.
@@ -69,7 +70,7 @@ def measured_steps(
         if result.purpose not in _MEASURED or result.outcome is not Outcome.COMPLETED or speed <= 0:
             continue
         candidate = state.candidates[number]
-        found = plan.run_of(candidate, base_config)
+        found = foreseen.of(candidate, base_config)
         if found is not None:
             key = candidate.config_hash(base_config)
             runs[key] = found

@@ -2,13 +2,12 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import log
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.switches import other_switches
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.device.host.base import Host
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
@@ -27,6 +26,7 @@ from trial_lib.records.result import ModelProfile
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.expected_arms import ExpectedArm
 from trial_lib.study.foresight.foreseen_profile import flops_per_sample
+from trial_lib.study.foresight.foreseen_steps import ForeseenSteps
 from trial_lib.study.foresight.plan_file import read_plan_file, speed_file
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -145,19 +145,14 @@ class StudyPlan:
 
     def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
         """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
-        config = candidate.complete(base_config)
-        runs = self._runs_by_key.get(arm_key(config))
-        if runs is None or other_switches(candidate.knobs, base_config):
-            return None
-        size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)
-        # The candidate's own settings decide what goes on beside the computation.
-        step = runs.step_at(self.replicas, size, accumulation)
-        return runs.arm.label, replace(step, micro_batch=size, ds_config=config)
+        return self.steps.of(candidate, base_config)
 
     @cached_property
-    def _runs_by_key(self) -> dict[ArmKey, ArmRuns]:
+    def steps(self) -> ForeseenSteps:
+        """The foreseen steps of the plan's arms on the slots."""
         arms = {arm.label: arm for arm in self.devices.arms}
-        return {self._key(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+        runs = {self._key(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+        return ForeseenSteps(runs, self.cluster, self.replicas)
 
     def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
         return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)

@@ -153,7 +153,7 @@ def _not_learned(opened: OpenPlan) -> list[str]:
         return []
     names = dict.fromkeys(each.cluster.device.name for each in opened.read.asked)
     return [
-        f"No earlier study in this folder has begun with a plan for {name}, so its speeds come from data sheets."
+        f"No earlier study in this folder has foreseen its steps on {name}, so its speeds come from data sheets."
         for name in names
         if name not in opened.speeds
     ]
