@@ -6,10 +6,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.gpu.report import Report
 from trial_lib.deepspeed_config.overrides import config_hash
@@ -25,11 +25,13 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.slots.own_folder import own_folder
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.step_window import StepWindow
 from trial_lib.wire.training_spec import TrainingSpec
 
+Case = TypeVar("Case")
 MODELS = Path(__file__).with_name("models")
 GIB = 2**30
 SHORT = StepWindow(start_step=3, end_step=5, max_steps=5)
@@ -72,6 +74,7 @@ class Kit:
         report: of the stage.
         host: whose slots there are.
         work: a folder for what trials leave.
+        part: which of a stage's cases are this process's, and of how many parts; others run beside it.
 
     Attributes:
         report: of the stage.
@@ -80,7 +83,7 @@ class Kit:
         notes: what the starters have said.
     """
 
-    def __init__(self, report: Report, host: Host, work: Path) -> None:
+    def __init__(self, report: Report, host: Host, work: Path, part: tuple[int, int] = (0, 1)) -> None:
         self.report = report
         self.host = host
         self.work = work
@@ -89,6 +92,18 @@ class Kit:
         self._kind = kind_of(host.device)
         self._starters: dict[str, RankStarter] = {}
         self._count = 0
+        self._part, self._parts = part
+        # Parts share the device, so each has locks of its own.
+        self._locks = host_lock_dir() if self.is_alone else own_folder(work / "locks")
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing else of the kit runs on the device."""
+        return self._parts == 1
+
+    def part_of(self, cases: Iterable[Case]) -> list[Case]:
+        """Returns those of a stage's cases that this process runs."""
+        return list(cases)[self._part :: self._parts]
 
     @property
     def is_cuda(self) -> bool:
@@ -195,7 +210,7 @@ class Kit:
     def run(self, shape: Shape, *options: str, starter: str = "warm", **planned: Any) -> TrialResult:
         """Runs a trial to its end; see `plan`."""
         plan = self.plan(shape, *options, **planned)
-        return run_trial(plan, self.starter(starter), self.host, host_lock_dir(), threading.Event(), self.say)
+        return run_trial(plan, self.starter(starter), self.host, self._locks, threading.Event(), self.say)
 
     def completed(self, what: str, shape: Shape, *options: str, **planned: Any) -> TrialResult | None:
         """Runs a trial that should complete; returns its result where it did, and says so in the report."""
@@ -208,7 +223,7 @@ class Kit:
         sweep = Sweep(tuple(plan.candidate for plan in plans), bytes_per_sample, headroom=0.05)
         starter, cancelled = self.starter(), threading.Event()
         return run_sweep(
-            plans, sweep, starter, self.host, host_lock_dir(), cancelled, self.say, lambda position, result: None
+            plans, sweep, starter, self.host, self._locks, cancelled, self.say, lambda position, result: None
         )
 
     def said(self, result: TrialResult, what: str) -> list[dict[str, Any]]:
@@ -219,7 +234,7 @@ class Kit:
     @contextlib.contextmanager
     def alone(self) -> Iterator[tuple[dict[str, str], list[str]]]:
         """Holds a slot; yields the environment of a plain rank on it, and what to begin its command with."""
-        locks = host_lock_dir()
+        locks = self._locks
         with held_slots(locks, self.host, 1, lambda: False) as slots, reserved_port(locks) as port:
             assert slots is not None
             cores = ",".join(map(str, self._kind.cores(slots.names[0])))

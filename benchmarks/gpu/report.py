@@ -80,6 +80,43 @@ def table(folder: Path, stages: list[str]) -> tuple[str, bool]:
     return "\n".join([*lines, *(["", *details] if details else [])]), is_well
 
 
+def name_of(stage: str, part: tuple[int, int]) -> str:
+    """Returns what the file of a part of a stage is called, less its suffix; a stage in one part is called as it is."""
+    number, parts = part
+    return stage if parts == 1 else f"{stage}-{number}"
+
+
+def merge(folder: Path, stage: str, parts: int) -> None:
+    """Makes one file of those of a stage's parts, in the order of the parts."""
+    if parts == 1:
+        return
+    names = [name_of(stage, (number, parts)) for number in range(parts)]
+    whole = [read(folder, name) for name in names]
+    figures: dict[str, Any] = {}
+    for content in whole:
+        for name, value in content["figures"].items():
+            there = figures.get(name)
+            if isinstance(there, dict) and isinstance(value, dict):
+                figures[name] = there | value
+            else:
+                figures[name] = there + value if isinstance(there, list) and isinstance(value, list) else value
+    ends = [content.get("ended", "not at all") for content in whole]
+    merged = {
+        "stage": stage,
+        "device": whole[0].get("device"),
+        "parts at once": parts,
+        "checks": [check for content in whole for check in content["checks"]],
+        "figures": figures,
+        "notes": [note for content in whole for note in content.get("notes", [])],
+        "seconds": max(content["seconds"] for content in whole),
+        "ended": next((end for end in ends if end != "by itself"), "by itself"),
+        "last_words": [line for content in whole for line in content.get("last_words", [])],
+    }
+    write_whole(folder / f"{stage}.json", json.dumps(merged, indent=1))
+    for name in names:
+        (folder / f"{name}.json").unlink(missing_ok=True)
+
+
 def read(folder: Path, stage: str) -> dict[str, Any]:
     """Returns what a stage has written; one that did not start has found nothing."""
     path = folder / f"{stage}.json"

@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,8 @@ LIMITS_S = {
     "study": 420,
     "autotuner": 480,
 }
+# These time nothing, so that their cases may run beside each other.
+UNTIMED = ("endings", "kernels", "precision", "memory")
 # Where cores are the devices, others' trials and tests wait for the same.
 LONGER_ON_CORES = 4
 GRACE_S = 5.0
@@ -47,6 +51,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for a JSON file of each stage, and the table")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: at toy size, to run every line")
     parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together (default: %(default)g)")
+    parser.add_argument(
+        "--lanes", type=int, default=1, help=f"parts that {', '.join(UNTIMED)} are cut into; all of them run at once"
+    )
+    parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help=argparse.SUPPRESS)
     parser.add_argument("--stage", choices=LIMITS_S, help=argparse.SUPPRESS)  # what a child is started with
     return parser.parse_args()
 
@@ -64,9 +72,10 @@ def environment(device: str) -> dict[str, str]:
     return {**os.environ, **own, **hidden, "PATH": path, "PYTHONPATH": str(ROOT)}
 
 
-def run_stage(stage: str, device: str, out: Path, limit_s: float) -> None:
-    """Runs a stage in a process of its own, which is killed with all that it has started when its time is over."""
+def run_part(stage: str, device: str, out: Path, limit_s: float, part: tuple[int, int]) -> None:
+    """Runs a part of a stage in a process of its own, which is killed with all that it started at its limit."""
     command = [sys.executable, str(Path(__file__)), "--stage", stage, "--device", device, "--out", str(out)]
+    command += ["--part", *map(str, part)]
     started = time.monotonic()
     # Not the stage's own: one that is killed would leave it.
     folder = tempfile.TemporaryDirectory(prefix=f"zerotune-gpu-{stage}-", ignore_cleanup_errors=True)
@@ -89,7 +98,18 @@ def run_stage(stage: str, device: str, out: Path, limit_s: float) -> None:
         log.seek(0)
         words = log.read().splitlines()[-LAST_LINES:]
     how = {"ended": ended, "seconds": round(time.monotonic() - started, 1), "limit_s": round(limit_s)}
-    reports.complete(out, stage, **how, **({} if ended == "by itself" else {"last_words": words}))
+    words_of_end = {} if ended == "by itself" else {"last_words": words}
+    reports.complete(out, reports.name_of(stage, part), **how, **words_of_end)
+
+
+def run_stages(stages: Sequence[str], device: str, out: Path, left_s: float, lanes: int) -> None:
+    """Runs the parts of some stages, all at once."""
+    parts = [(stage, (number, lanes)) for stage in stages for number in range(lanes)]
+    with ThreadPoolExecutor(len(parts)) as threads:
+        for stage, part in parts:
+            threads.submit(run_part, stage, device, out, min(limit_s(stage, device), left_s), part)
+    for stage in stages:
+        reports.merge(out, stage, lanes)
 
 
 def kill(process: psutil.Popen) -> None:
@@ -105,21 +125,21 @@ def kill(process: psutil.Popen) -> None:
                 each.kill()
 
 
-def be_stage(stage: str, device: str, out: Path) -> int:
-    """Runs a stage in this process."""
+def be_stage(stage: str, device: str, out: Path, part: tuple[int, int]) -> int:
+    """Runs a part of a stage in this process."""
     from benchmarks.gpu.kit import Kit
     from trial_lib.device.host.this_host import this_host
     from trial_lib.slots.lock_dir import host_lock_dir
     from trial_lib.slots.own_folder import own_folder
 
-    report = reports.Report(out / f"{stage}.json", stage, device)
+    report = reports.Report(out / f"{reports.name_of(stage, part)}.json", stage, device)
     host = this_host()
     if host.device != device:
         report.check("there is such a device", False, f"this host trains on {host.device}, and --device says {device}")
         return 1
     own_folder(host_lock_dir())
     work = Path(tempfile.mkdtemp(prefix="trials-"))
-    kit = Kit(report, host, work)
+    kit = Kit(report, host, work, part)
     try:
         importlib.import_module(f"benchmarks.gpu.stages.{stage}").run(kit)
         report.end()
@@ -131,20 +151,32 @@ def be_stage(stage: str, device: str, out: Path) -> int:
     return 0
 
 
+def together(stages: Sequence[str], lanes: int) -> list[list[str]]:
+    """Returns the stages in the order of their run; those of one list run at once."""
+    groups: list[list[str]] = []
+    for stage in stages:
+        if lanes > 1 and stage in UNTIMED and groups and groups[-1][0] in UNTIMED:
+            groups[-1].append(stage)
+        else:
+            groups.append([stage])
+    return groups
+
+
 def main() -> int:
     arguments = parse_arguments()
     out: Path = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     if arguments.stage:
-        return be_stage(arguments.stage, arguments.device, out)
+        return be_stage(arguments.stage, arguments.device, out, tuple(arguments.part))
     ends_at = time.monotonic() + arguments.seconds
-    for stage in arguments.stages:
+    for stages in together(arguments.stages, arguments.lanes):
         left = ends_at - time.monotonic()
         if left < GRACE_S:
-            reports.complete(out, stage, ended="not started: no time was left")
+            for stage in stages:
+                reports.complete(out, stage, ended="not started: no time was left")
             continue
-        print(f"{stage} ...", flush=True)
-        run_stage(stage, arguments.device, out, min(limit_s(stage, arguments.device), left))
+        print(f"{', '.join(stages)} ...", flush=True)
+        run_stages(stages, arguments.device, out, left, arguments.lanes if stages[0] in UNTIMED else 1)
     text, is_well = reports.table(out, arguments.stages)
     (out / "table.txt").write_text(text + "\n")
     print(text, flush=True)

@@ -48,7 +48,7 @@ def run(kit: Kit) -> None:
     shape = kit.shape("125m")
     total = kit.host.memory_per_slot
     sentences: dict[str, str] = {}
-    for name, case in cases(kit).items():
+    for name, case in kit.part_of(cases(kit).items()):
         limit = case.planned.get("memory_limit")
         # Of the host's memory less: what it has is bounded by the program itself. See `models/train.py`.
         wanted = 8 * GIB if case.place in ("pinned", "host") else 2 * (limit or total)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from benchmarks.gpu.kit import Kit
 from trial_lib.device.host.this_host import kind_of
-from trial_lib.doctor.builds import environment_report
+from trial_lib.doctor.builds import environment_report, tried_devices
 from trial_lib.launch.processes.blas_threads import NUMBER
 
 # What a driver keeps of a card's memory for itself, at most.
@@ -66,8 +66,11 @@ def run(kit: Kit) -> None:
     is_told = report.check("torch and DeepSpeed can be imported", isinstance(told, dict), str(told)[:300])
     if is_told and isinstance(told, dict):
         report.check("DeepSpeed chooses the device that the slots are", told["accelerator"] == host.device)
-        if kit.is_cuda:
-            report.check("torch sees as many devices as there are slots", told["torch_sees"] == len(host.slots))
+    tried = tried_devices(sys.executable, kit.environment)
+    report.figure("tried", tried)
+    if kit.is_cuda:
+        sees = tried["sees"] if isinstance(tried, dict) else None
+        report.check("torch sees as many devices as there are slots", sees == len(host.slots), str(tried)[:300])
     seen = kit.ask(DEVICE)
     report.figure("torch", seen)
     report.check("the device multiplies", seen["product"] == 64.0)

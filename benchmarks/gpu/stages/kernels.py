@@ -17,19 +17,22 @@ def run(kit: Kit) -> None:
     expected = counted(shape)
     kit.report.figure("FLOPs of a sample by the formula", expected)
     backend = () if kit.is_cuda else ("--backend", "aot_eager")
-    for how in ("no", *COMPILED):
-        one(kit, f"compile: {how}", ("--compile", how, *(backend if how != "no" else ())), expected, how != "no")
+    # Of each case: the program's options, the FLOPs of a sample (None where torch has no formula), and whether it
+    # compiles.
+    cases: dict[str, tuple[tuple[str, ...], int | None, bool]] = {"compile: no": (("--compile", "no"), expected, False)}
+    cases |= {f"compile: {how}": (("--compile", how, *backend), expected, True) for how in COMPILED}
     if kit.is_cuda:
-        one(kit, "attention: flex", ("--attention", "flex"), None, True)
+        cases["attention: flex"] = ("--attention", "flex"), None, True
     else:
         kit.report.leave_out("attention: flex", "torch has no backward pass of it on a processor")
     attentions = ["eager", "math"] if not kit.is_cuda else ["eager", "math", "flash", "efficient", "cudnn"]
-    for attention in attentions:
-        one(kit, f"attention: {attention}", ("--attention", attention), expected, False)
+    cases |= {f"attention: {attention}": (("--attention", attention), expected, False) for attention in attentions}
     if importlib.util.find_spec("flash_attn") is None:
         kit.report.leave_out("attention: flash_attn", "the package is not installed")
     else:
-        one(kit, "attention: flash_attn", ("--attention", "flash_attn"), None, False)
+        cases["attention: flash_attn"] = ("--attention", "flash_attn"), None, False
+    for name, case in kit.part_of(cases.items()):
+        one(kit, name, *case)
 
 
 def one(kit: Kit, name: str, options: tuple[str, ...], expected: int | None, compiles: bool) -> None:

@@ -51,17 +51,19 @@ def run(kit: Kit) -> None:
     counted = profile.profile.num_params
     report.check("the profile counts the parameters", counted == shape.parameters, f"{counted} of {shape.parameters}")
     foreseen(kit, shape, profile.profile)
-    if kit.is_cuda:
-        company(kit, shape)
-    else:
+    if not kit.is_cuda:
         report.leave_out("company on the card", "there is no card")
+    elif not kit.is_alone:
+        report.leave_out("company on the card", "there is company all the time")
+    else:
+        company(kit, shape)
 
 
 def foreseen(kit: Kit, shape: Shape, profile: ModelProfile) -> None:
     """Measures each arm at each size, and holds it against what the model foresaw of it just before."""
     model = MemoryModel(MemoryBasis(profile, kit.config(), 1, kit.host.device))
     rows: list[dict[str, Any]] = []
-    for name, zero in arms(kit).items():
+    for name, zero in kit.part_of(arms(kit).items()):
         for size in SIZES if kit.is_cuda else SIZES[:2]:
             candidate = Candidate(knobs={"zero_optimization": zero}, micro_batch_size=size, data_parallel_size=1)
             prediction = model.above_initialize(candidate)
@@ -103,6 +105,8 @@ def judge(kit: Kit, arm: str, size: int, row: dict[str, Any], result: TrialResul
         return
     retries = sum(result.memory.allocator_retries)
     kit.report.check(f"{name}: the allocator has not retried", retries == 0, f"{retries} times")
+    if not kit.is_alone:
+        return
     unknown = [seen["total"] - seen["free"] - seen["reserved"] for seen in row["device"]]
     kit.report.figure(f"{name}: bytes of the card that torch does not know of", unknown)
     most, first = max(unknown), unknown[0]

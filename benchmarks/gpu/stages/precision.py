@@ -34,7 +34,7 @@ def run(kit: Kit) -> None:
         }
     else:
         kit.report.leave_out("fp16", "DeepSpeed refuses it on a processor")
-    for name, (config, options) in cases.items():
+    for name, (config, options) in kit.part_of(cases.items()):
         one(kit, name, config, options)
 
 

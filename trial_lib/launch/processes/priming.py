@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.forks import initialised_driver
@@ -60,11 +61,22 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
 
 def doubt() -> str | None:
     """Returns the reason why a fork is not safe now, or None."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked after every import
-    if threads != 1:
-        return f"the fork server has {threads} threads"
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208 - asked after every import
+    if len(threads) != 1:
+        return f"the fork server has {len(threads)} threads{_named(threads)}"
     driver = initialised_driver()
     return None if driver is None else f"the fork server has initialised {driver}"
+
+
+def _named(threads: Iterable[str]) -> str:
+    """Returns the names of all threads but the first, in brackets. They tell which library started them."""
+    names = []
+    for thread in threads:
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            if int(thread) != os.getpid():
+                names.append(Path("/proc/self/task", thread, "comm").read_text().strip())
+    return f" ({', '.join(names)})" if names else ""
 
 
 class _LeftOutError(BaseException):
