@@ -22,7 +22,7 @@ from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.own_folder import own_folder
@@ -170,6 +170,8 @@ class Kit:
         deadline_s: float = 150.0,
         accumulation: int = 1,
         as_class: bool = False,
+        profile: ModelProfile | None = None,
+        formats: tuple[str, ...] | None = None,
     ) -> TrialPlan:
         """Returns a trial of `models/train.py`, with `options` behind those of the shape, or of the trial class."""
         number, self._count = self._count, self._count + 1
@@ -205,6 +207,8 @@ class Kit:
             deadline_s=deadline_s,
             paths=paths,
             training_spec=spec,
+            flops_per_sample=None if profile is None else profile.flops_per_sample,
+            formats=formats,
         )
 
     def run(self, shape: Shape, *options: str, starter: str = "warm", **planned: Any) -> TrialResult:

@@ -154,7 +154,20 @@ def tell_device(engine: Any, when: str) -> None:
         return
     free, total = torch.cuda.mem_get_info()
     held = {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
-    say("device", when=when, free=free, total=total, **held)
+    say("device", when=when, free=free, total=total, shown=shown(), **held)
+
+
+def shown() -> int | None:
+    """Returns the bytes that `nvidia-smi` shows for this process; None if it shows none."""
+    with contextlib.suppress(Exception):  # no package, no driver, or a container that hides processes
+        import pynvml
+
+        pynvml.nvmlInit()
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(number)):
+                if process.pid == os.getpid():
+                    return int(process.usedGpuMemory)
+    return None
 
 
 def graphs() -> int:

@@ -30,12 +30,15 @@ AS_IN_THE_FORK_SERVER = {NUMBER: "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # What the fork server does before it forks, one by one.
 FORKS = """
 import json, os, sys
+from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.priming import doubt
 found = {"nothing": doubt()}
 sys.modules["mlflow"] = None
 import torch
 found["torch"] = doubt()
-import deepspeed
+count_by_a_child(lambda: doubt() is None)
+with asked_by_a_child(lambda: doubt() is None):
+    import deepspeed
 found["deepspeed"] = doubt()
 import deepspeed.ops
 deepspeed.ops.__compatible_ops__

@@ -55,7 +55,9 @@ def one(kit: Kit, name: str, options: tuple[str, ...], expected: int | None, com
     if expected is not None:
         ratio = flops / expected
         report.check(f"{name}: its FLOPs are the formula's", abs(ratio - 1) < MOST_OFF, f"{ratio:.4f} of it")
-    result = kit.completed(f"{name}: a trial", shape, *options, micro_batch=4, window=ELEVEN_STEPS)
+    formats = None if profile.program is None else tuple(profile.program.formats)
+    known = {"profile": profile.profile, "formats": formats}
+    result = kit.completed(f"{name}: a trial", shape, *options, micro_batch=4, window=ELEVEN_STEPS, **known)
     if result is None:
         return
     report.figure(f"{name}: metrics", result.metrics)

@@ -1,7 +1,10 @@
-"""Answers what an import asks a GPU, without initialising CUDA in this process. Runs in the user's environment.
+"""Answers what an import asks a GPU, without initialising a driver in this process. Runs in the user's environment.
 
 Before 0.19.3, `import deepspeed` asks the first GPU for its architecture, in eight op builders and if triton is
 installed. After that no fork of the process could use CUDA.
+
+With NVIDIA's driver 580, NVML is no better: `nvmlInit` starts a thread and opens CUDA's file (seen on an H200, see
+`benchmarks/results/gpu_h200_endings.json`). DeepSpeed calls it for its accelerator. torch calls it to count GPUs.
 """
 
 import contextlib
@@ -24,7 +27,7 @@ def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
     import torch
 
     ask = torch.cuda.get_device_properties
-    answers: dict[str, SimpleNamespace] = {}
+    answers: dict[str, dict[str, Any]] = {}
     is_over = False
 
     def get_device_properties(*arguments: Any, **options: Any) -> Any:
@@ -33,19 +36,87 @@ def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
             return ask(*arguments, **options)
         asked = repr((arguments, options))
         if asked not in answers:
-            answers[asked] = _answer_of_a_child(lambda: ask(*arguments, **options))
-        return answers[asked]
+            answers[asked] = _answer_of_a_child(lambda: _plain_attributes(ask(*arguments, **options)))
+        return SimpleNamespace(**answers[asked])
 
     torch.cuda.get_device_properties = get_device_properties
     try:
-        yield
+        with _nvml_put_off(is_fit_to_fork):
+            yield
     finally:
         is_over = True
         torch.cuda.get_device_properties = ask
 
 
-def _answer_of_a_child(ask: Callable[[], Any]) -> SimpleNamespace:
-    """Returns the plain attributes of a question's answer.
+def count_by_a_child(is_fit_to_fork: Callable[[], bool]) -> None:
+    """Has a child process count the GPUs whenever torch is asked, until this process becomes a rank.
+
+    Args:
+        is_fit_to_fork: returns whether this process may still fork. If not, it counts them itself.
+    """
+    import torch
+
+    count = torch.cuda.device_count
+    counted: dict[str | None, int] = {}
+    is_rank = False
+
+    def device_count() -> int:
+        """Stands in for `torch.cuda.device_count`, also if a module has imported the function."""
+        if is_rank or not is_fit_to_fork():
+            return count()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible not in counted:
+            counted[visible] = _answer_of_a_child(count)
+        return counted[visible]
+
+    def count_here() -> None:
+        nonlocal is_rank
+        is_rank = True
+        torch.cuda.device_count = count
+
+    torch.cuda.device_count = device_count
+    _put_off.append(count_here)
+
+
+_put_off: list[Callable[[], object]] = []
+
+
+def make_up() -> None:
+    """Does in a rank what its parent has put off. If NVML fails now, the rank's program finds out when it asks."""
+    while _put_off:
+        with contextlib.suppress(Exception):
+            _put_off.pop()()
+
+
+@contextlib.contextmanager
+def _nvml_put_off(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
+    """Puts off `pynvml.nvmlInit` in this block, if a child process shows that NVML works."""
+    try:
+        import pynvml
+    except ImportError:
+        yield
+        return
+    begin = pynvml.nvmlInit
+
+    def begin_later() -> None:
+        """Stands in for `pynvml.nvmlInit`."""
+        if is_fit_to_fork():
+            with contextlib.suppress(RuntimeError):
+                _answer_of_a_child(begin)
+                _put_off.append(begin)
+                return
+        # If NVML fails, it fails here as well, and its caller has to know.
+        begin()
+
+    pynvml.nvmlInit = begin_later
+    try:
+        yield
+    finally:
+        pynvml.nvmlInit = begin
+
+
+def _answer_of_a_child(ask: Callable[[], Any]) -> Any:
+    """Returns the answer of a question, which JSON can hold.
 
     Raises:
         RuntimeError: the question raises, or ends the child.
@@ -67,13 +138,16 @@ def _answer_of_a_child(ask: Callable[[], Any]) -> SimpleNamespace:
     os.waitpid(child, 0)
     if "answer" not in told:
         raise RuntimeError(told.get("error", "the process that asked the GPU has died"))
-    return SimpleNamespace(**told["answer"])
+    return told["answer"]
 
 
 def _asked(ask: Callable[[], Any]) -> dict[str, Any]:
     try:
-        found = ask()
+        return {"answer": ask()}
     except Exception as error:  # noqa: BLE001 - raised again in the process that wanted to know
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _plain_attributes(found: Any) -> dict[str, Any]:
     named = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-    return {"answer": {name: value for name, value in named.items() if isinstance(value, bool | int | float | str)}}
+    return {name: value for name, value in named.items() if isinstance(value, bool | int | float | str)}

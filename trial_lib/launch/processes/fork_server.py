@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from trial_lib.launch.processes import channel, config_check, rank_process
+from trial_lib.launch.processes import asked_device, channel, config_check, rank_process
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
 from trial_lib.launch.processes.priming import doubt, import_all, prime
@@ -160,6 +160,7 @@ def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int
             for descriptor in held:
                 os.close(descriptor)
             try:
+                asked_device.make_up()
                 rank_process.become(request, rank, guard)
             finally:
                 # The exit must not unwind the frames of the guard that it was forked from.

@@ -17,7 +17,7 @@ from typing import Any
 
 from trial_lib.device.host.forks import initialised_driver
 from trial_lib.launch.processes import channel, config_check, jit_builds
-from trial_lib.launch.processes.asked_device import asked_by_a_child
+from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
 
 
@@ -27,6 +27,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     import torch
 
+    count_by_a_child(lambda: doubt() is None)
     with asked_by_a_child(lambda: doubt() is None):
         importlib.import_module("deepspeed")
 

@@ -94,3 +94,63 @@ deepspeed = sys.modules["deepspeed"]
 print(deepspeed.major, deepspeed.capability, len(opened), priming.doubt())
 """
     assert said(program, tmp_path, tmp_path) == "9 (9, 0) 0 None"
+
+
+def test_gpus_are_counted_by_a_child_until_the_process_is_a_rank(tmp_path: Path) -> None:
+    program = """
+from trial_lib.launch.processes.asked_device import count_by_a_child, make_up
+counted_here = []
+def device_count():
+    counted_here.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return 8 if os.environ.get("CUDA_VISIBLE_DEVICES") is None else 1
+torch.cuda.device_count = device_count
+count_by_a_child(lambda: True)
+from torch.cuda import device_count as imported_early
+print(torch.cuda.device_count(), imported_early(), len(counted_here))
+os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+print(imported_early(), len(counted_here))
+make_up()
+print(imported_early(), torch.cuda.device_count is device_count, len(counted_here))
+"""
+    assert said(program, tmp_path).splitlines() == ["8 8 0", "1 0", "1 True 1"]
+
+
+NVML = """
+import sys, types
+nvml = sys.modules["pynvml"] = types.ModuleType("pynvml")
+begun = []
+def nvmlInit():
+    if {broken}:
+        raise OSError("the driver is not loaded")
+    begun.append(os.getpid())
+nvml.nvmlInit = nvmlInit
+from trial_lib.launch.processes.asked_device import make_up
+"""
+
+
+def test_nvml_is_initialised_in_the_ranks_alone(tmp_path: Path) -> None:
+    program = """
+with asked_by_a_child(lambda: True):
+    nvml.nvmlInit()
+    print(begun, flush=True)
+print(nvml.nvmlInit is nvmlInit, flush=True)
+child = os.fork()
+if child == 0:
+    make_up()
+    print(begun == [os.getpid()], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(begun)
+"""
+    assert said(NVML.format(broken=False) + program, tmp_path).splitlines() == ["[]", "True", "True", "[]"]
+
+
+def test_nvml_that_fails_says_so_at_once(tmp_path: Path) -> None:
+    program = """
+with asked_by_a_child(lambda: True):
+    try:
+        nvml.nvmlInit()
+    except OSError as error:
+        print(error)
+"""
+    assert said(NVML.format(broken=True) + program, tmp_path) == "the driver is not loaded"
