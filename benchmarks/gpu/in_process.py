@@ -1,5 +1,6 @@
 """A whole study in this process, without Prefect and MLflow: the order of work is the flow's, one trial at a time."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from trial_lib.launch.trial import TrialPlan
@@ -38,14 +39,19 @@ def run_alone(driver: StudyDriver, plan: TrialPlan) -> TrialResult:
     return result
 
 
-def run_to_answer(study: OpenStudy) -> Answer:
+def run_to_answer(study: OpenStudy, tell: Callable[[], None] = lambda: None) -> Answer:
     """Runs a study to its answer, and writes that into the study's folder.
+
+    Args:
+        study: a new one.
+        tell: called after each piece of work.
 
     Raises:
         StudyFailedError: it has none.
     """
     driver = study.driver
     profile = run_alone(driver, driver.profile_plan())
+    tell()
     if profile.outcome is not Outcome.COMPLETED:
         raise StudyFailedError(profile_failure(profile, had_engine(driver.setup, profile)))
     submitted = driver.submitted_plan()
@@ -54,9 +60,11 @@ def run_to_answer(study: OpenStudy) -> Answer:
     while pieces := driver.next_work(1):
         for work in pieces:
             run(driver, work)
+            tell()
     driver.stop("the search has ended")
     while (plan := next_confirming_plan(driver)) is not None:
         run_alone(driver, plan)
+        tell()
     answer = answer_of(driver)
     if answer is None:
         raise StudyFailedError(no_answer(driver))

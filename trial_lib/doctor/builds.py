@@ -17,6 +17,7 @@ from trial_lib.doctor.devices import DevicesFound
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.jit_builds import build_folders, is_stale
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.gpu_architectures import unread_architectures
 
 _REPORT_S = 60.0
 _KILLED_S = 2.0
@@ -173,6 +174,9 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
         return warn(COMPILER, f"{said}, but all ops are built", remedy) if everything else fail(COMPILER, said, remedy)
     own = kind_of(device).compiler
     if own is not None:
+        if unread := unread_architectures(environment):
+            said, remedy = unread.split(". ", 1)
+            return fail(COMPILER, said, remedy)
         own_path = shutil.which(own, path=path) or shutil.which(own, path=_cuda_bin(environment))
         if own_path is None:
             said = f"{compiler}, {ninja}, but no {own}: the ops of a GPU cannot be built"

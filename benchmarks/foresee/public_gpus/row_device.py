@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.memory.constants import GIB, outside_pytorch
+from trial_lib.foresee.memory.constants import CONTEXT, CONTEXT_OF_ALL_KERNELS, GIB, outside_pytorch
 from trial_lib.foresee.time.devices import DeviceFigures, known_devices
 from trial_lib.memory.budget import Uncertain
 
@@ -80,6 +80,9 @@ def outside(row: Mapping[str, Any], program: RowProgram) -> Uncertain:
     """Returns the bytes of a row's device that CUDA and NCCL take."""
     # Sources of the V100's years are older than CUDA 11.7.
     is_old = "v100" in row["gpu_kind"].lower()
+    if program.world == 1 and "deepspeed" not in row["framework"].lower():
+        # Others open no communicator for a single rank.
+        return CONTEXT_OF_ALL_KERNELS if is_old else CONTEXT
     return outside_pytorch(program.world, program.per_node, loads_all_kernels=is_old)
 
 

@@ -13,7 +13,8 @@ class LlamaTrial(DeepSpeedTrial):
         self.hparams = context.get_hparams()
         self.shape = Shape(**{name: self.hparams[name] for name in Shape.__dataclass_fields__})
         torch.manual_seed(1)
-        model = Llama(self.shape)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = Llama(self.shape)
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=get_ds_config_from_hparams(self.hparams)
         )

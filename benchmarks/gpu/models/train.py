@@ -110,9 +110,10 @@ def batches(args: argparse.Namespace, size: int) -> Iterator[torch.Tensor]:
 def build(args: argparse.Namespace) -> Any:
     """Returns the engine."""
     torch.manual_seed(1)
-    model: nn.Module = Llama(
-        Shape(**{name: getattr(args, name) for name in Shape.__dataclass_fields__}), args.attention
-    )
+    shape = Shape(**{name: getattr(args, name) for name in Shape.__dataclass_fields__})
+    # A processor takes 20 seconds to fill a billion parameters.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model: nn.Module = Llama(shape, args.attention)
     if args.dtype:
         model = model.to(getattr(torch, args.dtype))
     if args.out_of:

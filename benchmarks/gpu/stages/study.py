@@ -47,12 +47,10 @@ def run(kit: Kit) -> None:
     study = open_study(arguments, kit.work)
     try:
         try:
-            answer = run_to_answer(study)
+            answer = run_to_answer(study, lambda: tell_trials(kit, study.driver))
         except StudyFailedError as failed:
             report.check("the study has an answer", False, str(failed))
             return
-        finally:
-            tell_trials(kit, study.driver)
         wall = time.monotonic() - began
         document = answer.document(study.driver)
         report.figure("answer", document)

@@ -82,6 +82,10 @@ def test_a_compiler_or_a_ninja_that_is_missing_is_told_by_what_it_costs(tmp_path
     assert "no nvcc" in check_compiler(environment, "cuda", report()).said
     tool(tmp_path / "cuda" / "bin", "nvcc")
     assert check_compiler(environment, "cuda", report()).verdict is Verdict.OK
+    check = check_compiler({**environment, "TORCH_CUDA_ARCH_LIST": "9.0a"}, "cuda", report())
+    assert check.verdict is Verdict.FAIL
+    assert "9.0a" in check.said
+    assert check.remedy.endswith("Set it to the number of your GPU, or unset it.")
 
 
 @pytest.mark.parametrize(

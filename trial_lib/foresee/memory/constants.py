@@ -14,10 +14,12 @@ MEMORY_FIGURES = ("allocated", "reserved", "shown")
 """Figures of memory. `shown` is the one of `nvidia-smi`, which adds the context and NCCL to the reserved memory."""
 
 
-CONTEXT = Uncertain(0.4 * GIB, 0.12 * GIB)
+CONTEXT = Uncertain(0.5 * GIB, 0.15 * GIB)
 """Driver, CUDA context and the kernels that were loaded, since CUDA 11.7 loads them when they are first used.
 
-About 300 MB (github.com/pytorch/pytorch/issues/107667) to 400 MB (github.com/pytorch/pytorch/issues/109888).
+About 300 MB (github.com/pytorch/pytorch/issues/107667) to 400 MB (github.com/pytorch/pytorch/issues/109888). An H200
+with CUDA 13.0 and driver 580 showed 527 MiB for the context and 92 MiB for the first kernel
+(`benchmarks/results/gpu_h200_probe.json`).
 """
 
 CONTEXT_OF_ALL_KERNELS = Uncertain(1.0 * GIB, 0.25 * GIB)
@@ -38,17 +40,16 @@ def communication(world: int, ranks_per_node: int) -> Uncertain:
 
     Four A100 with NVLink showed 544 MB for a pair and 688 MB for more (github.com/NVIDIA/nccl/issues/964). Beyond two
     nodes the memory no longer grows (github.com/NVIDIA/nccl/issues/986). Several nodes are between that and the 1.6 GB
-    of github.com/NVIDIA/nccl/issues/864.
+    of github.com/NVIDIA/nccl/issues/864. DeepSpeed opens a communicator for a single rank, too: 558 MiB on an H200
+    (`benchmarks/results/gpu_h200_probe.json`).
 
     Args:
         world: ranks.
         ranks_per_node: ranks of one host.
     """
-    if world < 2:
-        return Uncertain(0.0, 0.0)
     if world > ranks_per_node:
         return _NCCL_NODES
-    return _NCCL_PAIR if world == 2 else _NCCL_NODE
+    return _NCCL_PAIR if world <= 2 else _NCCL_NODE
 
 
 def outside_pytorch(world: int, ranks_per_node: int, *, loads_all_kernels: bool = False) -> Uncertain:

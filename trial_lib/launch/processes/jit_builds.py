@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.wire.gpu_architectures import unread_architectures
+
 _POLL_S = 0.2
 _LOADING_S = 1.0  # the longest time to load a built op
 _HELD = (errno.EAGAIN, errno.EACCES)  # flock's errors if another process has the lock
@@ -241,7 +243,8 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
             with _told_of(note), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
-            cannot[name] = [*str(error).splitlines(), type(error).__name__][0]
+            unread = unread_architectures(os.environ) if isinstance(error, ValueError) else ""
+            cannot[name] = unread or [*str(error).splitlines(), type(error).__name__][0]
             note(f"DeepSpeed's {builder.name} cannot be built: {cannot[name]}")
     return cannot
 

@@ -1,14 +1,18 @@
 """The key that DeepSpeed has refused in a rank. The exception carries a sentence on it into the rank's record."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trial_lib.deepspeed_config.deepspeed_check import refusal_behind
 from trial_lib.deepspeed_config.deepspeed_refusals import sentence_of
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
+from trial_lib.wire.gpu_architectures import unread_architectures
 
 _SENTENCE = "zerotune_refusal"
+# What Python says when DeepSpeed reads an architecture.
+_NO_NUMBER = "invalid literal for int()"
 
 
 @contextlib.contextmanager
@@ -36,5 +40,7 @@ def _slots() -> int:
 
 
 def named_refusal(error: BaseException) -> str:
-    """Returns the key that DeepSpeed has refused, the reason and the remedy; empty if unknown."""
+    """Returns what DeepSpeed has refused, the reason and the remedy; empty if unknown."""
+    if isinstance(error, ValueError) and _NO_NUMBER in str(error) and (unread := unread_architectures(os.environ)):
+        return unread
     return str(getattr(error, _SENTENCE, ""))

@@ -52,9 +52,9 @@ def test_the_largest_micro_batch_is_the_last_that_is_likely() -> None:
     assert ARM.largest_micro_batch(16 * GIB) == 0
 
 
-def test_nccl_needs_more_memory_for_more_ranks_and_none_for_one() -> None:
+def test_nccl_needs_more_memory_for_more_ranks_and_as_much_for_one_as_for_two() -> None:
     means = [communication(*case).mean for case in ((1, 8), (2, 8), (8, 8), (64, 8))]
-    assert means[0] == 0
+    assert means[0] == means[1] > 0
     assert means == sorted(means)
     assert outside_pytorch(8, 8, loads_all_kernels=True).mean > outside_pytorch(8, 8).mean
 

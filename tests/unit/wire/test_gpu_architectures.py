@@ -1,0 +1,32 @@
+"""Which architectures of torch DeepSpeed cannot read, and where a rank says so."""
+
+import pytest
+
+from trial_lib.measure.ends.config_refusal import named_refusal
+from trial_lib.wire.gpu_architectures import VARIABLE, unread_architectures
+
+
+@pytest.mark.parametrize("value", ["", "9.0", "8.0;9.0+PTX", "7.5 8.6  9.0", "10.0; 12.0"])
+def test_numbers_are_read(value: str) -> None:
+    assert unread_architectures({VARIABLE: value}) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "unread"), [("9.0a", "9.0a"), ("8.0 Hopper", "Hopper"), ("10.0f;9.0a", "10.0f, 9.0a")]
+)
+def test_other_spellings_of_torch_are_not(value: str, unread: str) -> None:
+    assert unread_architectures({VARIABLE: value}).startswith(f"{VARIABLE} has {unread}. DeepSpeed builds its ops")
+
+
+def test_nothing_is_said_without_the_variable() -> None:
+    assert unread_architectures({}) == ""
+
+
+def test_a_rank_names_the_variable_behind_an_error_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        int("0a")
+    monkeypatch.setenv(VARIABLE, "9.0")
+    assert named_refusal(caught.value) == ""
+    monkeypatch.setenv(VARIABLE, "9.0a")
+    assert named_refusal(caught.value).startswith(f"{VARIABLE} has 9.0a.")
+    assert named_refusal(ValueError("another")) == ""
