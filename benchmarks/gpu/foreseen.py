@@ -43,8 +43,12 @@ def settings_of(arm: str) -> dict[str, Any]:
     return zero
 
 
-def compared(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def compared(rows: list[dict[str, Any]], options: list[str]) -> Iterator[dict[str, Any]]:
     """Yields the figures of each trial, measured and foreseen, in MiB.
+
+    Args:
+        rows: the trials, as `stages/memory.py` tells them.
+        options: further ones of the program.
 
     Raises:
         RuntimeError: a trial cannot be foreseen.
@@ -57,7 +61,7 @@ def compared(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         program = Program(
             interpreter=sys.executable,
             target={"script": "train.py"},
-            arguments=["--deepspeed_config", str(folder / "ds_config.json"), *SHAPES["125m"].options],
+            arguments=["--deepspeed_config", str(folder / "ds_config.json"), *SHAPES["125m"].options, *options],
             passes_local_rank=False,
             model_dir=folder,
             environment=dict(os.environ),
@@ -102,11 +106,14 @@ def main() -> None:
     """Compares, prints a table, and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, nargs="?", default=MEASURED)
+    parser.add_argument(
+        "--made_on", default="cpu", help="where the program made its model; on the H200 on the processor"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "gpu_h200_memory_foreseen.json")
     arguments = parser.parse_args()
     measured = json.loads(arguments.measured.read_text())["figures"]["trials"]
     rows = []
-    for row in compared([row for row in measured if row["outcome"] == "completed"]):
+    for row in compared([row for row in measured if row["outcome"] == "completed"], ["--made_on", arguments.made_on]):
         print(row, flush=True)
         rows.append(row)
     errors = {

@@ -33,6 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backward", choices=["engine", "scale", "loss"], default="engine")
     parser.add_argument("--autocast", action="store_true", help="bfloat16 in the code, whatever the configuration says")
     parser.add_argument("--dtype", default="", help="of the parameters, where the code makes them so")
+    parser.add_argument("--made_on", default="", help="where the model is made; by default on the device")
     parser.add_argument("--varies", action="store_true", help="sequences of many lengths")
     parser.add_argument("--out_of", choices=PLACES, help="where to ask for more memory than there is")
     parser.add_argument("--bytes", type=int, default=0, help="how much of it")
@@ -112,7 +113,7 @@ def build(args: argparse.Namespace) -> Any:
     torch.manual_seed(1)
     shape = Shape(**{name: getattr(args, name) for name in Shape.__dataclass_fields__})
     # A processor takes 20 seconds to fill a billion parameters.
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    with torch.device(args.made_on or ("cuda" if torch.cuda.is_available() else "cpu")):
         model: nn.Module = Llama(shape, args.attention)
     if args.dtype:
         model = model.to(getattr(torch, args.dtype))
