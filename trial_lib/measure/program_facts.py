@@ -49,6 +49,7 @@ class ProgramFacts:
     loading: dict[str, Any] | None = None
     turnable: dict[str, list[Any]] = field(default_factory=dict)
     not_turnable: dict[str, str] = field(default_factory=dict)
+    trainer_options: list[str] = field(default_factory=list)
 
     def note_config(self, config: dict[str, Any]) -> None:
         """Keeps a copy of the configuration, if it is the first that the program has passed."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+from trial_lib.flops.compiled_programs import compilations
 from trial_lib.measure.batches.longest_batch import SequenceSurvey
 from trial_lib.measure.batches.size_survey import SizeSurvey
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.flop_survey import FlopSurvey
 from trial_lib.measure.loading_survey import LoadingSurvey
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.turned import own_ways
 
 
 class Surveys:
@@ -75,4 +77,5 @@ class Surveys:
     def _note_of_steps(self) -> None:
         self._facts.repeats_backward |= self._watch.repeats_backward
         self._facts.compiles_engine |= bool(getattr(self._watch.engine, "is_compiled", False))
+        own_ways.note(self._facts, compilations() > 0)
         self._facts.note_formats(self._watch.model.formats)

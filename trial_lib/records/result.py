@@ -130,6 +130,7 @@ class ProgramProfile(FrozenRecord):
         turnable: the switches that ZeroTune can turn in the program, by name, each with its values. The program's own
             is first.
         not_turnable: the other such switches, each with the reason.
+        trainer_options: the options of the Trainer's command line that set such switches.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -160,6 +161,7 @@ class ProgramProfile(FrozenRecord):
     loading: Loading | None = None
     turnable: dict[str, list[Any]] = Field(default_factory=dict)
     not_turnable: dict[str, str] = Field(default_factory=dict)
+    trainer_options: list[str] = Field(default_factory=list)
 
     @property
     def arrival(self) -> Arrival:

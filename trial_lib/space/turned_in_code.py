@@ -1,6 +1,7 @@
-"""How you apply the switches that ZeroTune has turned in the trials: the line to write in your code. Pure."""
+"""How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure."""
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
@@ -68,7 +69,50 @@ def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: Pro
         return _fused(value, found or ProgramProfile()) if place == FUSED else _SAID[place](value)
 
     return [
-        f"ZeroTune turned {place} in the trials. In the code that is {said(place, value)}"
-        for place, value in turned.items()
-        if value != own.get(place)
+        f"ZeroTune turned {place} in the trials. In the code that is {said(place, turned[place])}"
+        for place in differing(turned, own)
     ]
+
+
+def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, str]:
+    """Returns the options of a Trainer's command line that set switches as the trials had them, with their values.
+
+    Args:
+        turned: the winner's, by name.
+        own: those of the program.
+        offered: options that the program's parser has.
+    """
+    options: dict[str, str] = {}
+    for place in differing(turned, own):
+        options |= _options_of(place, turned[place], offered)
+    return options
+
+
+def left_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, Any]:
+    """Returns the switches that no option of the Trainer's sets.
+
+    Args: as for `trainer_options`.
+    """
+    return {place: turned[place] for place in differing(turned, own) if not _options_of(place, turned[place], offered)}
+
+
+def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Returns the switches with another value than the program's own."""
+    return [place for place, value in turned.items() if value != own.get(place)]
+
+
+def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, str]:
+    if place == ATTENTION:
+        options = {"--attn_implementation": str(value)}
+    elif place == COMPILE:
+        options = {"--torch_compile": str(value)}
+    elif place != CHECKPOINTING or (value == "every_second" and "--activation_checkpointing" not in offered):
+        # Before transformers 5 a Trainer has all layers or none.
+        return {}
+    elif value == "none":
+        options = {"--gradient_checkpointing": "False"}
+    else:
+        more = {"every_n_layers": 2} if value == "every_second" else {}
+        how = json.dumps({**more, "use_reentrant": False})
+        options = {"--gradient_checkpointing": "True", "--gradient_checkpointing_kwargs": how}
+    return options if options.keys() <= set(offered) else {}

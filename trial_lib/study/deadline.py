@@ -3,6 +3,7 @@
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.turned import COMPILE
 
 # Nothing is known before this trial. It may read a large model from a slow disk.
 PROFILE_DEADLINE_S = 1800.0
@@ -12,6 +13,8 @@ _PATIENCE = 5.0
 # The least throughput of a rank's host. It makes and locks pages at one to two gigabytes a second. A disk for all ranks
 # is slower, and so is an update of offloaded states on few cores.
 _HOST_BYTES_PER_S = 1e9
+# Inductor compiles a model of some dozen layers in minutes. The profile trial has not compiled it.
+_COMPILATION_S = 900.0
 
 
 def deadline_s(
@@ -21,7 +24,7 @@ def deadline_s(
 
     It is a floor plus five times the start, with its first step, plus five times the window's first steps at the
     profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states comes on top,
-    because the profile trial did not show it.
+    because the profile trial did not show it. So does a compilation that ZeroTune has turned on.
 
     Args:
         profile: the result of the profile trial.
@@ -37,4 +40,5 @@ def deadline_s(
     profiled_samples = profiled.micro_batch_size * profiled.gradient_accumulation_steps
     step = profile.metrics["latency"] * samples / profiled_samples
     moving = offloaded / _HOST_BYTES_PER_S * (1 + window.end_step)
-    return _FLOOR_S + _PATIENCE * (setup + step * window.end_step + window.max_seconds + moving)
+    compilation = _COMPILATION_S if candidate.switches.get(COMPILE) else 0.0
+    return compilation + _FLOOR_S + _PATIENCE * (setup + step * window.end_step + window.max_seconds + moving)

@@ -20,7 +20,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.space.knobs import STAGE, get_knob
-from trial_lib.space.turned_in_code import lines_to_write
+from trial_lib.space.turned_in_code import left_to_write, lines_to_write, trainer_options
 from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
@@ -55,6 +55,8 @@ def training_command(
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
+    turned, own = turned_among(switches or {}), known.switches
+    offered = () if known.found is None else known.found.trainer_options
     command = trial_command(
         entrypoint,
         paths.best_ds_config,
@@ -62,7 +64,7 @@ def training_command(
         config,
         setup.environment,
         folder=experiment.model_dir,
-        switches=switches,
+        switches={**(switches or {}), **trainer_options(turned, own, offered)},
     )
     write_all(command.files)
     # The launcher sets these from its options.
@@ -84,7 +86,7 @@ def training_command(
     if stage != 3 and known.found is not None and known.found.partitions_its_model:
         # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
         to_write.append(f"The code makes its model within deepspeed.zero.Init: give it enabled=False at stage {stage}.")
-    to_write += lines_to_write(turned_among(switches or {}), known.switches, known.found)
+    to_write += lines_to_write(left_to_write(turned, own, offered), own, known.found)
     if to_write:
         # As typed, the program would train with the values in its code.
         by_hand = [*to_write, "Then, without ZeroTune:", *lines, "With ZeroTune the code stays as it is:"]

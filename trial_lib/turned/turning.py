@@ -6,19 +6,13 @@ engine is changed after that.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trial_lib.turned import activation_checkpointing as checkpointing
-from trial_lib.turned import attention, compiled
+from trial_lib.turned import attention, compiled, own_ways
+from trial_lib.turned.facts import TurnableFacts
 from trial_lib.turned.found import Found
 from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE
-
-
-class TurnableFacts(Protocol):
-    """The facts of a program that say which switches ZeroTune can turn, as `ProgramProfile` explains them."""
-
-    turnable: dict[str, list[Any]]
-    not_turnable: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,8 @@ class Turning:
             return
         facts = self._facts
         if facts is not None and not facts.turnable and not facts.not_turnable:
+            if not self._wanted:
+                own_ways.watch()
             for place, way in _WAYS.items():
                 found = way.find(model)
                 if found.values:

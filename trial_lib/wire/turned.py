@@ -15,6 +15,15 @@ WORKERS, PREFETCH = "loader:num_workers", "loader:prefetch_factor"
 PINNED, PERSISTENT = "loader:pin_memory", "loader:persistent_workers"
 FUSED = "optimizer:fused"
 
+TRAINER_OPTIONS = (
+    "--activation_checkpointing",
+    "--attn_implementation",
+    "--gradient_checkpointing",
+    "--gradient_checkpointing_kwargs",
+    "--torch_compile",
+)
+"""Options of a Hugging Face Trainer's program that set such switches, if its parser has them."""
+
 TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
 """How such a switch is written."""
 

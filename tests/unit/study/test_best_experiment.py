@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -109,3 +110,30 @@ def test_a_trial_that_varies_a_variable_starts_new_interpreters(folder: Path) ->
 
     assert [starts_cold(**{"OMP_NUM_THREADS": value}) for value in (2, 1, None)] == [True, False, False]
     assert not starts_cold(**{"--gc": True})
+
+
+def test_a_switch_that_zerotune_turned_is_an_option_of_the_trainer_or_a_line_to_write(folder: Path) -> None:
+    vary = {"model:activation_checkpointing": ["none", "full"], "model:compile": [True, False]}
+    experiment = read(folder, "deepspeed --num_gpus 2 train.py --deepspeed ds.json", vary)
+    turnable = {"model:activation_checkpointing": ["none", "full"], "model:compile": [False, True]}
+    winner = {"model:activation_checkpointing": "full", "model:compile": True}
+    options = ["--gradient_checkpointing", "--gradient_checkpointing_kwargs", "--torch_compile"]
+    found = ProgramProfile(turnable=turnable, trainer_options=options)
+    setup = setup_of(experiment, folder / "study")
+    setup.paths.root.mkdir()
+    known = KnownProgram.of(experiment, setup.environment).learned(found)
+    assert known.switches == {"model:activation_checkpointing": "none", "model:compile": False}
+    (_, typed) = training_command(setup, known, CONFIG, winner).splitlines()
+    assert shlex.split(typed)[-6:] == [
+        *("--gradient_checkpointing", "True"),
+        *("--gradient_checkpointing_kwargs", '{"use_reentrant": false}'),
+        *("--torch_compile", "True"),
+    ]
+    best = read_experiment(setup.paths.best_experiment, folder)
+    assert best.config.turned == winner
+    without = known.learned(found.model_copy(update={"trainer_options": []}))
+    *lines, by_zerotune = training_command(setup, without, CONFIG, winner).splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert "gradient_checkpointing_enable" in lines[0]
+    assert "engine.compile()" in lines[1]
+    assert f"zerotune train {setup.paths.best_experiment}" in by_zerotune

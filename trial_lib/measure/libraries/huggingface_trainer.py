@@ -24,6 +24,7 @@ from trial_lib.deepspeed_config.overrides import TRAINING_ARGUMENTS, difference
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.measure.libraries.accelerate_plugins import merge_into
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.wire.turned import TRAINER_OPTIONS
 
 # Training ends with the trial, long before this many optimizer steps.
 _STEPS = 1_000_000
@@ -158,6 +159,7 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
         def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
             if _are_of_the_command_line(args):
                 names = set(parser._option_string_actions)
+                facts.trainer_options = sorted(names & set(TRAINER_OPTIONS))
                 for key, name in TRAINING_ARGUMENTS.items():
                     flag = _spelling(name)
                     if flag in names:
