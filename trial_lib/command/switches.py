@@ -10,7 +10,7 @@ A rank imports this module from the user's environment: standard library only.
 from collections.abc import Mapping
 from typing import Any
 
-from trial_lib.wire.turned import is_turned
+from trial_lib.wire.turned import FORESEEN, is_turned
 
 PROGRAM = "program"
 """The section of a candidate's knobs that has the switches, by their places. DeepSpeed has no such key."""
@@ -48,6 +48,17 @@ def other_switches(settings: Mapping[str, Any], own: Mapping[str, Any]) -> tuple
     """Returns the switches among some settings whose values the user's settings have not: place and value, as text."""
     typed = switches_of(own)
     return tuple((place, repr(value)) for place, value in switches_of(settings).items() if typed.get(place) != value)
+
+
+def foreseen_switches(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Returns the switches among some settings that a foreseen run can have: place and value, as text."""
+    switches = switches_of(settings)
+    return tuple((place, repr(switches[place])) for place in FORESEEN if switches.get(place) is not None)
+
+
+def unforeseen_switches(settings: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Returns those of `other_switches` that no foreseen run can have."""
+    return tuple(each for each in other_switches(settings, own) if each[0] not in FORESEEN)
 
 
 def deepspeed_part(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.command.launchers import launcher_named
+from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, RankStarter, StarterClosedError
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import make_own, make_own_folder
 
 ENTRY = "trial_lib.foresee.inside.rank:run"
@@ -77,7 +79,8 @@ def foresee(
 
     Args:
         program: the user's program, with the arguments of this run.
-        overrides: merged into the DeepSpeed configuration of the engine that trains.
+        overrides: merged into the DeepSpeed configuration of the engine that trains. The section `program` has the
+            switches that the rank turns.
         pretended: the hardware that it finds.
         folder: for the run's files. They are removed, except for a log of a run that was stopped.
         starter: starts the process.
@@ -100,7 +103,8 @@ def foresee(
         model_dir=str(program.model_dir),
         scratch=str(scratch),
         protected_before=now,
-        overrides=dict(overrides),
+        overrides=deepspeed_part(overrides),
+        turned=turned_among(switches_of(overrides)),
         world=pretended.world,
         ranks_per_host=pretended.ranks_per_host,
         device_bytes=pretended.device_bytes,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from trial_lib.command.switches import switches_of
+from trial_lib.command.switches import foreseen_switches, switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
@@ -20,6 +20,7 @@ from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
+from trial_lib.wire.turned import FORESEEN
 
 _LOW, _HIGH = 0.05, 0.95
 # Features of a moment: a constant, activations, states, buffers.
@@ -73,13 +74,17 @@ class MemoryPrediction:
 
 @dataclass(frozen=True)
 class _Described:
-    """The part of a candidate that is the same for all micro-batch sizes of some knobs."""
+    """The part of a candidate that is the same for all micro-batch sizes of some knobs.
+
+    `is_known` is whether its switches are those as typed, or of a foreseen arm.
+    """
 
     settings: ZeroSettings
     arm: ArmKey
     switches: ArmKey
     lineage: str
     foreseen: ForeseenArm | None
+    is_known: bool
 
 
 @dataclass
@@ -344,19 +349,23 @@ class MemoryModel:
             foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
             switches = self._switches_in(config)
             arm = (*arm_key(config), *switches)
-            described = _Described(settings, arm, switches, json.dumps(config, sort_keys=True), foreseen)
+            # A foreseen arm has the activations of its own switches.
+            seen = foreseen_switches(foreseen.ds_config) if foreseen is not None else None
+            others = self._switches_in(config, FORESEEN) == self._switches_in(self._base, FORESEEN)
+            is_known = switches == self._typed or (others and seen == foreseen_switches(config))
+            described = _Described(settings, arm, switches, json.dumps(config, sort_keys=True), foreseen, is_known)
             self._described[key] = described
         return described
 
-    def _switches_in(self, config: Mapping[str, Any]) -> ArmKey:
-        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)
+    def _switches_in(self, config: Mapping[str, Any], without: Collection[str] = ()) -> ArmKey:
+        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches - {*without})
         return tuple(sorted((place, repr(value)) for place, value in coarse))
 
     def _peaks(self, described: _Described) -> PeakRegression:
         """Returns the regression of all arms with a candidate's values of the coarse switches."""
         switches = described.switches
         if switches not in self._peaks_with:
-            priors = self._priors if switches == self._typed else (*self._priors, *_OTHER_PROGRAM)
+            priors = self._priors if described.is_known else (*self._priors, *_OTHER_PROGRAM)
             self._peaks_with[switches] = PeakRegression(priors, _ARM_DEVIATIONS)
         return self._peaks_with[switches]
 

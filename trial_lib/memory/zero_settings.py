@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.command.switches import foreseen_switches
 from trial_lib.memory.states import Precision, precision_of
 
 # Defaults of deepspeed/runtime/zero/config.py (0.19.8).
@@ -80,7 +81,7 @@ def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
     """Returns the coarse memory settings, which all configurations of one arm have in common.
 
     Args:
-        ds_config: a complete configuration.
+        ds_config: a complete configuration. Its section `program` may have switches that a foreseen run has.
     """
     settings = ZeroSettings.of(ds_config)
     zero = ds_config.get("zero_optimization") or {}
@@ -94,6 +95,7 @@ def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
         autocast.get("enabled") is True,
         tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
         _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
+        foreseen_switches(ds_config),
     )
 
 

@@ -6,7 +6,7 @@ from math import log, log1p
 from statistics import median
 from typing import Any
 
-from trial_lib.command.switches import other_switches
+from trial_lib.command.switches import unforeseen_switches
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.search.arm_priors import prior_costs
@@ -41,14 +41,14 @@ class ExpectedArm:
 
 
 def key_of(arm: Arm, base_config: Mapping[str, Any]) -> ArmKey:
-    """Returns the key of an arm's best guess. A plan has no arm with other switches of the program than as typed.
+    """Returns the key of an arm's best guess. A plan has other switches than as typed if a foreseen run can have them.
 
     Args:
         arm: of a search space.
         base_config: the user's DeepSpeed configuration.
     """
     key = arm_key(overwrite_deepspeed_config(base_config, arm.lineage(0)))
-    return (*key, *other_switches(arm.knobs, base_config))
+    return (*key, *unforeseen_switches(arm.knobs, base_config))
 
 
 def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]) -> list[float]:

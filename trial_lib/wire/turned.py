@@ -15,6 +15,9 @@ WORKERS, PREFETCH = "loader:num_workers", "loader:prefetch_factor"
 PINNED, PERSISTENT = "loader:pin_memory", "loader:persistent_workers"
 FUSED = "optimizer:fused"
 
+FORESEEN = (CHECKPOINTING, ATTENTION)
+"""The switches whose memory and time a foreseen run sees. It runs a compiled model as it is written."""
+
 TRAINER_OPTIONS = (
     "--activation_checkpointing",
     "--attn_implementation",

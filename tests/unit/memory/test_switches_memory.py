@@ -2,6 +2,7 @@
 
 from test_memory_model import HEADROOM, MIB, PROFILE, ran
 
+from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate
@@ -48,3 +49,23 @@ def test_a_fine_switch_shares_what_is_known() -> None:
     for size in (8, 16, 32):
         memory.observe(candidate(size, OMP=1), ran(size * 260 * MIB))
     assert memory.above_initialize(candidate(40, OMP=2)) == memory.above_initialize(candidate(40, OMP=1))
+
+
+def test_a_foreseen_arm_has_the_activations_of_its_own_switches() -> None:
+    place = "model:activation_checkpointing"
+    base = {**BASE, "program": {place: "none"}}
+
+    def arm(kind: str, per_sample: float) -> ForeseenArm:
+        line = SizeLine(100.0 * MIB, per_sample)
+        config = {**base, "zero_optimization": {"stage": 2}, "program": {place: kind}}
+        return ForeseenArm(ds_config=config, initialize=SizeLine(0.0), backward=line, update=SizeLine(100.0 * MIB))
+
+    basis = MemoryBasis(
+        PROFILE, base, slots=4, device="cuda", foreseen=(arm("none", 260.0 * MIB), arm("full", 30.0 * MIB))
+    )
+    memory = MemoryModel(basis, coarse_switches=(place,))
+    none, full = (memory.above_initialize(candidate(40, **{place: kind})) for kind in ("none", "full"))
+    assert full.value < 0.3 * none.value
+    assert spread(memory, candidate(40, **{place: "full"})) < 1.5
+    unknown = candidate(40, **{place: "every_second"})
+    assert spread(memory, unknown) > 1.5 * spread(memory, candidate(40, **{place: "full"}))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trial_lib.command.switches import PROGRAM
 from trial_lib.foresee.inside import (
     accelerator,
     pipeline_moments,
@@ -165,7 +166,7 @@ class Foreseeing:
         )
 
     def _of_engine(self) -> dict[str, Any]:
-        engine = self._engine
+        engine, turned = self._engine, self._order.turned
         if engine is None:
             return {}
         numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
@@ -180,7 +181,8 @@ class Foreseeing:
             "parameters": int(parameters),
             "trainable": int(trainable),
             "is_pipeline": self._is_pipeline,
-            "ds_config": dict(engine._config._param_dict),
+            # With the switches of the run, because they belong to its arm.
+            "ds_config": {**engine._config._param_dict, **({PROGRAM: dict(turned)} if turned else {})},
             "stage": int(engine.zero_optimization_stage()),
             "formats": self._operations.multiplied_in(),
         }

@@ -7,7 +7,7 @@ from typing import Any
 from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.foresee.plan.answer import memory_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns, persistent
-from trial_lib.foresee.plan.arms import PlanArm
+from trial_lib.foresee.plan.arms import PlanArm, run_overrides
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
 from trial_lib.search.arm_priors import prior_costs
@@ -36,7 +36,8 @@ class WantedRun:
 
     Attributes:
         name: unique in the plan, such as `z3-mbs1-of8`.
-        overrides: what it changes in the DeepSpeed configuration; empty for the program as typed.
+        overrides: what it changes in the DeepSpeed configuration; empty for the program as typed. The section `program`
+            has the switches to turn.
         is_first: whether it is the first, which finds out what the program is.
         asked: devices that it finds, one of which is its rank's.
     """
@@ -66,7 +67,8 @@ def wanted_run(arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int
     candidate = arm.candidate(policy, size, asked.count)
     # Two micro-batches show all that more of them would: gradients that are kept, and reductions that are left out.
     few = candidate.model_copy(update={"gradient_accumulation_steps": min(2, candidate.gradient_accumulation_steps)})
-    return WantedRun(name=run_name(arm.label, size, asked.count), overrides=few.overrides, asked=asked)
+    overrides = run_overrides(few)
+    return WantedRun(name=run_name(arm.label, size, asked.count), overrides=overrides, asked=asked)
 
 
 def run_name(label: str, micro_batch: int, ranks: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.command.switches import is_switch
+from trial_lib.command.switches import PROGRAM, is_switch, place_of, switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import arm_key
@@ -16,6 +16,7 @@ from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.turned import FORESEEN
 
 _COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
@@ -31,7 +32,8 @@ class PlanArm:
     Attributes:
         label: such as `z3-offload-optimizer`.
         knobs: its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration.
-        is_own: whether the user's configuration is of this arm. Its knobs are then empty, so that nothing changes.
+        is_own: whether the user's configuration is of this arm. Its knobs then change nothing: they are empty, or have
+            the program's own switches.
     """
 
     label: str
@@ -62,10 +64,18 @@ def planned_arms(
         typed: the foreseen run of the program as it was typed.
         base_config: the user's DeepSpeed configuration, as far as it is known.
         stages: ZeRO stages that may be used.
-        requests: the `search_space` of the experiment. The program's switches stay as typed.
+        requests: the `search_space` of the experiment. Switches stay as typed that no foreseen run can have.
         device: `cuda` or `cpu`.
     """
     program = typed.program
+    turnable: Mapping[str, Sequence[Any]] = program.get("turnable", {})
+    requests = [each for each in requests if not is_switch(each.path) or place_of(each.path) in FORESEEN]
+    varied = [place for each in requests if (place := place_of(each.path)) in turnable]
+    switches = {place: turnable[place][0] for place in varied} | {
+        place: value for place, value in switches_of(base_config).items() if place in varied and value is not None
+    }
+    own_switches = {PROGRAM: switches} if switches else {}
+    base_config = {**{key: value for key, value in base_config.items() if key != PROGRAM}, **own_switches}
     here = Surroundings(
         device=device,
         slots=typed.world,
@@ -80,11 +90,12 @@ def planned_arms(
         has_experts=bool(program.get("has_experts", False)),
         repeats_backward=bool(program.get("repeats_backward", False)),
         compiles_engine=bool(program.get("compiles_engine", False)),
+        turnable=turnable,
+        not_turnable=program.get("not_turnable", {}),
     )
-    requests = [request for request in requests if not is_switch(request.path)]
     asked = {request.path for request in requests if is_coarse(request.path)}
     own = arm_key(overwrite_deepspeed_config(base_config, {}))
-    found = [PlanArm(own_label(base_config), {}, is_own=True)]
+    found = [PlanArm(own_label(base_config), own_switches, is_own=True)]
     seen = {own}
     for arm in build_space(stages, here, requests, catalogue=True).arms:
         key = arm_key(overwrite_deepspeed_config(base_config, arm.knobs))
@@ -92,6 +103,11 @@ def planned_arms(
             seen.add(key)
             found.append(PlanArm(arm.label, arm.lineage(0)))
     return tuple(found)
+
+
+def run_overrides(candidate: Candidate) -> dict[str, Any]:
+    """Returns the overrides of a candidate's foreseen run, with its switches in the section `program`."""
+    return {**candidate.overrides, **({PROGRAM: candidate.switches} if candidate.switches else {})}
 
 
 def own_label(base_config: Mapping[str, Any]) -> str:
@@ -109,7 +125,7 @@ def _is_asked_for(arm: Arm, asked: Iterable[str]) -> bool:
     """Returns whether an arm varies nothing but stage, offload and the coarse knobs that the user requests."""
     asked = set(asked)
     return all(
-        path.startswith(_COARSE) or path in _PERMISSIONS or path in asked or _is_neutral(value)
+        path.startswith(_COARSE) or path in _PERMISSIONS or path in asked or is_switch(path) or _is_neutral(value)
         for path, value in leaves(arm.knobs)
     )
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import deepspeed_part
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
-from trial_lib.foresee.plan.arms import PlanArm, planned_arms
+from trial_lib.foresee.plan.arms import PlanArm, planned_arms, run_overrides
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter
 from trial_lib.memory.foreseen_bytes import ForeseenArm
@@ -180,7 +181,7 @@ class Foresight:
         """Returns the user's program for one run, and writes the files that it reads."""
         experiment, is_typed = self._setup.experiment, not overrides
         base = self._known.base_config
-        config = dict(base) if is_typed else overwrite_deepspeed_config(base, overrides)
+        config = deepspeed_part(base if is_typed else overwrite_deepspeed_config(base, overrides))
         make_own_folder(paths.root)
         program = program_of(
             experiment,
@@ -230,7 +231,7 @@ def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
         slots=typed.world,
         data_parallel_size=typed.replicas,
     )
-    return candidate.overrides
+    return run_overrides(candidate)
 
 
 class _EndableStarter:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.device.host.base import Host
@@ -140,7 +141,7 @@ class OpenPlan:
         experiment = on_ranks(self.read.experiment, count)
         paths = TrialPaths(self.scratch / name)
         make_own_folder(paths.root)
-        complete = dict(config) or self.read.base_config
+        complete = deepspeed_part(config) or self.read.base_config
         program = program_of(
             experiment,
             self.environment,

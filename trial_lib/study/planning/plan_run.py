@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.plan.answer import best_of, plan_answer
@@ -194,11 +195,12 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
         return ""
     devices: PlannedDevices = record.devices[record.best]
     asked = opened.read.asked[record.best]
-    write_whole(opened.paths.best_ds_config, json.dumps(chosen.ds_config, indent=2) + "\n")
-    known = KnownProgram.of(opened.read.experiment)
+    config = deepspeed_part(chosen.ds_config)
+    write_whole(opened.paths.best_ds_config, json.dumps(config, indent=2) + "\n")
+    known = KnownProgram.of(opened.read.experiment, opened.environment)
     if record.program:
         known = known.learned(ProgramProfile(**record.program))
-    command = training_command(opened.setup(asked), known, dict(chosen.ds_config))
+    command = training_command(opened.setup(asked), known, config, switches_of(chosen.ds_config))
     ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
     entrypoint = opened.read.experiment.entrypoint
     if entrypoint.launcher and entrypoint.slots != devices.count:

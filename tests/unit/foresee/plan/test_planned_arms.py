@@ -103,3 +103,22 @@ def test_a_count_that_cannot_be_divided_is_refused(config: dict[str, Any], count
 
 def test_a_count_is_divided_by_the_ranks_of_a_replica_first() -> None:
     check_count({"train_batch_size": 6, "tensor_parallel": {"autotp_size": 4}}, 12, "--on")
+
+
+def test_switches_that_a_foreseen_run_can_have_make_arms_and_the_users_own_has_the_programs_value() -> None:
+    place = "model:activation_checkpointing"
+    asked = [
+        RequestedKnob(f"program.{place}", ("none", "full"), coarse=True),
+        RequestedKnob("program.model:compile", (False, True), coarse=True),
+        RequestedKnob("program.--gc", (False, True), coarse=True),
+    ]
+    typed = _typed(program={"turnable": {place: ["none", "full", "every_second"], "model:compile": [False, True]}})
+    own, *others = planned_arms(typed, BASE, (2, 3), asked)
+    assert own.knobs == {"program": {place: "none"}}
+    found = {(arm.label, arm.knobs["program"][place]) for arm in others if "offload" not in arm.label}
+    assert found == {
+        ("z2-activation-checkpointing=full", "full"),
+        ("z3", "none"),
+        ("z3-activation-checkpointing=full", "full"),
+    }
+    assert all(arm.knobs["program"].keys() == {place} for arm in others)
