@@ -203,3 +203,39 @@ def test_a_stage_3_update_in_pieces_is_a_line_in_the_layers(foreseen):
     smaller = [run(each.micro_batch, zero_of_few(zero, each.parameters, whole.parameters)) for each in few]
     assert update_of(*smaller) == pytest.approx(update_of(whole), rel=0.01)
     assert update_of(*few) > 1.05 * update_of(whole)
+
+
+def most_bytes(run):
+    """The most bytes on the device at any event, and the arithmetic of the run."""
+    live = most = 0
+    for event in run.events:
+        storage = run.storages[event.storage]
+        if storage.place == 0:
+            live += storage.size if event.is_made else -storage.size
+            most = max(most, live)
+    return most, sum(operation.flops for operation in run.operations)
+
+
+def test_a_switch_that_the_rank_turns_is_foreseen_by_the_code_of_a_trial(foreseen):
+    zero = {"zero_optimization": {"stage": 1, **BUCKETS}}
+    place = "model:activation_checkpointing"
+    bytes_, flops = {}, {}
+    for kind in ("none", "full", "every_second"):
+        overrides = {**zero, "train_micro_batch_size_per_gpu": 16, "program": {place: kind}}
+        run = foreseen("transformer.py", overrides, "--layers", "6")
+        assert run.stopped == ""
+        assert run.ds_config["program"] == {place: kind}
+        assert run.program["turnable"][place] == ["none", "full", "every_second"]
+        bytes_[kind], flops[kind] = most_bytes(run)
+    assert bytes_["full"] < bytes_["every_second"] < bytes_["none"]
+    assert 1.15 * flops["none"] < flops["full"] < 1.4 * flops["none"]
+    assert flops["none"] < flops["every_second"] < flops["full"]
+
+
+def test_another_attention_is_foreseen(foreseen):
+    runs = {}
+    for name in ("sdpa", "eager"):
+        overrides = {"zero_optimization": {"stage": 1, **BUCKETS}, "program": {"model:attention": name}}
+        runs[name] = foreseen("train.py", overrides, folder=PROGRAMS / "turned")
+        assert runs[name].stopped == ""
+    assert most_bytes(runs["sdpa"])[0] < most_bytes(runs["eager"])[0]

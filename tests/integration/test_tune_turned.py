@@ -28,6 +28,7 @@ def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Pat
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_checkpointing_that_costs_time_is_turned_off_in_trials_and_in_the_training(zerotune: Zerotune) -> None:
     options = ("--json", "-z", "0", "--max-trials", "5", "--max-micro-batch", "4", "-m", "throughput")

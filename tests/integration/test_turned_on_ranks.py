@@ -73,6 +73,7 @@ def test_a_compiled_model_makes_its_graphs_before_the_steps_that_count(trials: A
     assert losses[:3] == pytest.approx(shown(trials, own)[3][:3], rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("itself", "switch", "reason"),
     [

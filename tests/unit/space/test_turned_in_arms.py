@@ -33,3 +33,11 @@ def test_before_the_profile_trial_no_arm_has_such_a_switch() -> None:
 def test_the_answer_names_what_differs_from_the_program() -> None:
     (line,) = lines_to_write({"model:compile": True, "model:attention": "sdpa"}, {"model:attention": "sdpa"})
     assert "engine.compile()" in line
+
+
+def test_deepcompile_also_acts_in_arms_that_zerotune_compiles() -> None:
+    found = replace(here("cuda", base=BASE), turnable={"model:compile": [False, True]})
+    deepcompile = RequestedKnob("compile.deepcompile", (True, False))
+    found_labels = labels(build_space((1,), found, (COMPILE, deepcompile), catalogue=True))
+    assert "z1-compile-deepcompile" in found_labels or "z1-deepcompile-compile" in found_labels
+    assert "z1-deepcompile" not in found_labels
