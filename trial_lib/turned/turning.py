@@ -64,7 +64,7 @@ class Turning:
         if model is None:
             return
         facts = self._facts
-        if facts is not None and not facts.turnable and not facts.not_turnable:
+        if facts is not None and not _WAYS.keys() & (facts.turnable.keys() | facts.not_turnable.keys()):
             if not self._wanted:
                 own_ways.watch()
             for place, way in _WAYS.items():
