@@ -3,8 +3,9 @@
 A trial of a recorded candidate is one of its repeats, drawn at random, but for its throughput: the truth is what all
 repeats of the table let expect of it (`denoise.py`), and a trial reads that with a disturbance drawn from those of all
 repeats. Its own few would be off the truth in every trial alike. Throughput is taken from CPU time (samples per CPU
-second times ranks), which a busy machine disturbs less. If the table varies a data loader, it is by the clock. Between
-recorded sizes of a lineage, step time and memory are linear; what lies beyond the recorded sizes does not fit.
+second times ranks), which a busy machine disturbs less. A wait for data takes no processor time. So the time in which a
+store answers, which is a constant of its program's command, is added to it. Between recorded sizes of a lineage, step
+time and memory are linear; what lies beyond the recorded sizes does not fit.
 """
 
 import json
@@ -27,6 +28,9 @@ from trial_lib.records.result import Memory, Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.base import SearchProblem
 from trial_lib.space.knobs import SearchSpace
+from trial_lib.wire.turned import WORKERS
+
+_ANSWER = "--answer-ms"  # of the program with a slow store (benchmarks/whole_space)
 
 
 class TableWorld(World):
@@ -51,10 +55,8 @@ class TableWorld(World):
         base = {key: value for key, value in head.base_config.items() if key != TRAIN_BATCH}
         base[ACCUMULATION] = accumulations.pop()
         self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
-        # A wait for data takes no processor time, and the time of workers is not their rank's.
-        by_clock = any(place.startswith("loader:") for name in by_lineage for place in switches_of(json.loads(name)))
-        slots = None if by_clock else head.slots
-        self._lineages = {name: _RecordedLineage(rows, slots) for name, rows in by_lineage.items()}
+        waits = _answer_s(head.entrypoint)
+        self._lineages = {name: _RecordedLineage(rows, head.slots, waits) for name, rows in by_lineage.items()}
         self._find_limits(space)
         self._find_truths(space)
         self.largest_size = max(size for rows in by_lineage.values() for size in rows)
@@ -130,6 +132,12 @@ class TableWorld(World):
         return lineage.true_throughput(size) if lineage.fits(size) else None
 
 
+def _answer_s(command: Sequence[str]) -> float:
+    """Returns the seconds for which the store of a table's program answers; 0 if its command has none."""
+    words = list(command)
+    return float(words[words.index(_ANSWER) + 1]) / 1000 if _ANSWER in words else 0.0
+
+
 class _RecordedLineage:
     """The rows of one lineage, and the lines between them.
 
@@ -141,9 +149,10 @@ class _RecordedLineage:
         limit: bytes above initialisation that fit: the most that any lineage of the arm is known to have had.
     """
 
-    def __init__(self, rows: dict[int, list[TableRow]], slots: int | None) -> None:
+    def __init__(self, rows: dict[int, list[TableRow]], slots: int, answer_s: float) -> None:
         self.rows = rows
         self._slots = slots
+        self._answer_s = answer_s
         self.completed = {
             size: repeats for size, repeats in rows.items() if all(row.outcome is Outcome.COMPLETED for row in repeats)
         }
@@ -152,10 +161,13 @@ class _RecordedLineage:
         self.limit = 0.0
 
     def throughput(self, row: TableRow) -> float:
-        """Returns samples per CPU second times ranks; those per second of the clock if loading counts."""
-        if self._slots is None:
-            return row.metrics["throughput"]
-        return self._slots / row.metrics["cpu_time_per_sample"]
+        """Returns samples per CPU second times ranks, with the seconds for which the loader's store answers.
+
+        A loader without workers waits for each sample. The rank computes while workers wait.
+        """
+        seconds = row.metrics["cpu_time_per_sample"]
+        workers = switches_of(row.candidate.knobs).get(WORKERS, 0)
+        return self._slots / (max(seconds, self._answer_s / workers) if workers else seconds + self._answer_s)
 
     def true_throughput(self, size: int) -> float:
         """Returns the throughput without noise of a size that fits."""

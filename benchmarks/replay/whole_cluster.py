@@ -29,9 +29,8 @@ from trial_lib.command.switches import PROGRAM, switches_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.space.knobs import Arm, Knob, SearchSpace, set_knob
+from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
 
-CHECKPOINTING, COMPILE, ATTENTION = "model:activation_checkpointing", "model:compile", "model:attention"
-WORKERS, FUSED = "loader:num_workers", "optimizer:fused"
 WHOLE = " whole"
 """The end of such a world's name."""
 WHOLE_CLUSTERS = {name + WHOLE: cluster for name, cluster in CLUSTERS.items()}

@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--blocks", type=int, default=4)
-    parser.add_argument("--answer-ms", type=float, default=12.0)
+    parser.add_argument("--answer-ms", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--local_rank", type=int, default=-1)
     arguments = deepspeed.add_config_arguments(parser).parse_args()

@@ -51,5 +51,11 @@ def test_to_be_near_is_to_stay_near():
     assert course(near, far).seconds_within(0.03) == inf
 
 
+def test_the_trials_to_stay_near_count_the_profile_trial():
+    near, far = candidate(PLAIN, 11), candidate(SMALL_BUCKET, 4)
+    assert course(near, far, near, near).trials_within(0.03) == 4.0
+    assert course(near, far).trials_within(0.03) == inf
+
+
 def test_out_of_memory_is_counted():
     assert course(BEST, BEST, BEST, BEST).out_of_memory == 0.25
