@@ -41,7 +41,7 @@ class Program:
 
 PROGRAMS = {
     "convnet": Program(
-        ("train.py", "--deepspeed_config", "ds_config.json"),
+        ("train.py", "--deepspeed_config", "ds_config.json", "--answer-ms", "12"),
         (CHECKPOINTING, WORKERS, FUSED),
         "--steps",
     ),
