@@ -74,7 +74,7 @@ class WholeClusterWorld(ClusterWorld):
     def _arms(self, plain: tuple[Arm, ...]) -> list[Arm]:
         fine = [Knob(f"{PROGRAM}.{FUSED}", (True, False))]
         if self._wait:
-            fine.append(Knob(f"{PROGRAM}.{WORKERS}", (4, 0, 1, 2, 8)))
+            fine.append(Knob(f"{PROGRAM}.{WORKERS}", (4, 1, 0)))
         return [
             Arm(
                 {**arm.knobs, PROGRAM: {CHECKPOINTING: recomputed, COMPILE: compiled, ATTENTION: attention}},

@@ -56,8 +56,9 @@ TURNED: dict[str, TurnedSwitch] = {
     CHECKPOINTING: TurnedSwitch(("none", "full", "every_second")),
     COMPILE: TurnedSwitch((False, True)),
     ATTENTION: TurnedSwitch(("eager", "sdpa", "flash_attention_2")),
-    # Only a program that waits for its loader has these, and then workers are the best guess.
-    WORKERS: TurnedSwitch((4, 2, 1, 8, 0), coarse=False, any_number=True),
+    # Only a program that waits for its loader has these, and then workers are the best guess. Few values keep a search
+    # short.
+    WORKERS: TurnedSwitch((4, 1, 0), coarse=False, any_number=True),
     PREFETCH: TurnedSwitch((2, 4, 8), coarse=False, any_number=True),
     PINNED: TurnedSwitch((True, False), coarse=False),
     PERSISTENT: TurnedSwitch((False, True), coarse=False),
