@@ -42,6 +42,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "gain": record.gain,
         "gain_interval": record.gain_interval,
         "confirmation": answer.finding.document() if answer is not None and answer.finding is not None else None,
+        "why": [] if answer is None else [account.document() for account in answer.why],
         "since_last": None if compared is None else compared.document(),
         "planned": None if planned is None else planned.document(),
         "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
@@ -84,6 +85,9 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     if largest is None:
         value = SEARCH_METRICS[record.metric].shown(best["value"])
         say(f"Best trial:    {best['trial']:04d}, {best['label']}: {_speeds(record.metric, value, best)}")
+    for account in document["why"]:
+        if account["role"] in ("winner", "own"):
+            say(f"Why: {account['sentence']} {account['advice']}".rstrip())
     if document["since_last"] is not None:
         kind = "REGRESSION" if document["since_last"]["is_regression"] else "The winner"
         say(f"{kind}: {document['since_last']['sentence']}")

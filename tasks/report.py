@@ -38,6 +38,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
                     f"## {headline}",
                     *([] if headline == measured else [measured]),
                     *([] if finding is None else ["", *(f"- {line}" for line in finding.lines), ""]),
+                    *(f"- {account.sentences}" for account in answer.why),
                     "```json",
                     config,
                     "```",

@@ -29,6 +29,7 @@ from trial_lib.slots.slots import held_slots
 from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
 from trial_lib.wire.shared_segments import OF_NCCL
+from trial_lib.wire.traced_step import TracedStep
 from trial_lib.wire.training_spec import TrainingSpec
 from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
 
@@ -363,6 +364,7 @@ def _result(
         files=first.get("files", ""),
         trained_on=first.get("trained_on", ""),
         versions=first.get("versions", {}),
+        traced=None if (traced := first.get("traced")) is None else TracedStep(**traced),
         started_at=started_at,
     )
 

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.device.rank import expected
 from trial_lib.device.rank.base import Device
@@ -20,6 +18,7 @@ from trial_lib.flops.compiled_programs import NewCompilations
 from trial_lib.measure.batches.batch_source import BatchSource
 from trial_lib.measure.batches.loader_batches import loader_batches
 from trial_lib.measure.batches.longest_batch import StretchedWarmUp
+from trial_lib.measure.ends.never_trains import NOT_FINITE, SkippedInARow
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.figures.counted_steps import CountedStep, CountedSteps, model_profile
 from trial_lib.measure.figures.enough_steps import is_enough, next_moment
@@ -32,16 +31,14 @@ from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.surveys import Surveys
+from trial_lib.measure.trace.traced_end import TracedEnd
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.rank_order import SizeOrder
 from trial_lib.wire.step_window import StepWindow
+from trial_lib.wire.traced_step import TRACE
 
 current: "Probe | None" = None
 """The probe of this process; None if the process is no rank of a trial."""
-
-# Dynamic loss scaling halves its scale some dozen times before it fits. More skipped steps are no search for a scale.
-_MOST_SKIPPED_IN_A_ROW = 100
-_NOT_FINITE = "The loss was not finite. A smaller learning rate or fp32 may help."
 
 
 class Probe:
@@ -55,7 +52,7 @@ class Probe:
         engine_built: called when the first engine exists.
         finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. If the code
             still trains on, or destroys the process group, it is called again with an empty measurement.
-        keep: called with a measurement that counts if the rank gets no further. Only a profile has one.
+        keep: called with a measurement that counts if the rank gets no further. A profile has one, and a trace.
         training_began: called when the measured engine has taken its first optimizer step.
         end_early: called before the code destroys the process group, if enough may have been measured.
 
@@ -93,15 +90,15 @@ class Probe:
         # A child that the program forks has a copy of this object, but is not the rank.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
-        self._steps_seen = self._skipped_in_a_row = 0
+        self._steps_seen, self._skipped = 0, SkippedInARow()
         self._plain_steps = PlainSteps(self.refuse)
         self._arrived: tuple[int, int | None] | None = None
         self._counted, self._compilations = CountedSteps(), NewCompilations()
-        self._memory = RankMemory()
-        self._step_losses = StepLosses()
+        self._memory, self._step_losses = RankMemory(), StepLosses()
         self._phase_started = time.time()
         self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
         self._survey: Surveys | None = None
+        self._traced: TracedEnd | None = None
 
     @property
     def steps_seen(self) -> int:
@@ -280,6 +277,9 @@ class Probe:
         assert watch is not None
         if watch.device.is_recording():
             return
+        if self._traced is not None:
+            self._go_on_tracing()
+            return
         time_taken = watch.clock.step_ended(watch.parts.take())
         self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._order.window.start_step)
         self._steps_seen += 1
@@ -288,9 +288,9 @@ class Probe:
             self._tell_training_began()
             self._end_phase("first_step")
             self._compare_with_what_was_asked()
-        self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
-        if not applied and self._survey is None:
-            self._end_if_it_never_trains()
+        reason = self._skipped.reason_after(applied, watch.loss)
+        if reason and self._survey is None:
+            self.refuse("diverged", reason)
         self._warm_up.step_ended(watch, self._steps_seen)
         step = CountedStep(time_taken, watch.take_arrived(), self._compilations.were_made())
         self._step_losses.add(watch.take_loss(), applied)
@@ -316,11 +316,22 @@ class Probe:
             self._end_phase("steps")
             if self._order.with_profile:
                 self._go_on_surveying()
+            elif self._order.traces:
+                self._go_on_tracing()
             else:
                 self._finish(self._measurement())
         elif to_beat is not None and is_hopeless(counted.slowest, samples, to_beat):
             self._end_phase("steps")
             self._finish(self._record("too_slow", too_slow_reason(counted.slowest, samples, to_beat)))
+
+    def _go_on_tracing(self) -> None:
+        if self._traced is None:
+            assert self._watch is not None
+            self._traced = TracedEnd(self._watch, self._measurement(), self._counted.slowest, self._keep)
+        measurement = self._traced.go_on()
+        if measurement is not None:
+            self._end_phase(TRACE)
+            self._finish(measurement)
 
     def _go_on_surveying(self) -> None:
         if not self._surveying().step_ended():
@@ -330,14 +341,9 @@ class Probe:
     def _surveying(self) -> Surveys:
         if self._survey is None:
             assert self._watch is not None
-            self._survey = Surveys(
-                self._watch,
-                self.facts,
-                self._order.is_typed_profile,
-                self.on_most_demanding_rank,
-                lambda: self._keep(self._measurement()),
-                self._about_to_count,
-            )
+            keep, most_of = (lambda: self._keep(self._measurement())), self.on_most_demanding_rank
+            as_typed = self._order.is_typed_profile
+            self._survey = Surveys(self._watch, self.facts, as_typed, most_of, keep, self._about_to_count)
         return self._survey
 
     def _about_to_count(self) -> None:
@@ -345,15 +351,6 @@ class Probe:
         assert self._watch is not None
         self._memory.end(self._watch.device)
         self._keep(self._measurement())
-
-    def _end_if_it_never_trains(self) -> None:
-        """Ends a trial whose steps are all skipped. DeepSpeed skips a step whose gradients are not finite."""
-        loss = None if self._watch is None else self._watch.loss
-        if loss is not None and not bool(torch.isfinite(loss).all()):
-            self.refuse("diverged", _NOT_FINITE)
-        if self._skipped_in_a_row == _MOST_SKIPPED_IN_A_ROW:
-            skipped = f"{_MOST_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped"
-            self.refuse("diverged", f"{skipped}, because their gradients were not finite.")
 
     def _compare_with_what_was_asked(self) -> None:
         """Ends a trial if its first optimizer step had another batch than the candidate's."""
@@ -403,6 +400,8 @@ class Probe:
             note: a sentence on the steps that the measurement leaves out.
         """
         assert self._watch is not None
+        if self._traced is not None:
+            self._finish(self._traced.cut_short())
         self._counted.keep(counted)
         self._step_losses.keep(steps)
         self._counted.agree(self._watch, is_over=True)
@@ -422,7 +421,7 @@ class Probe:
         if self._order.is_typed_profile:
             self._surveying().conclude()
         finite = self._counted.are_finite
-        measurement = self._record("completed" if finite else "diverged", "" if finite else _NOT_FINITE)
+        measurement = self._record("completed" if finite else "diverged", "" if finite else NOT_FINITE)
         measurement["metrics"] = self._counted.metrics(self._watch, self._order.flops_per_sample, self._order.formats)
         if self._order.with_profile:
             measurement["program"] = self.facts.to_json()

@@ -9,6 +9,7 @@ from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.traced_step import TracedStep
 
 
 class Outcome(str, Enum):
@@ -301,6 +302,7 @@ class TrialResult(FrozenRecord):
         versions: of python, torch, deepspeed and the device's driver.
         started_at: seconds since the epoch.
         devices: its devices, in rank order, of one host. Empty if unknown.
+        traced: where the time of its steps goes. None if it was not to be traced.
         unbuildable: why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in
             a profile trial).
     """
@@ -336,6 +338,7 @@ class TrialResult(FrozenRecord):
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0
     devices: list[TrialDevice] = Field(default_factory=list)
+    traced: TracedStep | None = None
     unbuildable: dict[str, str] = Field(default_factory=dict)
 
     @property

@@ -9,6 +9,7 @@ from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.planned_rows import planned_rows
 from trial_lib.report.page_parts import drawings, packed_plotly, page_template
 from trial_lib.report.study_view import StudyView
+from trial_lib.wire.traced_step import STEP_PARTS
 
 
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
@@ -22,6 +23,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         compared=_compared(view),
         trials=view.ranked,
         planned=[] if view.planned is None else planned_rows(view.planned),
+        parts=[part for part in STEP_PARTS if any(account.shares.get(part) for account in view.why)],
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
     )
 

@@ -19,6 +19,7 @@ from trial_lib.records.answer_line import gain_line
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.report.confirmed_view import confirmed_views
 from trial_lib.report.leaderboard import LeaderboardRow, row_of
@@ -106,6 +107,7 @@ def read_study(root: Path) -> StudyView:
         confirmed=() if finding is None else confirmed_views(finding, state.candidates),
         facts=study_facts(paths, record, state.results.values()),
         planned=PlannedTrials.in_file(paths.planned_trials),
+        why=_why(measured),
     )
     return shown_view(view, secrets)
 
@@ -172,6 +174,14 @@ def _finding(measured: Mapping[str, Any]) -> Finding | None:
         return Finding.model_validate({name: value for name, value in document.items() if name in Finding.model_fields})
     except ValidationError:
         return None
+
+
+def _why(measured: Mapping[str, Any]) -> tuple[StepAccount, ...]:
+    """Returns where the time goes, from the study's answer; nothing if it is of another version."""
+    try:
+        return tuple(StepAccount.of_document(each) for each in measured.get("why") or ())
+    except (ValidationError, AttributeError, TypeError):
+        return ()
 
 
 def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
+from trial_lib.records.step_account import StepAccount
 from trial_lib.report.leaderboard import LeaderboardRow
 
 INTERRUPTED = "interrupted"
@@ -157,6 +158,7 @@ class StudyView:
         confirmed: the configurations that were measured again, the user's first.
         facts: its circumstances by name: versions, hosts, the model, the arguments.
         planned: what the plan foresaw that the study began with. None without one, or before a trial has ended.
+        why: where the time of a step goes, the winner's first. Empty before the answer.
     """
 
     study_id: str
@@ -191,6 +193,7 @@ class StudyView:
     confirmed: tuple[ConfirmedView, ...]
     facts: Mapping[str, str]
     planned: PlannedTrials | None = None
+    why: tuple[StepAccount, ...] = ()
 
     @property
     def ranked(self) -> list[TrialView]:
@@ -235,6 +238,7 @@ class StudyView:
             "running": [{"trial": number, "label": label} for number, label in self.running.items()],
             "trials": [_trial_document(trial) for trial in self.ranked],
             "facts": dict(self.facts),
+            "why": [account.document() for account in self.why],
             "planned": None if self.planned is None else self.planned.document(),
         }
 

@@ -57,6 +57,8 @@ def _answer(view: StudyView) -> Text:
         text.append(f"\n{view.reason}")
     for note in view.notes:
         text.append(f"\n{note}", style="dim")
+    for account in view.why:
+        text.append(f"\n{account.sentences}", style=None if account.role in ("winner", "own") else "dim")
     if view.planned is not None:
         text.append(f"\n{view.planned.sentence}", style="dim")
     if view.best_command:

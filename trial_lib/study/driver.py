@@ -121,7 +121,7 @@ class StudyDriver:
         except InputError as error:
             self.log.warning("your configuration is not measured: %s", error)
             return None
-        return self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate)
+        return replace(self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate), traces=True)
 
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         """Returns another trial of a candidate. A confirming trial that was cut short gets its number again."""

@@ -12,6 +12,7 @@ from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullEx
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord
 from trial_lib.records.units import bytes_shown
 from trial_lib.secrets.by_name import redact, redact_text
@@ -41,6 +42,8 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
         lines.append(planned.sentence)
     notes = (answer.get("confirmation") or {}).get("notes", ())
     lines.append("\n".join(f"- {redact_text(note)}" for note in notes))
+    why = [f"- {account.sentences}" for account in step_accounts_of(answer)]
+    lines.append("**Where the time goes:**\n\n" + redact_text("\n".join(why)) if why else "")
     lines.append(_changes(record, paths))
     command = redact_text(paths.best_command.read_text().rstrip())
     lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
@@ -48,6 +51,14 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if paths.report.exists():
         lines.append("Every figure and every trial: `report.html`, among the artifacts.")
     return "\n\n".join(filter(None, lines))
+
+
+def step_accounts_of(answer: Mapping[str, Any]) -> list[StepAccount]:
+    """Returns where the time of a step goes, from the content of `best_ds_metrics.json`; nothing of other versions."""
+    try:
+        return [StepAccount.of_document(account) for account in answer.get("why") or ()]
+    except (ValueError, AttributeError, TypeError):
+        return []
 
 
 def _of_an_older_version(record: StudyRecord) -> str:

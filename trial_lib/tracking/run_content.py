@@ -15,11 +15,19 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialDevice, TrialResult
+from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus, TrialPaths
 from trial_lib.secrets.by_name import redact, redact_text
 from trial_lib.space.catalogue import KNOBS
 from trial_lib.space.knobs import get_knob
-from trial_lib.tracking.descriptions import as_text, flatten, study_description, training_description, trial_description
+from trial_lib.tracking.descriptions import (
+    as_text,
+    flatten,
+    step_accounts_of,
+    study_description,
+    training_description,
+    trial_description,
+)
 
 STUDY_ID = "study_id"
 RECORD_ID = "record_id"  # the tag that identifies a run: the id of a study, a trial or a full experiment
@@ -89,11 +97,13 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **({} if record.gain is None else {"gain": record.gain}),
         **dict(zip(("gain_low", "gain_high"), record.gain_interval or (), strict=False)),
         **_plan_metrics(PlannedTrials.in_file(paths.planned_trials)),
+        **_step_metrics(step_accounts_of(answer)),
     }
     tags = {
         "reason": redact_text(record.reason),
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
         "finding": record.finding,
+        "why": " ".join(redact_text(account.sentences) for account in step_accounts_of(answer)[:2]),
         # Only set if there is one, so that a search for the tag finds only those studies.
         **({"regression": record.regression} if record.regression else {}),
         DESCRIPTION: study_description(record, paths, answer),
@@ -119,6 +129,17 @@ def _plan_metrics(planned: PlannedTrials | None) -> dict[str, float]:
     errors, speed = planned.memory_errors, planned.speed_error
     memory = {"plan.memory_error": median(errors), "plan.memory_error_worst": max(errors)} if errors else {}
     return {**memory, **({} if speed is None else {"plan.speed_error": speed})}
+
+
+def _step_metrics(accounts: Sequence[StepAccount]) -> dict[str, float]:
+    """Returns the winner's shares of a step as `time.compute` and so on, and the user's as `submitted.time.compute`."""
+    found: dict[str, float] = {}
+    for account in accounts:
+        if account.basis == "traced" and account.role in ("winner", "own"):
+            is_answer = account is accounts[0]
+            prefix = "" if is_answer else "submitted."
+            found |= {f"{prefix}time.{part}": share for part, share in account.shares.items()}
+    return found
 
 
 def _foreseen_metrics(paths: TrialPaths, number: int) -> dict[str, float]:
@@ -172,6 +193,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         **_device_tags(result.devices),
         **{f"version.{name}": version for name, version in result.versions.items()},
     }
+    shares = {} if result.traced is None else {f"time.{part}": share for part, share in result.traced.shares.items()}
     steps = [MetricValue("step_time", seconds, step) for step, seconds in enumerate(result.step_times)]
     return RunContent(
         record_id=result.trial_id,
@@ -181,7 +203,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         ended_at=result.started_at + sum(result.phases.values()),
         tags=as_tags(tags),
         params=as_params(_knobs(candidate, {**record.ds_config, PROGRAM: record.switches})),
-        metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number)}), *steps],
+        metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number), **shares}), *steps],
         artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
     )
 

@@ -30,6 +30,7 @@ class ProbeSettings:
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed. The candidate then changes nothing.
         turned: the switches that the rank turns in the program, by name, as `trial_lib.wire.turned` has them.
+        traces: whether some steps after the counted ones are traced.
     """
 
     window: StepWindow
@@ -41,6 +42,7 @@ class ProbeSettings:
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
     turned: dict[str, Any] = field(default_factory=dict)
+    traces: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

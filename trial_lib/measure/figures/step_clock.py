@@ -5,8 +5,10 @@ work. So nothing may wait for the device between two steps. Times are marked in 
 later, when the ranks decide something and the device is idle anyway.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,9 +112,13 @@ class PartTimer:
 
     Args:
         device: that runs the parts.
+
+    Attributes:
+        scope: returns a context for a call of a part, which names it in a trace; None if nothing is traced.
     """
 
     def __init__(self, device: Device) -> None:
+        self.scope: Callable[[str], AbstractContextManager[Any]] | None = None
         self._device = device
         self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
 
@@ -124,7 +130,8 @@ class PartTimer:
                 return function(*args, **kwargs)
             start = self._device.instant()
             try:
-                return function(*args, **kwargs)
+                with contextlib.nullcontext() if self.scope is None else self.scope(part):
+                    return function(*args, **kwargs)
             finally:
                 self._calls[part].append((start, self._device.instant()))
 

@@ -36,6 +36,7 @@ from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
 from trial_lib.study.confirm.finding import ConfirmationVerdict, Confirmed, Estimate, Finding, learning_rate_advice
 from trial_lib.study.confirm.finding_devices import said_of_devices
 from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
+from trial_lib.wire.traced_step import TRACE
 
 ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
@@ -225,8 +226,8 @@ class Confirmation:
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
         """Returns the seconds of a round. A swept reading did not pay for its start, and the user's reading did."""
-        seconds = [sum(one.reading.phases.values()) for one in self._with_own(candidates)]
-        own = sum(self._own.reading.phases.values()) if self._own is not None else 0.0
+        seconds = [_seconds(one.reading) for one in self._with_own(candidates)]
+        own = _seconds(self._own.reading) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
 
     def _begin_round(self) -> None:
@@ -401,6 +402,11 @@ def _verdict(gain: Ratio | None, clock: Ratio | None) -> ConfirmationVerdict:
 
 def _is_good(result: TrialResult, metric: str) -> bool:
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
+
+
+def _seconds(reading: TrialResult) -> float:
+    """Returns the seconds of a trial without its trace, which only the first trial of a configuration has."""
+    return sum(seconds for phase, seconds in reading.phases.items() if phase != TRACE)
 
 
 def _filled(reading: TrialResult) -> float:

@@ -7,11 +7,13 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.answer_line import NONE_FASTER, gain_line, name_of
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.step_account import StepAccount
 from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.study.answer import best_result, gain
 from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
+from trial_lib.study.confirm.why import step_accounts, traced_once
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.known_winner import (
     confirmed_after_search,
@@ -34,12 +36,14 @@ class Answer:
         finding: the result of the confirmation. None if there was none.
         gain: the winner's gain over the user's configuration. None if there is nothing to compare.
         name: the winner's name in a sentence.
+        why: where the time of a step goes: of the winner, of the user's configuration, and of arms.
     """
 
     best: TrialResult
     finding: Finding | None
     gain: float | None
     name: str
+    why: tuple[StepAccount, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -71,6 +75,7 @@ class Answer:
             "metrics": self.best.metrics,
             "submitted": own,
             "confirmation": None if self.finding is None else self.finding.document(),
+            "why": [account.document() for account in self.why],
         }
 
 
@@ -122,7 +127,7 @@ def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
     """Returns the next confirming trial, in fresh processes and alone; None when the confirmation is over."""
     confirmation = confirmation_of(driver)
     candidate = None if confirmation is None else confirmation.next
-    return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
+    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
 
 
 def answer_of(driver: StudyDriver) -> Answer | None:
@@ -133,7 +138,8 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         if best is None:
             return None
         value = gain(best, driver.state.submitted, driver.metric)
-        return Answer(best, None, value, name_of(driver.state.candidates[best.number]))
+        name = name_of(driver.state.candidates[best.number])
+        return Answer(best, None, value, name, step_accounts(driver, best))
     found = {
         "freeing": _freeing(driver),
         "left_out": () if driver.search is None else driver.search.left_out,
@@ -146,7 +152,8 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         return None
     finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
     best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
-    return Answer(best, finding, 1.0 if winner.verdict == "own" else _value(winner.gain), winner.name)
+    value = 1.0 if winner.verdict == "own" else _value(winner.gain)
+    return Answer(best, finding, value, winner.name, step_accounts(driver, best))
 
 
 def since_last_study(driver: StudyDriver) -> SinceLast | None:

@@ -7,6 +7,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.confirm.confirmation import Confirmation, Contender
+from trial_lib.study.confirm.why import traced_once
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import EarlierConfirmed
 from trial_lib.study.earlier.since_last import since_last
@@ -49,7 +50,7 @@ def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
     """Returns the next trial of the last winner or of the user's configuration; None when that is over."""
     confirmation = known_confirmation(driver)
     candidate = None if confirmation is None else confirmation.next
-    return None if candidate is None else driver.plan_again(Purpose.CONFIRM, candidate)
+    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
 
 
 def holds(driver: StudyDriver) -> bool:
