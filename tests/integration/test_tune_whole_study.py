@@ -41,7 +41,7 @@ class Ran:
 def ran(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ran:
     zerotune = Zerotune(tmp_path_factory.mktemp("asha"), home, slots=2, program="--largest_micro_batch 300")
     command = zerotune.start("asha", "-mt", "5", "--json")
-    return Ran(zerotune, command, command.follow())
+    return Ran(zerotune, command, command.follow(timeout=600))
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,16 @@ def test_it_ends_with_exit_code_0_and_prints_exactly_one_json_document(ran: Ran)
     assert document["best_ds_config"] == json.loads(ran.study.paths.best_ds_config.read_text())
     assert document["gain"] == pytest.approx(ran.study.record["gain"])
     assert document["best"]["trial"] == ran.study.record["best_number"]
+
+
+def test_it_says_where_the_time_of_a_step_goes(ran: Ran) -> None:
+    why = json.loads(ran.ended.stdout)["why"]
+    assert [account["role"] for account in why][:2] in (["winner", "own"], ["own"], ["own", "other"])
+    for account in why:
+        assert account["basis"] == "traced", account["failure"]
+        assert sum(account["shares"].values()) == pytest.approx(1.0)
+        assert ran.study.results[account["trial"]].traced is not None
+    assert f"Why: {why[0]['sentence']}" in ran.ended.stderr
 
 
 def test_every_trial_says_one_line_on_standard_error(ran: Ran) -> None:
