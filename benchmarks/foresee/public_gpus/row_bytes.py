@@ -207,6 +207,23 @@ def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: P
         found = stored(store).get(str(row["id"]))
         if found and len(found["pieces"]) > 1 and not found.get("whole") and is_at_the_edge(row, store):
             _add(row, (whole_program_of(row),), may_run, store)
+    for row in wanted:
+        other = recomputing(row)
+        if other and known(other, store) is None and has_no_room(row, store):
+            _add(other, to_run(other, of_fewest_ranks([whole_program_of(other)])), may_run, store)
+
+
+def recomputing(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row as if all its layers recomputed; empty if the source decides that, or says that they do."""
+    if is_decided(row) or row.get("activation_checkpointing") is True or not {"fit", "no_fit"} & set(row["use_for"]):
+        return {}
+    return {**row, "id": f"{row['id']} recomputing", "activation_checkpointing": True}
+
+
+def has_no_room(row: Mapping[str, Any], store: Path = STORE) -> bool:
+    """Returns whether a row is foreseen to need more than its device has."""
+    found = known(row, store)
+    return isinstance(found, RowBytes) and found.least > room(row, program_of(row))
 
 
 def is_at_the_edge(row: Mapping[str, Any], store: Path = STORE) -> bool:

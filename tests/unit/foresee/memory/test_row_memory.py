@@ -117,6 +117,26 @@ def test_a_default_decides_only_if_the_source_and_its_documents_say_so() -> None
     assert program_of(ROWS[696]).checkpoints_by_operation
 
 
+def test_an_undecided_row_fits_with_the_share_that_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, decided = ROWS[888], ROWS[696]
+    assert not row_bytes.recomputing(decided)
+    assert row_bytes.recomputing(row)["activation_checkpointing"] is True
+    assert not row_bytes.recomputing({**row, "activation_checkpointing": True})
+
+    def of(gib: float) -> RowBytes:
+        return bytes_of(row, program_of(row), run_of(gib), program_of(row).layers)
+
+    sizes = {"888": of(60), "888 recomputing": of(20)}
+    monkeypatch.setattr(row_bytes, "known", lambda row, store: sizes.get(str(row["id"])))
+    found = memory.compare(row)
+    assert found["fits"] == pytest.approx(memory.RECOMPUTES, abs=0.01)
+    assert found["right"]
+    # Peaks are compared without recomputation, as the README says.
+    assert found["allocated_gib"] > 60
+    del sizes["888 recomputing"]
+    assert memory.compare(row)["fits"] == pytest.approx(0.0, abs=0.01)
+
+
 def test_more_layers_follow_from_few() -> None:
     few = RowBytes(
         layers=4,
