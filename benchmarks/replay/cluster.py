@@ -7,15 +7,18 @@ factors drawn once; and every trial has noise.
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from benchmarks.replay.cluster_model import DEVICE_BYTES, Cluster, Transformer, Zero
 from benchmarks.replay.world import World
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
+from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, ModelProfile, TrialResult
 from trial_lib.search.base import SearchProblem
+from trial_lib.search.expected_arms import ExpectedArm, key_of
 from trial_lib.space.knobs import Arm, Knob, SearchSpace
 from trial_lib.wire.step_window import StepWindow
 
@@ -29,6 +32,9 @@ _WINDOW = StepWindow()  # where steps vary by 2 % its least number is enough
 # A first step takes a constant and little more than another one: by medians over the sizes of the recorded tables 1.07
 # to 1.20 of it. The constant, hundredths of a second there, is an assumption: communicators, kernels, the allocator.
 _FIRST_STEP_S, FIRST_STEP_SHARE = 5.0, 1.2
+# A plan is off the formulas in the memory and the speed of each arm, with these spreads. Plans are some 6 and 15 % off
+# public measurements (benchmarks/foresee/public_gpus). A part of that is the same for all arms, and changes no order.
+_PLAN_MEMORY, _PLAN_SPEED = 0.06, 0.1
 _ZERO = "zero_optimization"
 _HOST = {"device": "cpu", "pin_memory": True}
 
@@ -67,6 +73,34 @@ class ClusterWorld(World):
         )
         self.problem = SearchProblem(_space(model.params), profile, base, cluster.devices, "cuda", can_sweep=True)
         self.submitted = self.candidate(self._plain_arm(3).lineage(0), 1)
+
+    def plan(self) -> None:
+        """Gives searches a plan: each arm's bytes and speed by the formulas, off by factors drawn once."""
+        arms = self.problem.space.arms
+        planned = [self._planned(arm) for arm in arms]
+        best = max(range(len(arms)), key=lambda place: planned[place][1].samples_per_s)
+        expected = tuple(replace(arm, is_first=place == best) for place, (_, arm) in enumerate(planned))
+        self.problem = replace(self.problem, foreseen=tuple(arm for arm, _ in planned), expected=expected)
+
+    def _planned(self, arm: Arm) -> tuple[ForeseenArm, ExpectedArm]:
+        """Returns an arm's bytes, and its speed at the largest micro-batch that fits by them."""
+        knobs = arm.lineage(0)
+        zero, name = zero_of(knobs), _arm_name(knobs[_ZERO])
+        off = self._off("planned bytes", name, _PLAN_MEMORY)
+        constant, sample = (self._cluster.step_bytes(zero, size) * off for size in (0, 1))
+        initialized = self._cluster.initialized_bytes(zero)
+        room = DEVICE_BYTES - CONTEXT_BYTES - initialized - constant
+        size = max(1, min(self.largest_size, int(room / (sample - constant))))
+        seconds = self._cluster.step_seconds(zero, size, 1) * self._off("planned speed", name, _PLAN_SPEED)
+        base = self.problem.base_config
+        foreseen = ForeseenArm(
+            ds_config=overwrite_deepspeed_config(base, knobs),
+            initialize=SizeLine(initialized),
+            backward=SizeLine(constant, sample - constant),
+            update=SizeLine(constant),
+        )
+        speed = size * self._cluster.devices / seconds if room > 0 else 0.0
+        return foreseen, ExpectedArm(key=key_of(arm, base), label=name, micro_batch=size, samples_per_s=speed)
 
     @property
     def grid(self) -> Sequence[int]:

@@ -43,10 +43,11 @@ def world_of(name: str, tables: Path, seed: int, foreseen: Path | None = None) -
         name: of a table or a cluster.
         tables: the folder of the tables.
         seed: of a cluster.
-        foreseen: the folder with the foreseen arms of the tables; None for searches without them.
+        foreseen: the folder with the foreseen arms of the tables; None for searches without them. A cluster of
+            ZeRO alone has a plan then.
     """
     if name in ALL_CLUSTERS:
-        return cluster_of(name, seed)
+        return cluster_of(name, seed, foreseen is not None)
     return table_of(tables / f"{name}.jsonl", None if foreseen is None else foreseen / f"{name}.json")
 
 
@@ -60,10 +61,13 @@ def table_of(path: Path, foreseen: Path | None) -> TableWorld:
 
 
 @lru_cache(maxsize=1)
-def cluster_of(name: str, seed: int) -> ClusterWorld:
+def cluster_of(name: str, seed: int, is_planned: bool) -> ClusterWorld:
     if name in WHOLE_CLUSTERS:
         return WholeClusterWorld(name, WHOLE_CLUSTERS[name], seed)
-    return ClusterWorld(name, CLUSTERS[name], seed)
+    world = ClusterWorld(name, CLUSTERS[name], seed)
+    if is_planned:
+        world.plan()
+    return world
 
 
 def course_of(task: tuple[str, Path, Path | None, str, int, int, int]) -> tuple[str, str, Course]:
@@ -152,7 +156,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; all by default")
     parser.add_argument("--tables", type=Path, default=TABLES)
-    parser.add_argument("--foreseen", type=Path, help="give searches the foreseen arms of the tables in this folder")
+    parser.add_argument("--foreseen", type=Path, help="the tables' foreseen arms; clusters have a plan")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 

@@ -125,7 +125,12 @@ class PeakRegression:
         self._apart, self._at_once = slice(apart), slice(apart, None)
 
     def predict(
-        self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, only: int | None = None
+        self,
+        moments: Sequence[Sequence[float]],
+        group: Hashable,
+        scale: float,
+        only: int | None = None,
+        noise_share: float = 1.0,
     ) -> Mixture:
         """Returns the distribution of an observation.
 
@@ -134,9 +139,10 @@ class PeakRegression:
             group: its group. A new group is as likely above the others as below.
             scale: the scale of the noise.
             only: the place of one moment, if only that is predicted. Default: all.
+            noise_share: the part of a measurement's standard deviation that the prediction has.
         """
         peak = self._peak(moments, group, only)
-        deviations = np.sqrt(peak.variance + np.square(self._noise * scale))
+        deviations = np.sqrt(peak.variance + np.square(noise_share * self._noise * scale))
         return Mixture(tuple(self._weights().tolist()), tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:

@@ -27,7 +27,7 @@ from trial_lib.search.cost_model import CostModel, Point
 from trial_lib.search.expected_arms import expected_costs, key_of
 from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes
-from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk
+from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk, worth_of_sweep
 from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.search.space_coordinates import Array, SpaceCoordinates
 
@@ -264,7 +264,9 @@ class AdaptiveSearch(Search):
             return None
         if _WORTH_AGAIN * most_again > most:
             return self._candidate(again[int(np.argmax(gains_again))])
-        near = [place for place, gain in enumerate(gains) if gain >= most * (1 - _NEARLY_EQUAL)]
+        # Gains of foreseen arms already have the probability to fit in them.
+        nearly_equal = 0.0 if self.problem.foreseen else _NEARLY_EQUAL
+        near = [place for place, gain in enumerate(gains) if gain >= most * (1 - nearly_equal)]
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
 
     def _again(self) -> list[Point]:
@@ -275,12 +277,19 @@ class AdaptiveSearch(Search):
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
     def _gains(self, options: Sequence[Point]) -> Array:
-        """Returns the expected gains. The start of a sweep counts for its larger sizes too."""
+        """Returns the expected gains. The start of a sweep counts for its larger sizes too.
+
+        The probabilities of foreseen arms hold, so they weigh each size. By formulas only the larger ones are weighed.
+        """
         larger = self._larger(options)
         weighed: Array = self._model().predict(options).gain.copy()
         for place, start in enumerate(options):
+            if self.problem.foreseen:
+                beyond = [(gain, self._probability(point)) for point, gain in larger.get(start, ())]
+                weighed[place] = worth_of_sweep(weighed[place], self._probability(start), beyond)
+                continue
             for point, gain in larger.get(start, ()):
-                weighed[place] = max(weighed[place], self._fitting.probability(self._candidate(point)) * gain)
+                weighed[place] = max(weighed[place], self._probability(point) * gain)
         return weighed
 
     def _racing(self, risk: float | None) -> list[Point]:
@@ -303,7 +312,7 @@ class AdaptiveSearch(Search):
         allowed = [point for point in self._untried(smallest) if self._may_be_first(point)]
         if not allowed:
             return None
-        return self._candidate(max(allowed, key=lambda point: self._fitting.probability(self._candidate(point))))
+        return self._candidate(max(allowed, key=self._probability))
 
     def _planned(self) -> Point | None:
         """Returns the plan's answer, at a smaller size if less fits here; None without a plan, or if it has run."""
@@ -391,7 +400,8 @@ class AdaptiveSearch(Search):
         if self._failures.is_out(arm, index):
             return []
         if risk is None:
-            risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight))
+            is_foreseen = bool(self.problem.foreseen)
+            risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight), is_foreseen)
         return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
 
     def _bound(self, arm: int) -> int:
@@ -409,6 +419,9 @@ class AdaptiveSearch(Search):
         """Returns whether two trials that failed alike rule a point out."""
         largest = self._shared.largest(self._arms[point.arm].knobs)
         return largest is not None and point.size > largest
+
+    def _probability(self, point: Point) -> float:
+        return self._fitting.probability(self._candidate(point))
 
     def _candidate(self, point: Point) -> Candidate:
         return self._fitting.candidate(self._arms[point.arm].lineage(point.index), point.size)

@@ -140,3 +140,13 @@ def test_a_processors_peak_leaves_out_memory_that_is_never_written():
     assert on_gpu == pytest.approx(3.0 * bucket, rel=0.1)
     # A processor may also keep the freed memory of one moment beside that of the other.
     assert 1.9 * bucket < on_cpu < 2.7 * bucket
+
+
+def test_the_scatter_of_a_processors_peaks_decides_little_of_what_fits():
+    model = new_model(arm(), device="cpu")
+    for scattered in (0.92, 1.08, 0.9, 1.1, 0.94, 1.06):
+        model.observe(candidate(8), ran((2 * GIB + 8 * 600 * MIB) * scattered))
+    asked = candidate(26)
+    # One peak in twenty would be read above the memory that there is. Almost no trial would run out of it.
+    assert model.above_initialize(asked).high > model.available(asked)
+    assert model.probability_fits(asked, headroom=0.0) > 0.98

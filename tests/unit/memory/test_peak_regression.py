@@ -121,3 +121,12 @@ def test_moments_that_turn_out_to_be_at_once_are_foreseen_as_their_sum():
     # Nor is there a moment that could be asked about by itself.
     assert model.predict(moments(20), "a", 1.0, only=0).mean == pytest.approx(30, rel=0.02)
     assert PeakRegression([apart], [0.0, 0.0]).predict(moments(20), "a", 1.0, only=1).mean == pytest.approx(10)
+
+
+def test_a_prediction_may_leave_out_a_part_of_the_noise():
+    model = regression()
+    for x, scattered in ((1, 0.3), (2, -0.3), (3, 0.3), (4, -0.3)) * 5:
+        model.observe([[1, x]], "a", 1.0, 1 + x + scattered)
+    whole, without = (model.predict([[1, 2]], "a", 1.0, noise_share=share) for share in (1.0, 0.0))
+    assert without.mean == whole.mean
+    assert without.deviation < 0.5 * whole.deviation
