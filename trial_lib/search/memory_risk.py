@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _SHARE, _LEAST, USUAL_RISK, _MOST = 0.03, 0.01, 0.05, 0.1
 # The risk that is accepted if nothing safer is left.
 EVEN_ODDS = 0.5
-# If memory was foreseen, so many trials may have the most risk, and later ones the usual one.
+# If memory was foreseen, so many trials may have the most risk. Later ones have to earn it back.
 _EARLY = 4
 
 
@@ -26,9 +26,10 @@ def memory_risk(asked: int, ran_out: int, in_flight: int, is_foreseen: bool = Fa
     left = _SHARE * (asked + 1) - ran_out - USUAL_RISK * in_flight
     if ran_out and left <= 0:
         return _LEAST
-    if is_foreseen:
-        return _MOST if asked < _EARLY else USUAL_RISK
-    return min(_MOST, max(USUAL_RISK, left))
+    if is_foreseen and asked < _EARLY:
+        return _MOST
+    spent = _EARLY * _MOST if is_foreseen else 0.0
+    return min(_MOST, max(USUAL_RISK, left - spent))
 
 
 def worth_of_sweep(gain: float, fits: float, larger: Sequence[tuple[float, float]]) -> float:

@@ -114,3 +114,16 @@ def test_a_first_step_takes_little_more_of_another_one_in_the_recorded_tables_ei
     share, constant = linear_regression(*zip(*points, strict=True))
     assert 1 < share <= FIRST_STEP_SHARE
     assert 0 < constant < 0.1
+
+
+def test_a_plan_of_a_cluster_is_off_by_some_percent_and_orders_the_arms():
+    world = ClusterWorld("1.3B on 8", CLUSTERS["1.3B on 8"], seed=3)
+    world.plan()
+    expected, arms = world.problem.expected, world.problem.space.arms
+    assert len(expected) == len(world.problem.foreseen) == len(arms)
+    first = max(expected, key=lambda arm: arm.samples_per_s)
+    assert [arm for arm in expected if arm.is_first] == [first]
+    for arm, planned in zip(arms, expected, strict=True):
+        real = world.truth(world.candidate(arm.lineage(0), max(1, planned.micro_batch // 2)))
+        assert real is not None
+        assert 0.5 * real < planned.samples_per_s < 2 * real

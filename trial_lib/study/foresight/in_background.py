@@ -49,7 +49,7 @@ def is_foreseen_unasked(device: str) -> bool:
     """Returns whether a study foresees its program although the user does not ask for it.
 
     On GPUs it does, because the host has other cores than those of its ranks. On a CPU the slots are the cores, and a
-    search with formulas is nearer to the best after five trials, although more of them do not fit (benchmarks/replay).
+    search with formulas comes as near to the best, although more of its trials do not fit (benchmarks/replay).
 
     Args:
         device: of the study.
