@@ -140,7 +140,7 @@ class AdaptiveSearch(Search):
             return
         lineage = self._coordinates.locate_config(candidate.complete(self.problem.base_config))
         size = candidate.micro_batch_size
-        same_batch = candidate.gradient_accumulation_steps == self._policy.accumulation(size)
+        same_batch = candidate.gradient_accumulation_steps == self._fitting.policy(candidate.knobs).accumulation(size)
         self._learn(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
 
     @property
@@ -307,7 +307,10 @@ class AdaptiveSearch(Search):
         if self._in_flight:
             return None
         smallest = [
-            Point(arm, index, self._policy.sizes()[0]) for arm in range(len(self._arms)) for index in self._leading(arm)
+            Point(arm, index, size)
+            for arm in range(len(self._arms))
+            for size in self._policy_of(arm).sizes()[:1]
+            for index in self._leading(arm)
         ]
         allowed = [point for point in self._untried(smallest) if self._may_be_first(point)]
         if not allowed:
@@ -323,7 +326,7 @@ class AdaptiveSearch(Search):
         guesses = [(arm, index) for arm in planned[:1] for index in self._leading(arm)[:1]]
         for arm, index in guesses:
             largest = min(answer.micro_batch, max(self._sizes(arm, index), default=0))
-            sizes = [size for size in self._policy.sizes() if size <= largest]
+            sizes = self._policy_of(arm).sizes(largest)
             return next(iter(self._untried([Point(arm, index, max(sizes))])), None) if sizes else None
         return None
 
@@ -404,9 +407,13 @@ class AdaptiveSearch(Search):
             risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight), is_foreseen)
         return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
 
+    def _policy_of(self, arm: int) -> BatchPolicy:
+        return self._fitting.policy(self._arms[arm].knobs)
+
     def _bound(self, arm: int) -> int:
         """Returns the largest size (samples) of an arm that nothing rules out."""
-        limit = max(self._failures.size_limit(self.problem.base_config.get(MICRO_BATCH)), self._policy.sizes()[0])
+        limit = self._failures.size_limit(self.problem.base_config.get(MICRO_BATCH))
+        limit = max(limit, *self._policy_of(arm).sizes()[:1], 1)
         bounds = [self._limits[arm].bound, self._failures.bound]
         return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 

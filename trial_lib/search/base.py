@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
@@ -57,6 +59,11 @@ class SearchProblem:
     foreseen: tuple[ForeseenArm, ...] = ()
     expected: tuple[ExpectedArm, ...] = ()
 
+    @cached_property
+    def replicas(self) -> Replicas:
+        """The model replicas of each candidate."""
+        return Replicas(self.slots, self.profile.data_parallel_size, self.base_config)
+
 
 class Search(ABC):
     """Proposes candidates and learns from their trials.
@@ -82,11 +89,7 @@ class Search(ABC):
         self._concurrency = settings.concurrency
         self._max_micro_batch = settings.max_micro_batch
         accumulation = problem.base_config.get(ACCUMULATION, "auto")
-        self._batch = {
-            ACCUMULATION: 1 if accumulation == "auto" else accumulation,
-            "slots": problem.slots,
-            "data_parallel_size": problem.profile.data_parallel_size,
-        }
+        self._accumulation = 1 if accumulation == "auto" else accumulation
         self._asked = 0
         self._best: tuple[Candidate, TrialResult] | None = None
         self._shared = SharedReasons(problem.space, problem.base_config)
@@ -160,6 +163,16 @@ class Search(ABC):
         A search that has finished without one has failed.
         """
         return self._best
+
+    def _with_own_accumulation(self, knobs: Mapping[str, Any], micro_batch_size: int) -> Candidate:
+        """Returns the candidate of some knobs at a micro-batch size, with the user's accumulation."""
+        return Candidate(
+            knobs=dict(knobs),
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=self._accumulation,
+            slots=self.problem.slots,
+            data_parallel_size=self.problem.replicas.of(knobs),
+        )
 
     def _allowed(self, micro_batch_size: int) -> int:
         """Returns a size, or the largest allowed one if that is smaller."""

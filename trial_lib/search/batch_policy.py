@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
@@ -42,11 +42,21 @@ class BatchPolicy:
         return cls(
             problem.train_batch_size,
             1 if accumulation == "auto" else accumulation,
-            problem.profile.data_parallel_size,
+            problem.replicas.own,
             divisible_by,
             max_micro_batch,
             problem.only_micro_batch,
         )
+
+    def on(self, replicas: int) -> "BatchPolicy":
+        """Returns the policy on another number of model replicas. It keeps the same global batch.
+
+        It may have no size. If the program sets the size, fewer replicas accumulate more of its batches.
+        """
+        steps = self.gradient_accumulation_steps
+        if self.is_kept and self.only_micro_batch is not None:
+            steps = max(1, steps * self.data_parallel_size // replicas)
+        return replace(self, data_parallel_size=replicas, gradient_accumulation_steps=steps)
 
     @property
     def is_kept(self) -> bool:

@@ -39,7 +39,9 @@ class FittingSizes:
         basis = MemoryBasis(problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen)
         self.memory = memory or MemoryModel(basis, problem.space.coarse_switches)
         self.host = host or HostMemory(basis)
-        self._policy = policy
+        self._replicas = problem.replicas
+        self._policies = {policy.data_parallel_size: policy}
+        self._own_policy = policy
         self._slots = problem.slots
         self._headroom = headroom
         self._largest: dict[tuple[int, int, int, float], int] = {}
@@ -48,14 +50,22 @@ class FittingSizes:
         """Drops all cached answers, because the model has learned."""
         self._largest.clear()
 
+    def policy(self, knobs: Mapping[str, Any]) -> BatchPolicy:
+        """Returns the batches that some knobs may have. Another layout may have none."""
+        replicas = self._replicas.of(knobs)
+        if replicas not in self._policies:
+            self._policies[replicas] = self._own_policy.on(replicas)
+        return self._policies[replicas]
+
     def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:
         """Returns the candidate of some knobs at a micro-batch size."""
+        policy = self.policy(knobs)
         return Candidate(
             knobs=dict(knobs),
             micro_batch_size=size,
-            gradient_accumulation_steps=self._policy.accumulation(size),
+            gradient_accumulation_steps=policy.accumulation(size),
             slots=self._slots,
-            data_parallel_size=self._policy.data_parallel_size,
+            data_parallel_size=policy.data_parallel_size,
         )
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
@@ -67,7 +77,7 @@ class FittingSizes:
             at_most: the largest size (samples) of interest.
             risk: the highest allowed probability of running out of memory.
         """
-        sizes = self._policy.sizes(at_most)
+        sizes = self.policy(knobs).sizes(at_most)
         asked = name[0], name[1], at_most, risk
         known = self._largest.get(asked)
         if known is None:
@@ -78,7 +88,7 @@ class FittingSizes:
 
     def foreseeable(self, knobs: Mapping[str, Any], above: int, at_most: int) -> list[int]:
         """Returns larger sizes that may fit as well, ascending."""
-        larger = [size for size in self._policy.sizes(at_most) if size > above]
+        larger = [size for size in self.policy(knobs).sizes(at_most) if size > above]
 
         def is_out(size: int) -> bool:
             return self.probability(self.candidate(knobs, size)) < _FORESEEABLE

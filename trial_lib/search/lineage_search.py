@@ -156,7 +156,7 @@ class LineageSearch(Search):
         if lineage is None:
             return None
         size = self._choose_size(lineage, rng)
-        return Proposal(Candidate(knobs=lineage.knobs, micro_batch_size=size, **self._batch), lineage, lineage.hi)
+        return Proposal(self._with_own_accumulation(lineage.knobs, size), lineage, lineage.hi)
 
     def _draw_lineage(self, rng: random.Random) -> Lineage | None:
         unused = {stage: self._open(stage) for stage in self._stages_for_new_lineages() if self._unused[stage]}

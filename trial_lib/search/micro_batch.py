@@ -35,7 +35,7 @@ class MicroBatchSearch(Search):
         size = self._propose()
         if size is None:
             return None
-        candidate = Candidate(micro_batch_size=size, **self._batch)
+        candidate = self._with_own_accumulation({}, size)
         self.apply(candidate)
         return candidate
 

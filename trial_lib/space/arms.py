@@ -196,7 +196,7 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
     device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
     optimizer = "" if here.by_accelerate else here.code_optimizer
-    broken = broken_rules(config, device, here.pipeline, here.replicas, optimizer)
+    broken = broken_rules(config, device, here.pipeline, here.replicas_of(config), optimizer)
     reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
     stage = get_knob(config, STAGE, 0)
     if here.has_experts and stage == 3:

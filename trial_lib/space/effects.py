@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trial_lib.command.switches import is_switch
+from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.space.knobs import STAGE, get_knob
 
 Kind = Literal["switch", "count", "share", "names"] | tuple[str, ...]
@@ -24,7 +25,7 @@ class Surroundings:
     Attributes:
         device: `cpu` or `cuda`.
         slots: devices of a trial.
-        replicas: model replicas; fewer than the slots if a model is spread over several.
+        replicas: model replicas with the user's configuration; fewer than the slots if a model is spread over several.
         num_params: parameters of the whole model.
         trainable_num_params: those that the optimizer may change.
         base_config: the user's DeepSpeed configuration.
@@ -60,6 +61,10 @@ class Surroundings:
     compiles_engine: bool = False
     turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     not_turnable: Mapping[str, str] = field(default_factory=dict)
+
+    def replicas_of(self, settings: Mapping[str, Any]) -> int:
+        """Returns the model replicas of a candidate, by its knobs, its coarse setting or its complete configuration."""
+        return Replicas(self.slots, self.replicas, self.base_config).of(settings)
 
     def own(self, path: str) -> Any:
         """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
@@ -130,8 +135,9 @@ class Effect:
             return 1, read_at(self.stages)
         if self.holds is not None and not self.holds(here):
             return 2, self.otherwise
-        if here.replicas < self.replicas:
-            return 3, f"it takes {self.replicas} replicas of the model or more, here is {here.replicas}"
+        replicas = here.replicas_of(setting)
+        if replicas < self.replicas:
+            return 3, f"it takes {self.replicas} replicas of the model or more, here is {replicas}"
         for path, values in self.when.items():
             if value_of(path) not in values:
                 return 4, f"it takes {path} to be {' or '.join(map(shown, values))}"

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
@@ -76,7 +77,9 @@ def record_table(
 def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[Candidate]:
     """Returns every lineage of a space at each micro-batch size (samples), with the user's accumulation."""
     assert driver.state.profile is not None
-    assert driver.state.profile.profile is not None
+    profile = driver.state.profile.profile
+    assert profile is not None
+    replicas = Replicas(driver.setup.slots, profile.data_parallel_size, driver.known.base_config)
     accumulation = driver.known.base_config.get(ACCUMULATION, "auto")
     return [
         Candidate(
@@ -84,7 +87,7 @@ def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[
             micro_batch_size=size,
             gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
             slots=driver.setup.slots,
-            data_parallel_size=driver.state.profile.profile.data_parallel_size,
+            data_parallel_size=replicas.of(arm.knobs),
         )
         for arm in space.arms
         for index in range(arm.size)

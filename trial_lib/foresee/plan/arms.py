@@ -6,6 +6,7 @@ from typing import Any
 
 from trial_lib.command.switches import PROGRAM, is_switch, place_of, switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import GROUPS, group_sizes, ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
@@ -20,8 +21,6 @@ from trial_lib.wire.turned import FORESEEN
 
 _COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
-# Settings that divide the ranks into groups. A group holds one replica of the model.
-_RANKS_OF_A_REPLICA = (("tensor_parallel.autotp_size", "tensor-parallel"), ("sequence_parallel_size", "sequence"))
 _WHERE = "the DeepSpeed configuration"
 
 
@@ -134,16 +133,6 @@ def _is_neutral(value: Any) -> bool:
     return value is not True and value in (None, False, "none", 1)
 
 
-def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
-    """Returns the ranks that hold one replica of the model together, as far as the configuration says so."""
-    ranks = 1
-    for path, _ in _RANKS_OF_A_REPLICA:
-        value = get_knob(config, path)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
-            ranks *= value
-    return ranks
-
-
 def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
     """Checks that a number of devices can be divided into the groups of ranks that a configuration asks for.
 
@@ -155,13 +144,12 @@ def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
     Raises:
         InputError: it cannot.
     """
-    for path, name in _RANKS_OF_A_REPLICA:
-        value = get_knob(config, path)
-        if isinstance(value, int) and value > 1 and count % value:
+    for path, size in group_sizes(config).items():
+        if count % size:
             raise InputError(
-                f"{count} devices cannot be divided into {name} groups of {value}.",
+                f"{count} devices cannot be divided into {GROUPS[path]} groups of {size}.",
                 where=where,
-                remedy=f"Ask for a multiple of {value} devices, or change {path}.",
+                remedy=f"Ask for a multiple of {size} devices, or change {path}.",
             )
 
 

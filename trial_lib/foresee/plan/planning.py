@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.answer import answer_of, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns
@@ -16,7 +17,6 @@ from trial_lib.foresee.plan.arms import (
     batch_policy,
     own_label,
     planned_arms,
-    ranks_of_a_replica,
     stated_run,
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices

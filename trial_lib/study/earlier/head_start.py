@@ -56,7 +56,7 @@ class HeadStart:
         last = self.last
         if last is None or last.winner == "own":
             return None
-        known, replicas = last.other.candidate, problem.profile.data_parallel_size
+        known, replicas = last.other.candidate, problem.replicas.of(last.other.candidate.knobs)
         if SpaceCoordinates(problem.space).locate(known.knobs) is None:
             return None
         accumulation = known.gradient_accumulation_steps

@@ -8,11 +8,11 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.device.host.base import Host
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arm_runs import ArmRuns
-from trial_lib.foresee.plan.arms import ranks_of_a_replica
 from trial_lib.foresee.plan.kept_runs import kept_runs
 from trial_lib.foresee.plan.own_devices import own_kind
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord

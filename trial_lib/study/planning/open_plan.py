@@ -9,12 +9,13 @@ from typing import Any
 
 from trial_lib.command.switches import deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.plan.arms import check_count, ranks_of_a_replica
+from trial_lib.foresee.plan.arms import check_count
 from trial_lib.foresee.plan.asked_devices import AskedDevices, read_devices, read_prices
 from trial_lib.foresee.plan.own_devices import own_devices
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
