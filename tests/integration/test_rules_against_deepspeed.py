@@ -46,11 +46,19 @@ class Ignorance:
     pipeline: bool = False
 
 
+@dataclass(frozen=True)
+class Unevenness:
+    """A configuration that divides three heads over two ranks. `test_tensor_parallel.py` sees what DeepSpeed does."""
+
+    config: dict[str, Any]
+    pipeline: bool = False
+
+
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}
 MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 SGD = {"type": "SGD", "params": {"lr": 1e-3}}
 
-WITNESSES: dict[str, list[Refusal | Ignorance]] = {
+WITNESSES: dict[str, list[Refusal | Ignorance | Unevenness]] = {
     "pipeline_with_zero_2_or_3": [
         Refusal(zero(stage), "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", pipeline=True)
         for stage in (2, 3)
@@ -166,7 +174,10 @@ WITNESSES: dict[str, list[Refusal | Ignorance]] = {
     "overlap_comm_in_a_pipeline": [
         Ignorance(zero(1, overlap_comm=True), zero(1), pipeline=True, control=(zero(1, overlap_comm=True), zero(1)))
     ],
+    "undivided_devices": [Refusal({**BASE, "tensor_parallel": {"autotp_size": 2}}, "AssertionError")],
+    "undivided_heads": [Unevenness({**BASE, "tensor_parallel": {"autotp_size": 2}})],
 }
+SLOTS, HEADS = 1, (3,)
 
 BATCHES = [
     {"train_batch_size": 32},
@@ -192,6 +203,8 @@ def every_trial() -> list[Trial]:
     trials: list[Trial] = []
     for witnesses in WITNESSES.values():
         for witness in witnesses:
+            if isinstance(witness, Unevenness):
+                continue
             trials.append((witness.config, witness.pipeline))
             if isinstance(witness, Ignorance):
                 trials += [(witness.without, witness.pipeline), *((config, False) for config in witness.control)]
@@ -228,7 +241,8 @@ def test_every_rule_has_a_witness() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_table_finds_its_witnesses(rule: Any) -> None:
     for witness in WITNESSES[rule.name]:
-        broken = {found.name: found for found in broken_rules(witness.config, "cpu", witness.pipeline, None)}
+        found = broken_rules(witness.config, "cpu", witness.pipeline, None, slots=SLOTS, head_counts=HEADS)
+        broken = {each.name: each for each in found}
         assert rule.name in broken, witness
         assert broken[rule.name].reason.endswith("."), broken[rule.name].reason
 

@@ -5,11 +5,12 @@ measure the same as another.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import AUTOTP, GROUPS, group_sizes
 from trial_lib.deepspeed_config.optimizers import untested_under_zero
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.wire.errors import InputError
@@ -23,13 +24,14 @@ class Rule:
 
     Attributes:
         name: for tests and records.
-        effect: `refused` if an error ends the trial; `ignored` if the trial runs without the setting.
+        effect: `refused` if an error ends the trial; `ignored` if the trial runs without the setting; `uneven` if it
+            runs, and its ranks have unequal shares.
         reason: one sentence for the user. `{}` stands for the finding.
         finds: returns the finding in a configuration that breaks the rule, or anything falsy.
     """
 
     name: str
-    effect: Literal["refused", "ignored"]
+    effect: Literal["refused", "ignored", "uneven"]
     reason: str
     finds: Callable[["Setting"], object]
 
@@ -40,6 +42,9 @@ def broken_rules(
     pipeline_parallel: bool | None,
     data_parallel_size: int | None,
     code_optimizer: str = "",
+    *,
+    slots: int | None = None,
+    head_counts: Sequence[int] = (),
 ) -> list[Rule]:
     """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason.
 
@@ -50,12 +55,14 @@ def broken_rules(
         data_parallel_size: model replicas; None if that is not known yet.
         code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
             if that is not known.
+        slots: devices of a trial; None if that is not known.
+        head_counts: attention heads and key-value heads of the model, as far as they are known.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
         ['pipeline_with_zero_2_or_3']
     """
-    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer)
+    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer, slots, head_counts)
     found = ((rule, rule.finds(setting)) for rule in RULES)
     return [replace(rule, reason=rule.reason.format(what)) for rule, what in found if what]
 
@@ -72,6 +79,8 @@ class Setting:
     pipeline: bool | None
     replicas: int | None
     code_optimizer: str = ""
+    slots: int | None = None
+    head_counts: Sequence[int] = ()
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Returns a section of the configuration, or an empty one."""
@@ -226,6 +235,17 @@ def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
         return "zero_hpz_partition_size"
     switches = (*_QUANTIZED_WEIGHTS, "zero_quantized_gradients")
     return next((key for key in switches if setting.zero.get(key) is True), None)
+
+
+def _undivided_devices(setting: Setting) -> str | None:
+    slots = setting.slots or 0
+    sizes = group_sizes(setting.config).items()
+    return next((f"{slots} devices into {GROUPS[path]} groups of {size}" for path, size in sizes if slots % size), None)
+
+
+def _undivided_heads(setting: Setting) -> str | None:
+    size = group_sizes(setting.config).get(AUTOTP, 1)
+    return next((f"{count} heads over {size} ranks" for count in setting.head_counts if count % size), None)
 
 
 RULES = (
@@ -394,5 +414,12 @@ RULES = (
         "ignored",
         "Pipeline parallelism does not overlap communication.",
         lambda setting: setting.pipeline and setting.stage == 1 and setting.zero.get("overlap_comm") is True,
+    ),
+    Rule("undivided_devices", "refused", "DeepSpeed cannot divide {}.", _undivided_devices),
+    Rule(
+        "undivided_heads",
+        "uneven",
+        "Tensor parallelism divides {} unevenly, and each step waits for the rank with most.",
+        _undivided_heads,
     ),
 )

@@ -178,7 +178,7 @@ def _checked(path: str, value: Any, where: str) -> Any:
     if is_switch(path):
         check_value(place_of(path), value, where)
         return value
-    if isinstance(value, float) and value.is_integer() and _kind(path) == "count":
+    if isinstance(value, float) and value.is_integer() and _kind(path) in ("count", "size"):
         value = int(value)
     expected = _expected(path, value)
     if expected:
@@ -200,6 +200,8 @@ def _expected(path: str, value: Any) -> str | None:
         return None if isinstance(value, bool) else "true or false"
     if kind == "count":
         return None if is_number and value >= 0 else "a whole number from 0 on"
+    if kind == "size":
+        return None if is_number and value >= 1 else "a whole number from 1 on"
     if kind == "share":
         is_share = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
         return None if is_share else "a number from 0 to 1"

@@ -18,6 +18,7 @@ from trial_lib.measure.batches.batch_shape import (
 )
 from trial_lib.measure.figures.model_counter import ModelCounter, StageCounter
 from trial_lib.measure.figures.step_clock import PartTimer, StepClock
+from trial_lib.measure.tensor_parallel import digest, tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 
 # Sizes of the batches that have arrived, by the dimension that may have the rows.
@@ -63,6 +64,7 @@ class EngineWatch:
         micro_batches: training micro-batches so far.
         counted_elements: numbers in the inputs of the micro-batch whose FLOPs `model` has counted.
         first_micro_batch: samples in the first training micro-batch; None before it.
+        first_digest: of its values; None before it, and without tensor parallelism.
         shortest_sequence: the fewest tokens in a row of a micro-batch; None if the inputs show no tokens.
         longest_sequence: the most.
         loss: the last loss that was passed to `backward`, unscaled, still on its device.
@@ -94,6 +96,7 @@ class EngineWatch:
         self._counted: tuple[int, ...] = ()
         self.counted_elements = 0
         self.first_micro_batch: int | None = None
+        self.first_digest: float | None = None
         self.shortest_sequence: int | None = None
         self.longest_sequence: int | None = None
         self.loss: torch.Tensor | None = None
@@ -276,6 +279,7 @@ class EngineWatch:
             return
         tokens = tokens_in(inputs)
         if not self.sizes:
+            self.first_digest = digest(inputs) if tensor_parallel_size(self.engine) > 1 else None
             self._observer.first_batch_arrived(sizes, tokens)
             self.first_micro_batch = round(self.arrival.samples(self.rows_in(sizes), self.asked))
         if self.model.counts_activations:

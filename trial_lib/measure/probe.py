@@ -31,6 +31,7 @@ from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.surveys import Surveys
+from trial_lib.measure.tensor_parallel import refuse_unequal_batches
 from trial_lib.measure.trace.traced_end import TracedEnd
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.rank_order import SizeOrder
@@ -236,6 +237,7 @@ class Probe:
             # These facts are now safe, whatever ends the program.
             self._tell_engine_built()
         self._arrived = watch.rows_in(sizes), tokens
+        refuse_unequal_batches(watch.engine, watch.first_digest, self.refuse)
 
     def other_engine_stepped(self, engine: Any) -> None:
         """Watches another engine if the first one never trains, although it has an optimizer."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trial_lib.measure.batches.program_options import options_read
+from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.turned import FUSED
 
@@ -79,6 +80,9 @@ class ProgramFacts:
         if getattr(engine, "zenflow", False):
             # deepspeed/runtime/zenflow/engine.py: its interval then replaces the accumulation.
             accumulation = train // (micro * int(engine.dp_world_size))
+        if tensor_parallel_size(engine) > 1:
+            # To DeepSpeed each rank is a replica then (deepspeed/runtime/config.py).
+            train = micro * accumulation * int(engine.dp_world_size)
         self.typed_batch = {
             "train_batch_size": train,
             "micro_batch_size": micro,

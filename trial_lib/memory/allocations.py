@@ -7,7 +7,7 @@ such as its largest parameter, are not known. Measured peaks cover them.
 
 from dataclasses import dataclass, replace
 
-from trial_lib.memory.states import FULL, MASTER_BYTES, on_a_device
+from trial_lib.memory.states import FULL, MASTER_BYTES, activation_share, on_a_device
 from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.result import ModelProfile
 
@@ -135,7 +135,7 @@ def allocations(
         device: `cuda` or `cpu`. On a CPU "offloaded" states are in the same memory.
         micro_batch_size: samples.
     """
-    own, shards = on_a_device(profile, slots)
+    own, shards = on_a_device(profile, slots, settings.tensor_parallel)
     case = _Case(
         settings=settings,
         total=own.num_params,
@@ -153,7 +153,8 @@ def allocations(
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
     """Returns the activations of a configuration divided by the profiled ones. 16-bit ones take about half."""
     size, profiled_size = settings.precision.bytes_per_param, profiled.precision.bytes_per_param
-    return 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
+    by_format = 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
+    return by_format * activation_share(settings.tensor_parallel) / activation_share(profiled.tensor_parallel)
 
 
 def _plain(case: _Case) -> Allocations:

@@ -116,6 +116,8 @@ def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allo
     update = max(0.0, arm.update.constant + written + _last(needed) - _last(by_formula))
     early_states, states = min(needed.states - needed.late_states, backward), min(needed.states, update)
     early_buffers, last_buffers = backward - early_states, update - states
+    # Another layout, or another number format, keeps another share of the same activations.
+    share = needed.activations / by_formula.activations if by_formula.activations else 1.0
     return replace(
         needed,
         initialize=max(0.0, arm.initialize.at(samples) + needed.initialize - by_formula.initialize),
@@ -125,8 +127,8 @@ def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allo
         buffers=early_buffers + last_buffers,
         late_buffers=last_buffers,
         passing_buffers=early_buffers,
-        activations=arm.backward.per_sample * samples,
-        kept_activations=arm.update.per_sample * samples,
+        activations=arm.backward.per_sample * samples * share,
+        kept_activations=arm.update.per_sample * samples * share,
     )
 
 

@@ -67,7 +67,7 @@ def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, 
     settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
         return HostBytes()
-    own, shards = on_a_device(profile, slots)
+    own, shards = on_a_device(profile, slots, settings.tensor_parallel)
     case = _Case(ds_config, settings, own.num_params / shards, own.trainable_num_params / shards)
     if settings.stage < 3:
         return _partitioned_states(case, accumulates)

@@ -54,16 +54,22 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
     return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
 
 
-def on_a_device(profile: ModelProfile, slots: int) -> tuple[ModelProfile, int]:
+def on_a_device(profile: ModelProfile, slots: int, tensor_parallel: int = 1) -> tuple[ModelProfile, int]:
     """Returns the part of a model on one device, and the number of devices that ZeRO partitions it over.
 
     A stage of a pipeline has its share of the parameters. Layers may differ, so it is the mean. ZeRO partitions it over
-    the pipeline's replicas.
+    the pipeline's replicas. Tensor parallelism divides the linear layers, and each device has all other parameters.
 
     Args:
         profile: of the whole model.
         slots: devices of a trial.
+        tensor_parallel: devices of a tensor-parallel group.
     """
+    if not profile.pipeline_parallel and tensor_parallel > 1:
+        kept = profile.num_params - profile.linear_params * (1 - 1 / tensor_parallel)
+        share = kept / max(1, profile.num_params)
+        shares = {"num_params": ceil(kept), "trainable_num_params": ceil(profile.trainable_num_params * share)}
+        return profile.model_copy(update=shares), max(1, slots // tensor_parallel)
     if not profile.pipeline_parallel:
         return profile, slots
     depth = max(1, slots // profile.data_parallel_size)
@@ -72,6 +78,16 @@ def on_a_device(profile: ModelProfile, slots: int) -> tuple[ModelProfile, int]:
         "trainable_num_params": ceil(profile.trainable_num_params / depth),
     }
     return profile.model_copy(update=own), profile.data_parallel_size
+
+
+def activation_share(tensor_parallel: int) -> float:
+    """Returns the part of a layer's activations that a device keeps under tensor parallelism.
+
+    Of 34 bytes for each number of a layer's input, 10 are of norms and dropout, which each device has. 24 are of linear
+    layers and attention, which are divided (Korthikanti et al., arXiv 2205.05198, section 4.2.1). The matrix of the
+    attention itself is left out, because fused kernels do not keep it.
+    """
+    return (10 + 24 / tensor_parallel) / 34
 
 
 def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: int) -> int:

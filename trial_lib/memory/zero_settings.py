@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.command.switches import foreseen_switches
+from trial_lib.deepspeed_config.layout import AUTOTP, group_sizes
 from trial_lib.memory.states import Precision, precision_of
 
 # Defaults of deepspeed/runtime/zero/config.py (0.19.8).
@@ -33,6 +34,7 @@ class ZeroSettings:
         contiguous_gradients: whether gradients are copied into the bucket.
         max_live_parameters: the most parameters that stage 3 keeps gathered.
         sub_group_size: parameters that stage 3 updates at a time.
+        tensor_parallel: devices of a tensor-parallel group.
     """
 
     stage: int
@@ -46,6 +48,7 @@ class ZeroSettings:
     contiguous_gradients: bool
     max_live_parameters: int
     sub_group_size: int
+    tensor_parallel: int = 1
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
@@ -74,6 +77,7 @@ class ZeroSettings:
                 int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
             ),
             sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
+            tensor_parallel=group_sizes(ds_config).get(AUTOTP, 1),
         )
 
 
@@ -95,6 +99,7 @@ def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
         autocast.get("enabled") is True,
         tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
         _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
+        settings.tensor_parallel,
         foreseen_switches(ds_config),
     )
 

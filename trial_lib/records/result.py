@@ -48,6 +48,8 @@ class ModelProfile(FrozenRecord):
         flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica. 0 if they could
             not be counted.
         uncounted: names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
+        linear_params: parameters of the linear layers, which tensor parallelism divides.
+        head_counts: attention heads and key-value heads, as far as the model's own configuration says.
         bytes_per_param: mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed
             configuration decides it (fp16, bf16).
     """
@@ -61,6 +63,8 @@ class ModelProfile(FrozenRecord):
     pipeline_parallel: bool = False
     flops_per_sample: float
     uncounted: list[str] = Field(default_factory=list)
+    linear_params: int = 0
+    head_counts: list[int] = Field(default_factory=list)
     bytes_per_param: int | None = None
 
 

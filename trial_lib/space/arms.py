@@ -10,12 +10,14 @@ from itertools import product
 from typing import Any
 
 from trial_lib.command.switches import is_switch, place_of
+from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_known, spelled
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
+from trial_lib.space.known_knobs.layout import undivided
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
 from trial_lib.wire.turned import is_turned
 
@@ -122,8 +124,11 @@ def _arms(
 def _resolved(request: RequestedKnob, here: Surroundings) -> RequestedKnob:
     """Returns a request in which the user's value of a switch has taken the place of None.
 
-    It keeps the values alone that the program can have, if ZeroTune turns the switch. There may be none.
+    It keeps the values alone that the program can have, if ZeroTune turns the switch, and the groups alone that divide
+    devices and heads. There may be none.
     """
+    if request.path == AUTOTP:
+        return replace(request, values=tuple(size for size in request.values if not undivided(size, here)))
     if not is_switch(request.path):
         return request
     own, place = here.own(request.path), place_of(request.path)
@@ -196,8 +201,9 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
     device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
     optimizer = "" if here.by_accelerate else here.code_optimizer
-    broken = broken_rules(config, device, here.pipeline, here.replicas_of(config), optimizer)
-    reasons = {rule.name: rule.reason for rule in broken if rule.effect == "refused"}
+    layout: dict[str, Any] = {"slots": here.slots, "head_counts": here.head_counts}
+    broken = broken_rules(config, device, here.pipeline, here.replicas_of(config), optimizer, **layout)
+    reasons = {rule.name: rule.reason for rule in broken if rule.effect != "ignored"}
     stage = get_knob(config, STAGE, 0)
     if here.has_experts and stage == 3:
         # deepspeed/runtime/engine.py _configure_distributed_model

@@ -11,6 +11,7 @@ from trial_lib.space.effects import KnownKnob
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.space.known_knobs.activations import ACTIVATIONS
 from trial_lib.space.known_knobs.engine import ENGINE
+from trial_lib.space.known_knobs.layout import LAYOUT
 from trial_lib.space.known_knobs.offload import OFFLOAD
 from trial_lib.space.known_knobs.partitioned_parameters import PARTITIONED_PARAMETERS
 from trial_lib.space.known_knobs.precision import PRECISION
@@ -25,6 +26,7 @@ KNOBS: dict[str, KnownKnob] = {
     **PRECISION,
     **ACTIVATIONS,
     **ENGINE,
+    **LAYOUT,
 }
 
 # Sections whose every setting decides memory or mathematics, whether the catalogue has it or not.

@@ -11,8 +11,9 @@ from trial_lib.command.switches import is_switch
 from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.space.knobs import STAGE, get_knob
 
-Kind = Literal["switch", "count", "share", "names"] | tuple[str, ...]
-"""The kind of a knob's values: true or false, whole numbers from 0 on, numbers from 0 to 1, lists of names, words."""
+Kind = Literal["switch", "count", "size", "share", "names"] | tuple[str, ...]
+"""The kind of a knob's values: true or false, whole numbers from 0 or from 1 on, numbers from 0 to 1, lists of names,
+words."""
 
 CoarseSetting = Mapping[str, Any]
 """The coarse knobs of a candidate, by path, including the ZeRO stage."""
@@ -42,6 +43,7 @@ class Surroundings:
         compiles_engine: whether the code calls `engine.compile()`.
         turnable: the switches that ZeroTune can turn in the program, by name, with their values.
         not_turnable: the other such switches, with the reasons.
+        head_counts: attention heads and key-value heads of the model, as far as they are known.
     """
 
     device: str
@@ -61,6 +63,7 @@ class Surroundings:
     compiles_engine: bool = False
     turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     not_turnable: Mapping[str, str] = field(default_factory=dict)
+    head_counts: tuple[int, ...] = ()
 
     def replicas_of(self, settings: Mapping[str, Any]) -> int:
         """Returns the model replicas of a candidate, by its knobs, its coarse setting or its complete configuration."""

@@ -285,6 +285,8 @@ def coarse_word(path: str, value: Any) -> str:
         return switch_word(place_of(path), value)
     section, _, key = path.rpartition(".")
     section = section.rpartition(".")[2]
+    if key == "autotp_size":
+        return f"tp{value}"
     if value in (None, False, "none") or key in _UNNAMED or (key == "zero_hpz_partition_size" and value == 1):
         return ""
     if key == "device":

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings
+from trial_lib.space.known_knobs.layout import layouts_not_tried
 
 
 def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots: int, device: str) -> Surroundings:
@@ -36,6 +38,7 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         compiles_engine=program.compiles_engine,
         turnable=program.turnable,
         not_turnable=program.not_turnable,
+        head_counts=tuple(profile.head_counts),
     )
 
 
@@ -50,4 +53,5 @@ def left_out_of_space(
         f"search_space: {said}"
         for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
     ]
+    told += layouts_not_tried(next((each.values for each in requests if each.path == AUTOTP), ()), here)
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told

@@ -86,8 +86,7 @@ class Admission:
         """
         if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
             return None
-        replicas = plan.candidate.data_parallel_size
-        broken = _broken_rule(plan.ds_config, replicas, self._base_config, self._model, self._device)
+        broken = _broken_rule(plan.ds_config, plan.candidate, self._base_config, self._model, self._device)
         if broken is not None and plan.purpose is Purpose.SEARCH:
             return NotRun(Outcome.INVALID, broken)
         return self._lack(plan.candidate, self._memory)
@@ -111,13 +110,14 @@ class Admission:
 
 def _broken_rule(
     ds_config: Mapping[str, Any],
-    replicas: int | None,
+    candidate: Candidate,
     base_config: Mapping[str, Any],
     model: ModelProfile,
     device: Literal["cpu", "cuda"],
 ) -> str | None:
     """Returns why a configuration breaks a rule that the user's keeps; None if it breaks none."""
-    pipeline = model.pipeline_parallel
-    own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size)}
-    rules = broken_rules(ds_config, device, pipeline, replicas)
+    pipeline, replicas = model.pipeline_parallel, candidate.data_parallel_size
+    layout: dict[str, Any] = {"slots": candidate.slots, "head_counts": model.head_counts}
+    own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size, **layout)}
+    rules = broken_rules(ds_config, device, pipeline, replicas, **layout)
     return next((rule.reason for rule in rules if rule.name not in own), None)

@@ -252,3 +252,13 @@ def test_a_rank_needs_the_standard_library_only(module: str) -> None:
     loaded = json.loads(subprocess.check_output([sys.executable, "-S", "-c", code], cwd=Path(__file__).parents[3]))
     outside = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names - {"trial_lib", "__main__"}
     assert not outside
+
+
+def test_under_autotp_deepspeed_itself_derives_the_global_batch() -> None:
+    base = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4}
+    batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}
+    assert overwrite_deepspeed_config(base, batch)["train_batch_size"] == 8
+    divided = overwrite_deepspeed_config(base, {**batch, "tensor_parallel": {"autotp_size": 2}})
+    # Its own product would be that of all ranks: 16.
+    assert "train_batch_size" not in divided
+    assert divided["train_micro_batch_size_per_gpu"] == 8

@@ -105,3 +105,27 @@ def test_a_type_may_go_by_any_of_deepspeeds_names(dtype: str) -> None:
 
 def test_an_offload_to_no_device_is_none() -> None:
     assert names({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "none"}}}, "cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("config", "slots", "head_counts", "broken"),
+    [
+        ({"tensor_parallel": {"autotp_size": 2}}, 4, (8, 4), []),
+        ({"tensor_parallel": {"autotp_size": 3}}, 4, (), ["undivided_devices"]),
+        ({"tensor_parallel": {"autotp_size": 3}}, None, (), []),
+        ({"tensor_parallel": {"autotp_size": 4}}, 8, (8, 2), ["undivided_heads"]),
+        ({"sequence_parallel_size": 4}, 6, (), ["undivided_devices"]),
+    ],
+)
+def test_groups_of_ranks_divide_devices_and_heads(
+    config: dict[str, Any], slots: int | None, head_counts: tuple[int, ...], broken: list[str]
+) -> None:
+    found = broken_rules(config, "cuda", False, None, slots=slots, head_counts=head_counts)
+    assert [rule.name for rule in found] == broken
+
+
+def test_the_reason_says_what_is_not_divided() -> None:
+    (rule,) = broken_rules({"tensor_parallel": {"autotp_size": 4}}, "cuda", False, None, slots=8, head_counts=(8, 2))
+    assert rule.reason.startswith("Tensor parallelism divides 2 heads over 4 ranks unevenly")
+    (rule,) = broken_rules({"tensor_parallel": {"autotp_size": 3}}, "cuda", False, None, slots=4)
+    assert rule.reason == "DeepSpeed cannot divide 4 devices into tensor-parallel groups of 3."

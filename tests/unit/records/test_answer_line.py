@@ -23,3 +23,8 @@ def test_a_sentence_spells_out_what_decides_a_candidate() -> None:
     candidate = Candidate(knobs=knobs, micro_batch_size=24, gradient_accumulation_steps=2)
     assert name_of(candidate) == "ZeRO 2, optimizer offload, micro-batch 24, accumulation 2"
     assert name_of(Candidate(micro_batch_size=4)) == "micro-batch 4"
+
+
+def test_an_answer_names_its_layout() -> None:
+    knobs = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}
+    assert name_of(Candidate(knobs=knobs, micro_batch_size=8)) == "ZeRO 1, tensor-parallel groups of 2, micro-batch 8"

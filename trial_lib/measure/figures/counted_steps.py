@@ -15,8 +15,9 @@ from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.figures import precision
 from trial_lib.measure.figures.over_ranks import most, of_each, total
-from trial_lib.measure.figures.precision import bytes_by_code, elements
+from trial_lib.measure.figures.precision import bytes_by_code
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
+from trial_lib.measure.tensor_parallel import head_counts, parameter_shares
 from trial_lib.wire.free_host_memory import available_bytes
 
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
@@ -220,18 +221,13 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         memory_bytes: that the model may use on this slot.
     """
     replicas = int(watch.engine.dp_world_size)
-    parameters = list(watch.engine.module.parameters())
-    counts = total(
-        [
-            float(sum(elements(parameter) for parameter in parameters)),
-            float(sum(elements(parameter) for parameter in parameters if parameter.requires_grad)),
-        ],
-        watch.engine,
-    )
+    counts = total(parameter_shares(watch.engine), watch.engine)
     (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_kept], watch.engine)
     return {
         "num_params": round(counts[0] / replicas),
         "trainable_num_params": round(counts[1] / replicas),
+        "linear_params": round(counts[2] / replicas),
+        "head_counts": head_counts(watch.engine.module),
         "activation_mem_per_gpu": round(activation_bytes),
         "gpu_mem": memory_bytes,
         "host_mem": _host_bytes(watch),
