@@ -76,7 +76,10 @@ def text_of(rows: Sequence[Mapping[str, Any]], results: Mapping[str, Any]) -> st
     lines.append(f"  {figures.get('within_90')}  share in the 90 % interval (no bar)")
     not_compared = {
         "memory": {each["id"]: each["left_out"] for each in results["memory"]["rows"] if "left_out" in each},
-        "speed": {row["id"]: why for row in rows if (why := speed.left_out(row))},
+        "speed": {
+            **{row["id"]: why for row in rows if (why := speed.left_out(row))},
+            **results["speed"]["failed"],
+        },
     }
     for of, reasons in not_compared.items():
         by_reason: dict[str, list[str]] = defaultdict(list)

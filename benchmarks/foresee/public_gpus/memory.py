@@ -15,6 +15,7 @@ from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
+from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.memory.constants import GIB
 from trial_lib.foresee.memory.fits import PeakForecast, interval
 from trial_lib.foresee.memory.live_bytes import LiveBytes
@@ -161,7 +162,12 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def results_of(rows: Iterable[Mapping[str, Any]], store: Path) -> dict[str, Any]:
     """Returns the comparison of all rows by the bytes in a file."""
-    compared = [compare(row, store) for row in rows]
+    compared = []
+    for row in rows:
+        try:
+            compared.append(compare(row, store))
+        except MISTAKES as error:
+            compared.append({"id": row["id"], "left_out": f"{type(error).__name__}: {error}"})
     return {
         "summary": summary(compared),
         "fitted_constants": {"ROW_ERROR": ROW_ERROR, "RECOMPUTES": RECOMPUTES},

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.public_gpus.row_facts import facts_of
-from benchmarks.foresee.public_gpus.sound_rows import rows_of
+from benchmarks.foresee.public_gpus.sound_rows import MISTAKES, rows_of
 from trial_lib.wire.errors import InputError
 
 ROWS = Path(__file__).parent / "rows.jsonl"
@@ -195,10 +195,12 @@ def has_no_program(row: Mapping[str, Any]) -> str:
         return "adapters alone are trained"
     if others := {row["offload_optimizer"], row["offload_param"]} - {"none", "cpu", "unknown"}:
         return f"offload to {' and '.join(sorted(others))}"
-    if row.get("params"):
+    try:
         has = program_of(row).parameters
-        if not 1 / _LIKE < has / row["params"] < _LIKE:
-            return f"its shapes have {has / 1e9:.3g} billion parameters, where it says {row['params'] / 1e9:.3g}"
+    except MISTAKES as error:
+        return f"{type(error).__name__}: {error}"
+    if row.get("params") and not 1 / _LIKE < has / row["params"] < _LIKE:
+        return f"its shapes have {has / 1e9:.3g} billion parameters, where it says {row['params'] / 1e9:.3g}"
     return ""
 
 

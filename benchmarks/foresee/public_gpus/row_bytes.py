@@ -18,6 +18,7 @@ from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, pie
 from benchmarks.foresee.public_gpus.fsdp import adjusted
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_device import allocator, capability, room
+from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.memory.constants import workspaces
 from trial_lib.foresee.memory.live_bytes import live_bytes
 from trial_lib.foresee.memory.replay import least_reserved, replay
@@ -30,8 +31,6 @@ _SUB_GROUP = 1e9
 STORE = Path(__file__).with_name("row_bytes.json")
 EDGE = 0.15
 """How near to the memory of its device a row is run with all layers: twice `ROW_ERROR` of `memory.py`."""
-MISTAKES = ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError
-"""What the arithmetic on a strange row may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)

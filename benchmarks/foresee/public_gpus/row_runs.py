@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, sized, store_of
+from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, sized, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import with_layers
 from trial_lib.foresee.time.by_size import at_size
@@ -118,16 +118,16 @@ def add(programs: Sequence[RowProgram], may_run: Callable[[], bool] = lambda: Tr
 
     Args:
         programs: of rows.
-        may_run: whether another run may begin.
+        may_run: whether a run that the cache lacks may begin.
         store: the file.
     """
     kept = {kind: {size: dict(pieces) for size, pieces in sizes.items()} for kind, sizes in _stored(store).items()}
     wanted = _to_run(programs, kept)
     for number, (kind, program) in enumerate(wanted, start=1):
-        if not may_run():
-            print(f"{len(wanted) - number + 1} of {len(wanted)} not run", flush=True)
-            break
         piece = replace(program, layers=few_layers(program))
+        if not (is_known(piece) or may_run()):
+            print(f"{number} of {len(wanted)}: not run", flush=True)
+            continue
         began = time.monotonic()
         run = foreseen(piece)
         if not run.stopped and not _can_grow(run, piece.layers, program):

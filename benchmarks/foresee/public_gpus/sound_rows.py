@@ -10,6 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+MISTAKES = ValueError, TypeError, ArithmeticError, LookupError, AttributeError, AssertionError
+"""What the arithmetic on a strange row may raise. Such a row is named, and stops no other."""
+
 _COUNTS = (
     *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "micro_batch", "grad_accum", "gpus"),
     *("gpus_per_node", "tensor_parallel", "pipeline_parallel", "sequence_parallel"),
@@ -72,6 +75,9 @@ def sound(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in _KINDS.items():
         if name in found and not isinstance(found[name], kind):
             wrong.append(f"{name} is {found.pop(name)!r}")
+    if "ds" in found:
+        settings = {str(name): _setting(value) for name, value in found["ds"].items()}
+        found["ds"] = {name: value for name, value in settings.items() if value is not None}
     found = _filled(found)
     if _number(row.get("zero_stage")) is not None and "zero_stage" not in found:
         wrong.append(f"zero_stage is {row['zero_stage']!r}")
@@ -91,6 +97,14 @@ def _number(value: Any, k: int = 1000) -> float | None:
     if written is None:
         return math.nan
     return float(re.sub("[,_]", "", written[1])) * {**_UNITS, "k": k}.get(written[2], 1)
+
+
+def _setting(value: Any) -> Any:
+    """Returns a setting of DeepSpeed as a number, a switch, or words such as `auto`; None if it is none of them."""
+    if isinstance(value, str):
+        number = _number(value)
+        return value if number is None or math.isnan(number) else number
+    return value if isinstance(value, bool | int | float) else None
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -19,6 +20,7 @@ from benchmarks.foresee.public_gpus.formula_run import formula_run
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, has_no_program, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
+from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
@@ -125,22 +127,31 @@ def runs_of(
 ) -> dict[int | str, tuple[ForeseenRun, str]]:
     """Returns the operations of each row, and where they come from.
 
-    A group has one origin: foreseen runs if the files of runs have all of the group's programs, formulas otherwise.
+    A group has one origin: foreseen runs if the files of runs have all of the group's programs, formulas otherwise. A
+    row for which neither can be computed is left out.
     """
     runs: dict[int | str, tuple[ForeseenRun, str]] = {}
     for members in groups(rows, wide_key).values():
-        found = [None if only_formulas else run_of(program_for_speed(row), store) for row in members]
+        found = [None if only_formulas else _run_of(row, store) for row in members]
         for row, run in zip(members, found, strict=True):
-            if None in found or run is None:
-                runs[row["id"]] = formula_run(row), "formulas"
-            else:
+            if None not in found and run is not None:
                 runs[row["id"]] = replace(run, accumulation=row.get("grad_accum") or 1), "foreseen run"
+                continue
+            with suppress(*MISTAKES):
+                runs[row["id"]] = formula_run(row), "formulas"
     return runs
+
+
+def _run_of(row: Mapping[str, Any], store: Path) -> ForeseenRun | None:
+    try:
+        return run_of(program_for_speed(row), store)
+    except MISTAKES:
+        return None
 
 
 def wide_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Same source, model, devices and network."""
-    return tuple(row.get(name) for name in ("source", "model", "gpu_kind", "gpus", "interconnect"))
+    return tuple(str(row.get(name)) for name in ("source", "model", "gpu_kind", "gpus", "interconnect"))
 
 
 def narrow_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -148,7 +159,7 @@ def narrow_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     words = row["framework"].lower()
     code = next((name for name in ("megatron", "hf ") if name in words), "")
     shapes = ("layers", "hidden", "seq_len", "compiled", "loss")
-    return (*wide_key(row), *(row.get(name) for name in shapes), code)
+    return (*wide_key(row), *(str(row.get(name)) for name in shapes), code)
 
 
 def groups(
@@ -269,13 +280,19 @@ def compared(
         store: a file of runs, which counts besides the committed one.
     """
     usable = [row for row in rows if not left_out(row)]
-    found = [timed(row, *origin, efficiencies) for row, origin in _with_runs(usable, only_formulas, store)]
+    runs, found, failed = runs_of(usable, only_formulas, store), [], {}
+    for row in usable:
+        try:
+            found.append(timed(row, *runs[row["id"]], efficiencies))
+        except MISTAKES as error:
+            failed[row["id"]] = f"{type(error).__name__}: {error}"
     reasons = Counter(reason for row in rows if (reason := left_out(row)) not in ("", "no throughput"))
     return {
         "bars": BARS,
         "constants": {name: getattr(efficiencies, name).value for name in CONSTANTS},
         "operations_by": dict(Counter(each.by for each in found)),
         "left_out": dict(sorted(reasons.items())),
+        "failed": failed,
         "by_configuration_alone": summary(found, narrow_key),
         "with_length_and_code": summary(found, wide_key),
         "absolute": absolute(found),
@@ -291,13 +308,6 @@ def compared(
             for each in found
         ],
     }
-
-
-def _with_runs(
-    rows: Sequence[Mapping[str, Any]], only_formulas: bool, store: Path
-) -> list[tuple[Mapping[str, Any], tuple[ForeseenRun, str]]]:
-    runs = runs_of(rows, only_formulas, store)
-    return [(row, runs[row["id"]]) for row in rows]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

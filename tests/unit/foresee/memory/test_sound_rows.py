@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.foresee.public_gpus import row_bytes
+from benchmarks.foresee.public_gpus import memory, row_bytes, speed
 from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.judge import main, results_of, text_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, lacks, program_of, read_rows
@@ -179,6 +179,31 @@ def test_a_whole_file_is_judged_row_by_row(tmp_path: Path) -> None:
     assert "unknown device: TPU v4: 3" in text
     assert "no JSON: Expecting value: line 1 column 1 (char 0): line 4" in text
     assert "lost by the first choice, median (1 groups); bar: at most 0.05" in text
+
+
+def test_arithmetic_that_fails_for_a_row_leaves_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last resort, for what no check has foreseen."""
+    rows = read(PLAIN, {**PLAIN, "id": 2, "source": "another"}, tmp_path=tmp_path)
+    whole = speed.formula_run
+
+    def fails_for_one(row: dict[str, Any]) -> Any:
+        if row["id"] == 2:
+            raise ZeroDivisionError("float division")
+        return whole(row)
+
+    monkeypatch.setattr(speed, "formula_run", fails_for_one)
+    monkeypatch.setattr(memory, "compare", lambda row, store: whole({}))
+    results = results_of(rows, tmp_path / "rows.jsonl")
+    assert [each["id"] for each in results["speed"]["rows"]] == [1]
+    assert results["speed"]["failed"] == {2: "KeyError: 2"}
+    assert [each["left_out"] for each in results["memory"]["rows"]] == ["KeyError: 'framework'"] * 2
+
+
+def test_settings_of_deepspeed_are_numbers_or_left_out() -> None:
+    stated = {"reduce_bucket_size": "5e8", "overlap_comm": True, "offload_param": {"device": "cpu"}, "a": None}
+    program = program_of(sound({**PLAIN, "ds": stated}))
+    zero = program.ds_config["zero_optimization"]
+    assert zero == {"stage": 2, "reduce_bucket_size": 500_000_000, "overlap_comm": True}
 
 
 def test_a_call_without_time_begins_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
