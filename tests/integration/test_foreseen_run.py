@@ -12,7 +12,7 @@ from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.program import Program
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 BASE = {
@@ -55,12 +55,12 @@ def foreseen(starter, tmp_path):
     return run
 
 
-def live_at_end(run):
-    """Bytes on the device by kind, at the end of the run."""
+def live_at_end(run, place="device"):
+    """Bytes in a place by kind, at the end of the run."""
     live = dict.fromkeys(KINDS, 0)
     for event in run.events:
         storage = run.storages[event.storage]
-        if storage.place == 0:
+        if PLACES[storage.place] == place:
             live[KINDS[storage.kind]] += storage.size if event.is_made else -storage.size
     return live
 
@@ -183,6 +183,19 @@ def test_kernels_of_liger_and_bitsandbytes_have_the_sizes_of_a_gpu(foreseen):
     assert kinds.count("norm") == 2 * 2
     # DeepSpeed makes the states by an update before the first step.
     assert kinds.count("update") == 3 * 2
+
+
+def test_offloaded_shares_count_however_small_they_are(foreseen):
+    offloads = {name: {"device": "cpu"} for name in ("offload_optimizer", "offload_param")}
+    config = {**BASE, "bf16": {"enabled": True}}
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, **offloads}
+    run = foreseen("transformer.py", {"zero_optimization": zero}, config=config, world=8)
+    assert run.stopped == ""
+    live = live_at_end(run, place="host")
+    share = run.parameters / run.world
+    # bf16 parameters, and a master copy with two moments.
+    assert live["parameter"] == pytest.approx(2 * share, rel=0.02)
+    assert live["optimizer"] == pytest.approx(12 * share, rel=0.02)
 
 
 @pytest.mark.long

@@ -33,8 +33,9 @@ from trial_lib.foresee.inside.program_lines import place_in_program
 
 _KNOWN = "_foreseen_known"
 _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
-# A block of the host that is at least as large is no data, if the engine asks for it.
-_LARGE_BYTES = 2**20
+# A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
+# parameter may be that small.
+_LARGE_BYTES = 2**12
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
