@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +13,7 @@ from conftest import Trials
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ProgramProfile, TrialResult
+from trial_lib.wire.rank_order import TrainingOrder
 from trial_lib.wire.step_window import StepWindow
 from trial_lib.wire.turned import FUSED, PINNED, WORKERS
 
@@ -107,3 +110,43 @@ def test_a_trial_turns_both_and_the_samples_and_losses_stay(run: Run) -> None:
     assert shared >= 4
     assert [line[2] for line in shown[:shared]] == [line[2] for line in others[:shared]]
     assert turned.losses == pytest.approx(own.losses[: len(turned.losses)], rel=1e-5)
+
+
+TRAINED = """
+import os, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Places(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        return torch.tensor([place, os.getpid()])
+
+adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+rows = [row for batch in DataLoader(Places(), batch_size=2) for row in batch.tolist()]
+print("fused", adam.defaults["fused"], "elsewhere", all(pid != os.getpid() for _, pid in rows), [p for p, _ in rows])
+"""
+
+
+@pytest.mark.parametrize(
+    ("turned", "said"), [({}, "None elsewhere False"), ({WORKERS: 1, FUSED: True}, "True elsewhere True")]
+)
+def test_a_training_at_full_length_has_what_the_trials_had(turned: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINED)
+    order = TrainingOrder(
+        program={"script": str(tmp_path / "train.py")},
+        passes_local_rank=False,
+        arguments=[],
+        ds_config={},
+        is_in_code=False,
+        turned=turned,
+        device=None,
+        finished=[str(tmp_path / "finished")],
+        failures=[str(tmp_path / "failure")],
+    )
+    code = "import json, sys; from trial_lib.measure.rank import train; train(json.loads(sys.argv[1]), 0)"
+    command = [sys.executable, "-c", code, json.dumps(order.to_json())]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"fused {said} [0, 1, 2, 3]" in ended.stdout
