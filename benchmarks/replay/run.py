@@ -154,14 +154,14 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; all by default")
+    parser.add_argument("--worlds", nargs="+", help="names of tables and clusters; by default all without switches")
     parser.add_argument("--tables", type=Path, default=TABLES)
     parser.add_argument("--foreseen", type=Path, help="the tables' foreseen arms; clusters have a plan")
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
 
     recorded = sorted(path.stem for path in arguments.tables.glob("*.jsonl"))
-    names = arguments.worlds or [*recorded, *ALL_CLUSTERS]
+    names = arguments.worlds or [*recorded, *CLUSTERS]
     seeds = range(arguments.seeds)
     methods = list(dict.fromkeys([CLOCK, *arguments.methods]))
     tasks = [
