@@ -34,6 +34,7 @@ LIMITS_S = {
     "clock": 240,
     "memory": 240,
     "sweeps": 180,
+    "switches": 300,
     "rates": 60,
     "study": 420,
     "autotuner": 480,

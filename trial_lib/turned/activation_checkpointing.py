@@ -4,6 +4,7 @@ A Hugging Face model has a method of its own. In any other model, torch's wrappe
 keep the state of random numbers, so dropout draws the same again.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     apply_activation_checkpointing,
+    checkpoint_wrapper,
 )
 
 from trial_lib.turned.found import Found
 from trial_lib.turned.models import inner_model
+from trial_lib.turned.recomputed_alike import GuardedCheckpoint
 
 NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
 _BY_ITSELF = "your code recomputes activations by itself"
@@ -53,7 +56,8 @@ def turn(model: Any, kind: str) -> None:
         if not blocks:
             raise ValueError("Its activations cannot be recomputed: the model has no repeated blocks.")
         chosen = {id(block) for block in _of_kind(blocks, kind)}
-        apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
+        guarded = functools.partial(checkpoint_wrapper, checkpoint_fn=GuardedCheckpoint())
+        apply_activation_checkpointing(model, guarded, check_fn=lambda module: id(module) in chosen)
     elif find(model).values[0] != kind:
         # The newer name (transformers 5) warns of the older one, and means the same.
         of_transformers_5 = hasattr(own, "activation_checkpointing_enable")

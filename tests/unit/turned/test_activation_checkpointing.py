@@ -84,3 +84,36 @@ def test_the_class_that_repeats_most_is_found_in_all_its_places() -> None:
         torch.nn.Sequential(Block(), Block(), Block()), torch.nn.Sequential(Block()), torch.nn.Linear(8, 8)
     )
     assert [type(block) for block in repeated_blocks(stages)] == [Block] * 4
+
+
+class Counting(Block):
+    """Changes a buffer in each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(x)
+
+
+class Alternating(Block):
+    """Computes something else at every other call."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + self.calls % 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"), [(Counting, "changes its buffers"), (Alternating, "other outputs or gradients")]
+)
+def test_a_block_that_recomputation_changes_is_refused_at_its_first_call(kind: type[Block], problem: str) -> None:
+    model = Model()
+    model.blocks = torch.nn.ModuleList(kind() for _ in range(4))
+    turn(model, "full")
+    with pytest.raises(ValueError, match=problem):
+        trained(model)

@@ -1,0 +1,76 @@
+"""The guard of recomputed blocks: at its first call a block is computed with and without recomputation."""
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.checkpoint import checkpoint
+
+
+class GuardedCheckpoint:
+    """Recomputes a block in its backward pass, and compares its first outputs and gradients with those of the block.
+
+    It compares nothing of a partitioned block, whose parameters are not in memory.
+    """
+
+    def __init__(self) -> None:
+        """Has compared nothing yet."""
+        self._has_compared = False
+
+    def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns the block's outputs.
+
+        Raises:
+            ValueError: the block is another one if it is recomputed.
+        """
+        is_real = not torch.compiler.is_compiling() and not any(isinstance(each, FakeTensor) for each in args)
+        if not self._has_compared and is_real and torch.is_grad_enabled():
+            self._has_compared = True
+            if not any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
+                _compare(block, args, kwargs)
+        return checkpoint(block, *args, use_reentrant=False, **kwargs)
+
+
+def _compare(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    buffers = [(buffer, buffer._version) for buffer in block.buffers()]
+    plain, recomputed = _computed(block, args, kwargs, False), _computed(block, args, kwargs, True)
+    name = type(block).__name__
+    if any(buffer._version != version for buffer, version in buffers):
+        raise ValueError(f"{name} changes its buffers in a forward pass, so it cannot be recomputed.")
+    try:
+        torch.testing.assert_close(recomputed, plain)
+    except AssertionError:
+        raise ValueError(f"{name} has other outputs or gradients if it is recomputed.") from None
+
+
+def _computed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recomputes: bool) -> list[torch.Tensor]:
+    """Returns the outputs of a block and the gradients of its inputs and parameters, by the same random numbers."""
+    inputs = [_own(each) for each in args]
+    named = {name: _own(each) for name, each in kwargs.items()}
+    with torch.random.fork_rng():
+        found = checkpoint(block, *inputs, use_reentrant=False, **named) if recomputes else block(*inputs, **named)
+        outputs = [each for each in _tensors(found) if each.requires_grad]
+        wanted = [each for each in (*inputs, *named.values(), *block.parameters()) if _has_gradient(each)]
+        if not outputs or not wanted:
+            return [each.detach() for each in outputs]
+        sums = [each.sum() for each in outputs]
+        gradients = torch.autograd.grad(sums, wanted, allow_unused=True)
+    return [each.detach() for each in (*outputs, *gradients) if each is not None]
+
+
+def _own(value: Any) -> Any:
+    """Returns a copy of a tensor that shares no graph with it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _tensors(found: Any) -> list[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
+    return [each for part in parts for each in _tensors(part)]
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
