@@ -40,6 +40,15 @@ def test_the_interval_of_zenflow_is_no_accumulation(built: SimpleNamespace, accu
     }
 
 
+def test_the_batch_of_a_tensor_parallel_group_counts_once() -> None:
+    # DeepSpeed's own product is that of both ranks: 8.
+    built = engine(1, autotp_size=lambda: 2)
+    built.dp_world_size = 1
+    facts = ProgramFacts()
+    facts.note_typed_engine(built)
+    assert facts.typed_batch == {"train_batch_size": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
+
+
 def test_facts_have_the_fields_of_the_record_and_their_defaults() -> None:
     of_a_rank = ProgramFacts().to_json()
     assert list(of_a_rank) == list(ProgramProfile.model_fields)

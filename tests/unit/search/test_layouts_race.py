@@ -68,3 +68,15 @@ def test_the_other_methods_count_the_replicas_of_each_lineage(method: str) -> No
     search = found.load()(found.settings(metric="throughput", max_trials=30), problem(space=LAYOUTS))
     ran = [candidate for candidate, _ in told(drive_lineages(search, Divided().run))]
     assert {(get_knob(each.knobs, AUTOTP), each.data_parallel_size) for each in ran} == {(None, 2), (2, 1)}
+
+
+def test_the_answer_is_a_configuration_that_deepspeed_takes() -> None:
+    """DeepSpeed takes each rank for a replica under AutoTP, and derives the batch from the rest."""
+    base = {"train_batch_size": 48, "train_micro_batch_size_per_gpu": 24}
+    search = adaptive(problem(space=LAYOUTS, base_config=base, train_batch_size=48), max_trials=30)
+    drive(search, Divided().run)
+    assert search.best is not None
+    config = search.best[0].complete(base)
+    assert config["tensor_parallel"] == {"autotp_size": 2}
+    assert "train_batch_size" not in config
+    assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] == 48
