@@ -115,9 +115,8 @@ def _read(file: Path, known: Mapping[str, DeviceFigures]) -> dict[str, DeviceFig
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"it cannot be read ({error}).", where=where, remedy="Give a YAML file with devices."
-        ) from None
+        why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise InputError(f"it cannot be read ({why}).", where=where, remedy="Give a YAML file with devices.") from None
     except yaml.YAMLError as error:
         raise InputError(
             f"it is not YAML: {' '.join(str(error).split())}.",
