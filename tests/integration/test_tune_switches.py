@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Study, Zerotune
 
 from flows.servers.prefect_server import PrefectServer
@@ -113,3 +114,45 @@ def test_a_value_that_the_program_refuses_costs_its_trials_and_is_told(zerotune:
     assert refused
     assert all("argument --kernel: invalid choice: 'none'" in result.reason for result in refused)
     assert any(result.outcome is Outcome.COMPLETED for result in searched)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_switches_of_a_trainer_are_turned_and_their_defaults_are_known(zerotune: Zerotune) -> None:
+    """The Trainer turns `--gradient_checkpointing` into a call of the model, which has it in every trial or has not."""
+    for name in ("trainer_switches.py", "model.py", "ds_auto.json"):
+        shutil.copy(SWITCHED.parent / "any" / name, zerotune.folder)
+    command = ("trainer_switches.py", "--deepspeed", "ds_auto.json", "--output_dir", "out", "--max_steps", "200")
+    vary = ("--vary", "--gradient_checkpointing=true,false", "--vary", "--attention=sdpa,eager")
+    options = ("--json", "-z", "1", "--max-trials", "7", "--max-micro-batch", "8", "-m", "throughput", *vary)
+    typed = ("deepspeed", "--num_gpus", "1", *command, "--report_to", "none", *TRAINER_FLAGS)
+    ended = zerotune.run("tune", *options, "--", *typed, timeout=800)
+    assert ended.returncode == 0, ended.stderr
+    study = zerotune.study
+    # The flag has no default of its own in newer versions, which is off as well.
+    base = json.loads(study.paths.trial(0).result.read_text())["program"]["switches"]
+    assert (base["--attention"], base.get("--gradient_checkpointing", False)) == ("sdpa", False)
+    seen = set()
+    for number, result in study.results.items():
+        shown = re.search(r"checkpointing (\w+) attention (\w+)", Path(result.logs[0]).read_text())
+        if result.outcome not in (Outcome.COMPLETED, Outcome.TOO_SLOW) or shown is None:
+            continue
+        knobs = json.loads(study.paths.trial(number).candidate.read_text())["knobs"].get("program", {})
+        had = (shown[1] == "True", shown[2])
+        assert had == (knobs.get("--gradient_checkpointing", False), knobs.get("--attention", "sdpa"))
+        seen.add(had)
+    assert {checkpoints for checkpoints, _ in seen} == {True, False}
+    assert {attention for _, attention in seen} == {"sdpa", "eager"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_option_that_is_on_by_default_is_told_with_the_remedy(zerotune: Zerotune) -> None:
+    text = (zerotune.folder / "train.py").read_text()
+    twice = 'parser.add_argument("--twice"'
+    pin = 'parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True)'
+    (zerotune.folder / "train.py").write_text(text.replace(twice, f"{pin}\n{twice}"))
+    ended = zerotune.run("tune", "--max-trials", "3", "--vary", "--pin=true,false", "--", *COMMAND, timeout=250)
+    # The study has begun by then, so it has failed.
+    assert ended.returncode == 1, ended.stderr
+    assert "your program's default of this option is true" in ended.stderr

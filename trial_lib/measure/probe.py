@@ -206,7 +206,7 @@ class Probe:
         asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
         watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
         if self._order.is_typed_profile:
-            self.facts.note_typed_engine(engine)
+            self.facts.note_typed_engine(engine, self._order.varied_options)
         self._watch = watch(
             engine,
             device,
@@ -230,7 +230,7 @@ class Probe:
         watch, as_typed = self._watch, self._order.is_typed_profile
         assert watch is not None
         if as_typed:
-            watch.asked = self.facts.note_typed_engine(watch.engine)
+            watch.asked = self.facts.note_typed_engine(watch.engine, self._order.varied_options)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
         if as_typed:

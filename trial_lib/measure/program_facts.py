@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trial_lib.measure.batches.program_options import options_read
+from trial_lib.measure.batches.program_options import options_read, values_read
 from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.turned import FUSED
@@ -44,6 +44,7 @@ class ProgramFacts:
     compiles_engine: bool = False
     steps_elsewhere: int = 0
     options: dict[str, int] = field(default_factory=dict)
+    switches: dict[str, Any] = field(default_factory=dict)
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
@@ -63,16 +64,21 @@ class ProgramFacts:
         self.ds_config = None
         self.note_config(config)
 
-    def note_typed_engine(self, engine: Any) -> int:
+    def note_typed_engine(self, engine: Any, switches: Iterable[str] = ()) -> int:
         """Keeps the engine's settings and the options that were read by now. Returns its micro-batch size.
 
         Only a run of the program as typed calls it.
+
+        Args:
+            engine: trains.
+            switches: options whose values are kept, whatever they are.
         """
         # This imports torch, which an engine has imported already.
         from trial_lib.measure.figures import precision
 
         self.settled = precision.settled(engine)
         self.note_formats(precision.formats(engine))
+        self.switches = values_read(switches)
         self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
         self._note_adam(engine)
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())

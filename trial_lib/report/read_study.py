@@ -35,7 +35,7 @@ from trial_lib.study.confirm.finding import Finding
 from trial_lib.study.foresight.kept_arms import foreseen_in
 from trial_lib.study.kept.history import read_history
 from trial_lib.study.kept.record_file import read_own_text, read_record
-from trial_lib.study.known_program import completed_config
+from trial_lib.study.known_program import completed_config, learned_switches
 from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
 
@@ -139,7 +139,9 @@ def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, 
     base = without_tuning_keys(record.ds_config)
     program = None if profile is None else profile.program
     complete = base if program is None else completed_config(base, program)
-    return {**complete, PROGRAM: record.switches} if record.switches else complete
+    if not record.switches:
+        return complete
+    return {**complete, PROGRAM: record.switches if program is None else learned_switches(record.switches, program)}
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:

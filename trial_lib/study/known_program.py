@@ -16,6 +16,7 @@ from trial_lib.deepspeed_config.overrides import (
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.result import ProgramProfile
+from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import is_turned
 
 
@@ -53,9 +54,7 @@ class KnownProgram:
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
         mappings = {**found.arg_mappings, **self.arg_mappings}
         config = completed_config(self.base_config, found)
-        # The program's own value of a switch that ZeroTune turns shows when it runs.
-        own = {place: values[0] for place, values in found.turnable.items()}
-        switches = {place: own.get(place) if value is None else value for place, value in self.switches.items()}
+        switches = learned_switches(self.switches, found)
         if switches:
             config[PROGRAM] = switches
         return KnownProgram(config, mappings, found, switches)
@@ -64,6 +63,41 @@ class KnownProgram:
     def is_batch_in_code(self) -> bool:
         """Whether Hugging Face's training arguments are in the code: the engine had them, and no option sets them."""
         return self.found is not None and MICRO_BATCH in self.found.batch and MICRO_BATCH not in self.arg_mappings
+
+
+def learned_switches(switches: Mapping[str, Any], found: ProgramProfile) -> dict[str, Any]:
+    """Returns the values of the varied switches in the user's configuration, by their places.
+
+    What was typed counts. The program's own value of a switch that ZeroTune turns, and the default of an option that
+    was not typed, show when the program runs.
+
+    Args:
+        switches: in the command as typed. None stands for one that was not typed. A boolean option is then off.
+        found: what the profile trial found.
+    """
+    # If the search tries words for a boolean, its own word for the default is not known.
+    defaults = {place: value for place, value in found.switches.items() if not isinstance(value, bool)}
+    own = {**defaults, **{place: values[0] for place, values in found.turnable.items()}}
+    return {place: own.get(place) if value is None else value for place, value in switches.items()}
+
+
+def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None) -> None:
+    """Checks that leaving an option out turns it off.
+
+    Args:
+        typed: the varied switches in the command as typed, by their places.
+        found: what the profile trial found; None if it found nothing.
+
+    Raises:
+        InputError: a boolean option that is varied is on by default.
+    """
+    for place in typed if found is not None else ():
+        if found is not None and typed[place] is False and found.switches.get(place) is True:
+            raise InputError(
+                "your program's default of this option is true, so leaving it out does not turn it off.",
+                where=f"--vary {place}",
+                remedy=f"Give the values as text, if the option takes one: --vary \"{place}='true','false'\".",
+            )
 
 
 def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class ProbeSettings:
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed. The candidate then changes nothing.
         turned: the switches that the rank turns in the program, by name, as `trial_lib.wire.turned` has them.
+        varied_options: options of the program that the search varies. A profile records their values.
         traces: whether some steps after the counted ones are traced.
     """
 
@@ -42,6 +43,7 @@ class ProbeSettings:
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
     turned: dict[str, Any] = field(default_factory=dict)
+    varied_options: tuple[str, ...] = ()
     traces: bool = False
 
 
@@ -180,6 +182,7 @@ def _size_order(plain: Mapping[str, Any]) -> SizeOrder:
             **plain,
             "window": exact_record(StepWindow, plain["window"]),
             "arrival": exact_record(Arrival, plain["arrival"]),
+            "varied_options": tuple(plain["varied_options"]),
             "formats": None if formats is None else tuple(formats),
         }
     )

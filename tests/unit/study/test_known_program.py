@@ -1,9 +1,12 @@
 """What the program has shown completes what the experiment says of it."""
 
+import pytest
+
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study.known_program import KnownProgram, completed_config
+from trial_lib.study.known_program import KnownProgram, completed_config, require_switchable
+from trial_lib.wire.errors import InputError
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
 
@@ -63,3 +66,22 @@ def test_a_batch_stands_in_the_code_where_no_flag_sets_it() -> None:
     assert not KnownProgram().is_batch_in_code
     assert KnownProgram().learned(found).is_batch_in_code
     assert not KnownProgram(arg_mappings={MICRO_BATCH: "--batch"}).learned(found).is_batch_in_code
+
+
+def test_the_default_of_an_option_that_was_not_typed_is_the_users_value() -> None:
+    typed = {"--attention": None, "--compile": False, "--pin": None, "--workers": 4, "OWN": None}
+    found = ProgramProfile(switches={"--attention": "sdpa", "--compile": False, "--pin": True, "--workers": 2})
+    known = KnownProgram({MICRO_BATCH: 8}, switches=typed).learned(found)
+    learned = {"--attention": "sdpa", "--compile": False, "--pin": None, "--workers": 4, "OWN": None}
+    assert known.switches == known.base_config["program"] == learned
+    # A resumed study learns the same again.
+    assert known.learned(found).switches == learned
+
+
+def test_an_option_that_is_on_by_default_is_not_turned_off_by_leaving_it_out() -> None:
+    found = ProgramProfile(switches={"--pin": True, "--compile": False})
+    require_switchable({"--pin": True, "--compile": False}, found)
+    require_switchable({"--pin": False}, None)
+    with pytest.raises(InputError, match="default of this option is true") as refused:
+        require_switchable({"--pin": False}, found)
+    assert "--vary \"--pin='true','false'\"" in str(refused.value)

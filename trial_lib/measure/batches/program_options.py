@@ -5,8 +5,9 @@ Only the program's own parser has the name of an option that was not typed.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,8 @@ class ProgramOption:
 
 
 _parsed: list[ProgramOption] = []
+# All options of the parsers, by their names with underscores. They stay in this process unless a value is asked for.
+_values: dict[str, Any] = {}
 
 
 def note_parsers() -> None:
@@ -44,12 +47,33 @@ def note_parsers() -> None:
         values = vars(parsed[0]) if hasattr(parsed[0], "__dict__") else {}
         for action in self._actions:
             value = values.get(action.dest)
+            if action.dest in values:
+                _values.update(dict.fromkeys(map(_with_underscores, action.option_strings), value))
             if action.option_strings and isinstance(value, int) and not isinstance(value, bool):
                 _parsed.append(ProgramOption(tuple(action.option_strings), value))
         return parsed
 
     parse_known_args.__wrapped__ = original  # type: ignore[attr-defined]
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+
+def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:
+    """Returns the values of some options as the program's own parser has read them, typed or by default.
+
+    Args:
+        names: of the options, with dashes or underscores. One that no parser has, or that has no value, is left out.
+    """
+    found = {}
+    for name in names:
+        value = _values.get(_with_underscores(name))
+        plain = value.value if isinstance(value, Enum) else value
+        if isinstance(plain, (bool, int, float, str)):
+            found[name] = plain
+    return found
+
+
+def _with_underscores(name: str) -> str:
+    return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
 
 
 def options_read() -> Iterator[ProgramOption]:

@@ -42,7 +42,7 @@ from trial_lib.study.kept.folder import (
     remove_folder,
 )
 from trial_lib.study.kept.record_file import read_record, write_study_record
-from trial_lib.study.known_program import typed_switches
+from trial_lib.study.known_program import require_switchable, typed_switches
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
@@ -124,8 +124,13 @@ class OpenStudy:
         self.driver.prime()
 
     def profiled(self) -> None:
-        """Writes the metric that the study goes by. The profile trial may have replaced it."""
+        """Writes the metric that the study goes by. The profile trial may have replaced it.
+
+        Raises:
+            InputError: leaving an option out that is varied does not turn it off.
+        """
         self.driver.tell_plan()
+        require_switchable(self._record.switches, self.driver.known.found)
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
