@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -96,7 +97,10 @@ def apply(name: str, folder: Path, words: Sequence[str], candidate: Candidate) -
 
 def trained(program: Program, folder: Path, words: Sequence[str], steps: int) -> dict[str, float]:
     """Trains without ZeroTune; returns seconds a sample, by the clock of a rank and of processor time."""
-    command = [str(BIN / "deepspeed"), "--num_gpus", "2", *words, program.steps, str(steps)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])  # other trainings of the machine may have DeepSpeed's own
+    command = [str(BIN / "deepspeed"), "--num_gpus", "2", "--master_port", port, *words, program.steps, str(steps)]
     run = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
     told = [(float(wall), float(processor)) for wall, processor in TOLD.findall(run.stdout)]
     assert len(told) == 2, run.stdout[-2000:] + run.stderr[-2000:]
