@@ -87,7 +87,8 @@ def without_effect(
 def not_known(requests: Sequence[RequestedKnob]) -> list[str]:
     """Returns one sentence for each requested knob of which nobody has read where DeepSpeed uses it."""
     told = "is not known to have an effect: it is tried because you ask for it"
-    return [f"{request.path} {told}." for request in requests if not is_known(request.path)]
+    paths = (request.path for request in requests if not is_switch(request.path))
+    return [f"{path} {told}." for path in paths if not is_known(path)]
 
 
 def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
