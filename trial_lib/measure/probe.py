@@ -32,7 +32,7 @@ from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.surveys import Surveys
 from trial_lib.measure.tensor_parallel import refuse_unequal_batches
-from trial_lib.measure.trace.traced_end import TracedEnd
+from trial_lib.measure.trace.traced_end import TracedEnd, with_data_over
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.rank_order import SizeOrder
 from trial_lib.wire.step_window import StepWindow
@@ -410,7 +410,7 @@ class Probe:
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
         measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)
-        self._finish(measurement)
+        self._finish(with_data_over(measurement) if self._order.traces else measurement)
 
     def on_most_demanding_rank(self, values: list[float]) -> list[float]:
         """Returns the largest of each value over all ranks; all of them call it."""

@@ -73,6 +73,8 @@ class StepTrace:
         activities = [ProfilerActivity.CPU]
         if self._watch.device.kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
+        # The profiler takes memory, too. What the program needs at most has been measured before.
+        self._watch.device.unlimit()
         self._open.enter_context(named_scopes(self._watch))
         traced = profile(activities=activities)
         traced.start()

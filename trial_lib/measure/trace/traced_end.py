@@ -13,6 +13,11 @@ _CUT_SHORT = "The rank ended while its steps were traced."
 _DATA_OVER = "The program ended before enough steps could be traced."
 
 
+def with_data_over(measurement: dict[str, Any]) -> dict[str, Any]:
+    """Returns the measurement of a program that has ended before the steps that would have been traced."""
+    return {**measurement, "traced": TracedStep(failure=_DATA_OVER).to_json()}
+
+
 class TracedEnd:
     """Traces steps after the counted ones. Every rank makes one after the same step.
 
@@ -55,7 +60,7 @@ class TracedEnd:
         """Returns the measurement if the program ends during the trace."""
         if self._trace is not None:
             self._trace.close()
-        return self._with(TracedStep(failure=_DATA_OVER))
+        return with_data_over(self._measurement)
 
     def _with(self, traced: TracedStep) -> dict[str, Any]:
         return {**self._measurement, "traced": traced.to_json()}
