@@ -1,4 +1,4 @@
-"""10. DeepSpeed's autotuner beside ZeroTune on the same small training; the whole command, where it is installed."""
+"""DeepSpeed's autotuner beside ZeroTune on the same small training; the whole command, where it is installed."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""2. Builds: DeepSpeed's ops build in a child of the fork server, which may fork afterwards; warm and cold starts."""
+"""Builds: DeepSpeed's ops build in a child of the fork server, which may fork afterwards; warm and cold starts."""
 
 import statistics
 import time

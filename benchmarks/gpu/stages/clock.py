@@ -1,4 +1,4 @@
-"""3. The clock: a trial's steps take what the same steps take in a training that nobody watches."""
+"""The clock: a trial's steps take what the same steps take in a training that nobody watches."""
 
 import math
 import statistics

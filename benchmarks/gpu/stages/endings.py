@@ -1,4 +1,4 @@
-"""5. Endings: real lack of memory of either kind, wherever it strikes, is known for what it is."""
+"""Endings: real lack of memory of either kind, wherever it strikes, is known for what it is."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""1. The host: what NVML, torch and DeepSpeed say of it agrees, and what is imported before a fork leaves it alone."""
+"""The host: what NVML, torch and DeepSpeed say of it agrees, and what is imported before a fork leaves it alone."""
 
 import sys
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""7. Kernels: compiled programs compile in trials, whatever attention they use, and their FLOPs are counted."""
+"""Kernels: compiled programs compile in trials, whatever attention they use, and their FLOPs are counted."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""4. Memory: what trials take and leave, beside what the model foresees; what no figure has; company on the card."""
+"""Memory: what trials take and leave, beside what the model foresees; what no figure has; company on the card."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""8. Precision: fp16 with loss scaling, bf16 and autocast train in trials, and their losses are the program's own."""
+"""Precision: fp16 with loss scaling, bf16 and autocast train in trials, and their losses are the program's own."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""11. Rates: what the device does of products, attention, passes over its memory, and copies, one kind at a time."""
+"""Rates: what the device does of products, attention, passes over its memory, and copies, one kind at a time."""
 
 import statistics
 import time

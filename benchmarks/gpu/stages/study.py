@@ -1,4 +1,4 @@
-"""9. A study of the large model with offload arms, then what its answer promises, trained without ZeroTune."""
+"""A study of the large model with offload arms, then what its answer promises, trained without ZeroTune."""
 
 import json
 import math

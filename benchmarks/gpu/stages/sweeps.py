@@ -1,4 +1,4 @@
-"""6. Sweeps: sizes that one process group measures one after another read what fresh processes read."""
+"""Sweeps: sizes that one process group measures one after another read what fresh processes read."""
 
 import math
 import statistics
