@@ -158,7 +158,7 @@ class DeepSpeedRule(Search):
         self, arm: Arm, smallest: int, largest: int, values: dict[int, float]
     ) -> Generator[Candidate, float | None, list[int]]:
         """`get_tuning_micro_batch_size_list` and `run_tuning_micro_batch_sizes`."""
-        accumulation = self._batch["gradient_accumulation_steps"]
+        accumulation = self._accumulation
         low = max(smallest, largest // 2)
         stride = max(1, (largest - low) // TUNING_SIZES)
         a_rank = largest * accumulation
@@ -202,7 +202,7 @@ class DeepSpeedRule(Search):
         return value
 
     def _candidate(self, knobs: dict[str, Any], size: int) -> Candidate:
-        return Candidate(knobs=knobs, micro_batch_size=size, **self._batch)
+        return self._with_own_accumulation(knobs, size)
 
     @property
     def _sample(self) -> int:

@@ -85,7 +85,7 @@ class TpeSearch(Search):
             for knob in arm.fine
         }
         size = trial.suggest_int("micro_batch_size", 1, self._largest, log=True)
-        return Candidate(knobs=arm.with_fine(fine), micro_batch_size=size, **self._batch)
+        return self._with_own_accumulation(arm.with_fine(fine), size)
 
     def _tell(self, trial: optuna.trial.Trial, value: float | None) -> None:
         trial.set_constraint("memory", -1.0 if value is not None else 1.0)
