@@ -79,6 +79,7 @@ def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -
         assert bool(check["remedy"]) is (check["verdict"] != "ok"), check
 
 
+@pytest.mark.long
 def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pynvml.py").write_text("import time\n\ndef nvmlInit():\n    time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

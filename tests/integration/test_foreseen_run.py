@@ -245,6 +245,7 @@ def test_a_switch_that_the_rank_turns_is_foreseen_by_the_code_of_a_trial(foresee
     assert flops["none"] < flops["every_second"] < flops["full"]
 
 
+@pytest.mark.long
 def test_another_attention_is_foreseen(foreseen):
     runs = {}
     for name in ("sdpa", "eager"):

@@ -50,6 +50,7 @@ def test_a_training_that_dies_resumes_from_its_last_checkpoint(folder: Folder, s
         assert told in log
 
 
+@pytest.mark.long
 def test_metrics_of_a_repeated_batch_are_in_mlflow_once(folder: Folder, stand_in: None) -> None:
     arguments = folder.write_class(batches=6, period=3, max_restarts=1, hparams={"crash_at": [5]})
     full_experiment = new_full_experiment(arguments, folder.root)
@@ -69,6 +70,7 @@ def test_the_host_is_watched_meanwhile(folder: Folder, stand_in: None) -> None:
     assert [step for step, _ in folder.history("system.cpu_percent")] == [2]
 
 
+@pytest.mark.long
 def test_a_script_that_crashes_twice_is_started_again_by_the_same_command(folder: Folder) -> None:
     arguments = folder.write_script("--steps", "4", "--crashes", "2", max_restarts=2)
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed

@@ -21,6 +21,7 @@ from trial_lib.study import build_program
 from trial_lib.wire.errors import InputError
 
 
+@pytest.mark.long
 def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) -> None:
     arguments = folder.write_script("--no_such_option", max_restarts=5)
     end = run_to_its_end(new_full_experiment(arguments, folder.root))
@@ -30,6 +31,7 @@ def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) 
     assert "(it starts again in 1 s)" in folder.paths.log.read_text()
 
 
+@pytest.mark.long
 def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
     monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 0.1)

@@ -155,6 +155,7 @@ def test_a_configuration_that_deepspeed_refuses_is_invalid_and_named(trials, zer
     assert words in result.reason
 
 
+@pytest.mark.long
 def test_an_interpreter_that_does_not_start_is_crashed_with_its_last_words(trials, tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'libpython3.so: cannot open shared object file' >&2\nexit 127\n")

@@ -34,6 +34,7 @@ def test_a_slow_loader_is_data(trials):
     assert 0 < step.spent <= result.phases["trace"]
 
 
+@pytest.mark.long
 def test_a_program_without_a_loader_waits_for_no_data(trials):
     _, step = traced(trials, "transformer.py", micro_batch=4)
     shares = complete(step)
@@ -65,6 +66,7 @@ def test_an_offloaded_optimizer_updates_on_the_host(trials):
     assert "host_update" not in shares
 
 
+@pytest.mark.long
 def test_a_program_that_ends_during_the_trace_keeps_its_measurement(trials):
     result, step = traced(trials, "slow_loader.py", "--batches", "5", micro_batch=2, slots=2)
     assert (result.metrics["measured_steps"], step.steps, step.seconds) == (3, 0, 0)

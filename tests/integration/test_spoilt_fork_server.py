@@ -102,6 +102,7 @@ def run(payload, rank):
 """
 
 
+@pytest.mark.long
 def test_without_a_number_of_threads_it_forks_all_the_same_and_a_rank_starts_its_own(tmp_path: Path) -> None:
     (tmp_path / "blas_rank.py").write_text(BLAS_RANK)
     environment = {name: value for name, value in rank_environment().items() if name != "OMP_NUM_THREADS"}

@@ -57,6 +57,7 @@ def ran_with(study: Study, typed: dict[str, str]) -> list[dict[str, str]]:
     return found
 
 
+@pytest.mark.long
 def test_a_switch_that_costs_time_is_found_and_left_out_of_the_command(zerotune: Zerotune) -> None:
     document = tune(zerotune, "--vary", "--twice=true,false", typed=("--twice",), trials=4)
     study = zerotune.study

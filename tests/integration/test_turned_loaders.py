@@ -132,6 +132,7 @@ print("fused", adam.defaults["fused"], "elsewhere", all(pid != os.getpid() for _
 @pytest.mark.parametrize(
     ("turned", "said"), [({}, "None elsewhere False"), ({WORKERS: 1, FUSED: True}, "True elsewhere True")]
 )
+@pytest.mark.long
 def test_a_training_at_full_length_has_what_the_trials_had(turned: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINED)
     order = TrainingOrder(
