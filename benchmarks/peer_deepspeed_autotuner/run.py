@@ -159,10 +159,30 @@ def run_zerotune(trials: int, work: Path) -> dict[str, Any]:
         for trial in sorted((folder / "trials").iterdir())
         if (trial / "rank0.log").exists()
     ]
+    parts = seconds_by_part(folder, wall)
     return {
         **record(wall, ran, document["best_ds_config"]),
-        "seconds_by_part": seconds_by_part(folder, wall),
+        "searched_s": searched(folder, parts),
+        "seconds_by_part": parts,
     }
+
+
+def searched(folder: Path, parts: dict[str, float]) -> float:
+    """Returns the seconds from the command to the end of the search, which the confirmation follows.
+
+    Args:
+        folder: of the study.
+        parts: of its time, from `seconds_by_part`. The first two come before the first trial.
+    """
+    results = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/result.json"))]
+    first = min(result["started_at"] for result in results)
+    last = max(end_of(result) for result in results if result["purpose"] == "search")
+    return sum(list(parts.values())[:2]) + last - first
+
+
+def end_of(result: dict[str, Any]) -> float:
+    """Returns when a trial ended, in seconds since the epoch."""
+    return float(result["started_at"] + sum(result["phases"].values()))
 
 
 def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
@@ -173,7 +193,7 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
         for phase, seconds in result["phases"].items():
             phases[phase] = phases.get(phase, 0.0) + seconds
     first = min(result["started_at"] for result in results)
-    last = max(result["started_at"] + sum(result["phases"].values()) for result in results)
+    last = max(map(end_of, results))
     clock = {}
     for line in (folder / "study.log").read_text().splitlines():
         stamp, _, message = line.partition(" DEBUG ")
@@ -188,6 +208,7 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
         "the script's imports, data and model": phases.get("import", 0.0),
         "engine": phases.get("initialize", 0.0),
         "steps": phases.get("first_step", 0.0) + phases.get("steps", 0.0),
+        "the traces of two trials": phases.get("trace", 0.0),
         "ranks ending": phases.get("end", 0.0),
         "asks, records, orchestration between trials": (last - first) - sum(phases.values()),
         "report, Prefect's and MLflow's last records": clock["Prefect has the whole history"] - last,
@@ -274,10 +295,12 @@ def main() -> None:
             ours["walls_s"] = [round(study["wall_s"], 1) for study in studies]
             # Of another study, and of other winners.
             entry.pop("peer_over_zerotune_wall", None)
+            entry.pop("peer_over_zerotune_search", None)
             entry.pop("neutral", None)
         if not arguments.only_zerotune and not arguments.only_neutral:
             entry["peer"] = run_peer(trials, work / f"peer-{trials}")
             entry["peer_over_zerotune_wall"] = entry["peer"]["wall_s"] / entry["zerotune"]["wall_s"]
+            entry["peer_over_zerotune_search"] = entry["peer"]["wall_s"] / entry["zerotune"]["searched_s"]
         save()
         if not arguments.only_zerotune:
             configs = {"submitted": BASE, **{name: entry[name]["winner"] for name in ("peer", "zerotune")}}
