@@ -53,7 +53,7 @@ class LoadingSurvey:
         most_share, most_elapsed, some_read = self._most([share, elapsed, is_read])
         is_enough = self._steps >= _STEPS or most_elapsed > _SECONDS or most_share < _NO_WAIT
         self._is_over = not some_read or (self._steps > 0 and is_enough)
-        if self._steps:
+        if self._steps or self._is_over:
             self._note(most_share)
         loader_batches.is_surveyed = not self._is_over
         return not self._is_over

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from trial_lib.command.switches import place_of, shown_switch
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
-from trial_lib.space.effects import Surroundings
+from trial_lib.space.effects import Surroundings, shown
 from trial_lib.space.known_knobs.layout import layouts_not_tried
+from trial_lib.wire.turned import TURNED
 
 
 def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots: int, device: str) -> Surroundings:
@@ -53,5 +55,23 @@ def left_out_of_space(
         f"search_space: {said}"
         for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
     ]
+    told += values_not_tried(requests, here)
     told += layouts_not_tried(next((each.values for each in requests if each.path == AUTOTP), ()), here)
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
+
+
+def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> list[str]:
+    """Returns one sentence for each requested value that the program cannot have of a switch that ZeroTune turns.
+
+    A switch without any of the requested values is not among them. `without_effect` has its reason. Neither is one that
+    was requested without values, because the program decides which it can have.
+    """
+    told = []
+    for request in requests:
+        place = place_of(request.path)
+        offered = here.turnable.get(place, ()) if place in TURNED else ()
+        missing = [value for value in request.values if value is not None and value not in offered]
+        if 0 < len(missing) < len(request.values) and request.values != TURNED[place].values:
+            known = ", ".join(map(shown, offered))
+            told += [f"{shown_switch(place, value)} is not tried: your program can have {known}." for value in missing]
+    return told

@@ -47,7 +47,9 @@ def _fused(value: Any, found: ProgramProfile) -> str:
     if MICRO_BATCH in found.batch:
         # Hugging Face's training arguments have the batch, so the Trainer makes the optimizer.
         return f"{_typed('optim', 'adamw_torch_fused' if value else 'adamw_torch')} of the training arguments."
-    return f"fused={value} in {found.optimizer.rpartition('.')[2] or 'the optimizer'}(...)."
+    optimizer = found.optimizer.rpartition(".")[2] or "the optimizer"
+    # An explicit False would keep torch from its own choice of a form.
+    return f"fused=True in {optimizer}(...)." if value else f"{optimizer}(...) without fused=True."
 
 
 def _typed(name: str, value: Any) -> str:

@@ -5,7 +5,10 @@ from dataclasses import replace
 from arms_of_space import here, labels
 
 from trial_lib.space.arms import RequestedKnob, build_space, without_effect
+from trial_lib.space.of_program import values_not_tried
 from trial_lib.space.turned_in_code import lines_to_write
+from trial_lib.wire.turned import ATTENTION as PLACE
+from trial_lib.wire.turned import TURNED, WORKERS
 
 ATTENTION = RequestedKnob("program.model:attention", ("eager", "sdpa", "flash_attention_2"), coarse=True)
 COMPILE = RequestedKnob("program.model:compile", (False, True), coarse=True)
@@ -24,6 +27,16 @@ def test_only_what_the_program_can_have_is_tried_and_the_rest_is_told_with_its_r
     assert without_effect((1,), found, requests, catalogue=True) == [
         "model:compile has no effect: torch.compile needs a C++ compiler such as g++."
     ]
+
+
+def test_a_requested_value_that_the_program_cannot_have_is_told() -> None:
+    found = replace(here("cpu", base=BASE), turnable={WORKERS: [0, 1, 2], PLACE: ["sdpa", "eager"]})
+    workers = RequestedKnob(f"program.{WORKERS}", (None, 2, 8), coarse=False)
+    assert values_not_tried([workers], found) == ["loader:num_workers=8 is not tried: your program can have 0, 1, 2."]
+    without_values = RequestedKnob(f"program.{PLACE}", TURNED[PLACE].values, coarse=True)
+    with_effect = RequestedKnob(f"program.{WORKERS}", (1, 2), coarse=False)
+    without_any = RequestedKnob(f"program.{WORKERS}", (8, 16), coarse=False)
+    assert values_not_tried([without_values, with_effect, without_any], found) == []
 
 
 def test_before_the_profile_trial_no_arm_has_such_a_switch() -> None:

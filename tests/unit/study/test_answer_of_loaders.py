@@ -20,6 +20,11 @@ def test_a_script_has_a_line_for_its_loader_and_one_for_its_optimizer() -> None:
     assert adam.endswith("fused=True in AdamW(...).")
 
 
+def test_without_the_fused_form_torch_chooses_one_as_in_the_trials() -> None:
+    (adam,) = lines_to_write({**OWN, FUSED: False}, {**OWN, FUSED: True}, SCRIPT)
+    assert adam.endswith("In the code that is AdamW(...) without fused=True.")
+
+
 def test_a_trainer_has_options() -> None:
     workers, pinned, adam = lines_to_write({WORKERS: 2, PINNED: True, FUSED: True}, OWN, TRAINER)
     assert "--dataloader_num_workers 2, or dataloader_num_workers=2," in workers

@@ -20,8 +20,8 @@ def install(settings: Callable[[], Mapping[str, Any]]) -> None:
     """Makes the optimizers follow. Call it before the user's program runs.
 
     Args:
-        settings: returns the candidate's settings. `fused` is True or False; if it is missing, or None, an optimizer
-            stays as the code has it.
+        settings: returns the candidate's settings. True in `fused` asks for the fused form, False for no fused form.
+            If it is missing, or None, an optimizer stays as the code has it.
     """
     for module, name in (("torch.optim.adam", "Adam"), ("torch.optim.adamw", "AdamW")):
         when_imported(module, functools.partial(_follow, settings, name))
@@ -40,9 +40,14 @@ def _follow(settings: Callable[[], Mapping[str, Any]], name: str, module: Module
             original(*args, **kwargs)
             return
         call = signature.bind(*args, **kwargs)
-        # Torch refuses two forms at once, and one that autograd is to differentiate.
-        if not call.arguments.get("differentiable"):
-            call.arguments.update(fused=bool(wanted), **({"foreach": None} if wanted else {}))
+        if not wanted:
+            # With an explicit False torch would not choose a form by itself. On a GPU it would update the parameters
+            # one by one (torch/optim/adam.py `adam`), and no other form of the code would be measured.
+            if call.arguments.get("fused"):
+                call.arguments["fused"] = None
+        elif not call.arguments.get("differentiable"):
+            # Torch refuses two forms at once, and a fused one that autograd is to differentiate.
+            call.arguments.update(fused=True, foreach=None)
         original(*call.args, **call.kwargs)
 
     kind.__init__ = init

@@ -40,8 +40,15 @@ def test_the_form_changes_and_the_result_does_not(kind: Any, wanted: dict[str, A
     assert not own.defaults["fused"]
     assert fused.defaults["fused"] is True
     torch.testing.assert_close(result, expected)
+
+
+def test_without_the_fused_form_torch_chooses_another_by_itself(wanted: dict[str, Any]) -> None:
     wanted["fused"] = False
-    assert trained(kind, fused=True)[0].defaults["fused"] is False
+    for own in ({}, {"fused": True}):
+        optimizer, _ = trained(torch.optim.AdamW, **own)
+        # Torch reads an explicit False as the wish for the slowest form.
+        assert (optimizer.defaults["fused"], optimizer.defaults["foreach"]) == (None, None)
+    assert trained(torch.optim.Adam, foreach=True)[0].defaults["foreach"] is True
 
 
 def test_the_other_form_of_the_code_gives_way(wanted: dict[str, Any]) -> None:

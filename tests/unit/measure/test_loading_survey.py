@@ -1,0 +1,39 @@
+"""The share of a step that the code waits for its data loader."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from trial_lib.measure import loading_survey
+from trial_lib.measure.batches.loader_batches import LoaderBatches
+from trial_lib.measure.loading_survey import LoadingSurvey
+from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.wire.turned import PINNED, WORKERS
+
+
+def survey_of(facts: ProgramFacts) -> LoadingSurvey:
+    return LoadingSurvey(facts, lambda values: values, is_apart=False)
+
+
+def test_a_program_without_a_data_loader_has_that_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading_survey, "loader_batches", LoaderBatches())
+    facts = ProgramFacts()
+    assert not survey_of(facts).step_ended()
+    assert facts.not_turnable[WORKERS] == "the program trains from no data loader of torch's"
+    assert facts.loading is None
+
+
+def test_a_loader_that_gives_at_once_leaves_nothing_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = LoaderBatches()
+    loader = DataLoader(TensorDataset(torch.zeros(8)))
+    monkeypatch.setattr(LoaderBatches, "training_loader", loader)
+    monkeypatch.setattr(loading_survey, "loader_batches", batches)
+    facts = ProgramFacts()
+    survey = survey_of(facts)
+    assert survey.step_ended()
+    assert not survey.step_ended()
+    assert facts.loading is not None
+    assert facts.loading["share"] == 0.0
+    assert "too little to gain" in facts.not_turnable[WORKERS]
+    assert "too little to gain" in facts.not_turnable[PINNED]
+    assert not facts.turnable
