@@ -87,12 +87,17 @@ class StepAccount(FrozenRecord):
         return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
 
 
-def advice_on(shares: Mapping[str, float], settings: Mapping[str, Any], measured: Collection[int] = ()) -> str:
+def advice_on(
+    shares: Mapping[str, float], settings: Mapping[str, Any], device: str, measured: Collection[int] = ()
+) -> str:
     """Returns what the largest part beside the computation suggests; empty if none is worth saying.
+
+    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/space/known_knobs`.
 
     Args:
         shares: of a step, by the names of `STEP_PARTS`.
         settings: the complete DeepSpeed configuration.
+        device: `cpu` or `cuda`.
         measured: the ZeRO stages that the study has measured to the end. They are not suggested.
     """
     waits = {part: share for part, share in shares.items() if part != "compute" and share >= WORTH_SAYING}
@@ -101,12 +106,12 @@ def advice_on(shares: Mapping[str, float], settings: Mapping[str, Any], measured
     part = max(waits, key=lambda name: waits[name])
     zero = settings.get("zero_optimization") or {}
     stage = zero.get("stage") or 0
-    said = _advice(part, stage if isinstance(stage, int) else 0, zero, measured)
+    said = _advice(part, stage if isinstance(stage, int) else 0, zero, device, measured)
     words = _WORDS[part]
     return f"{words[:1].upper()}{words[1:]} takes {percent(round(waits[part], 2))} of it: {said}"
 
 
-def _advice(part: str, stage: int, zero: Mapping[str, Any], measured: Collection[int]) -> str:
+def _advice(part: str, stage: int, zero: Mapping[str, Any], device: str, measured: Collection[int]) -> str:
     if part == "gathering" and stage == 3:
         lower = [each for each in (2, 1, 0) if each not in measured]
         other = f"stage {lower[0]} if it fits, or " if lower else ""
@@ -115,14 +120,20 @@ def _advice(part: str, stage: int, zero: Mapping[str, Any], measured: Collection
         return f"try {other}a larger {keys}, or a larger micro-batch.{more}"
     if part == "gathering":
         lower_stage = "stage 0 if it fits, or " if stage and 0 not in measured else ""
-        return f"try {lower_stage}a larger allgather_bucket_size, or more accumulation."
+        return f"try {lower_stage}more accumulation."
     if part == "reducing":
-        overlap = "" if zero.get("overlap_comm") else "overlap_comm, "
-        return (
-            f"try more accumulation, {overlap}or a larger reduce_bucket_size. Ranks with more work than others show "
-            "up here too."
-        )
+        return f"try {_of_reduction(stage, zero, device)}. Ranks with more work than others show up here too."
     return _ADVICE[part]
+
+
+def _of_reduction(stage: int, zero: Mapping[str, Any], device: str) -> str:
+    if stage == 0:
+        return "more accumulation"
+    overlaps = zero.get("overlap_comm")
+    # DeepSpeed's default is on at stage 3 alone. A CPU has no streams to overlap.
+    is_on = stage == 3 if overlaps in (None, "auto") else bool(overlaps)
+    overlap = "" if is_on or device == "cpu" else "overlap_comm, "
+    return f"more accumulation, {overlap}or a larger reduce_bucket_size"
 
 
 _ADVICE = {

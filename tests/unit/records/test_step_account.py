@@ -4,8 +4,12 @@ import pytest
 
 from trial_lib.foresee.time.timeline import PARTS
 from trial_lib.records.step_account import StepAccount, advice_on
+from trial_lib.space.catalogue import KNOBS
+from trial_lib.space.effects import Surroundings
+from trial_lib.space.knobs import STAGE
 from trial_lib.wire.traced_step import STEP_PARTS
 
+REDUCED = {"compute": 0.8, "reducing": 0.2}
 SHARES = {"compute": 0.5, "gathering": 0.38, "update": 0.1, "reducing": 0.012, "data": 0.008}
 
 
@@ -55,25 +59,44 @@ def test_a_document_gives_the_account_back():
         (SHARES, {"stage": 3}, (3,), "Waiting for gathered parameters takes 38 % of it: try stage 2 if it fits, or"),
         (SHARES, {"stage": 3}, (2, 3), "try stage 1 if it fits"),
         (SHARES, {"stage": 3}, (0, 1, 2), "try a larger stage3_prefetch_bucket_size"),
-        (SHARES, {"stage": 2}, (), "try stage 0 if it fits, or a larger allgather_bucket_size"),
-        ({"compute": 0.8, "reducing": 0.2}, {}, (), "overlap_comm"),
+        (SHARES, {"stage": 2}, (), "try stage 0 if it fits, or more accumulation."),
+        (SHARES, {"stage": 2}, (0,), "takes 38 % of it: try more accumulation."),
+        (REDUCED, {"stage": 2}, (), "try more accumulation, overlap_comm, or a larger reduce_bucket_size."),
+        (REDUCED, {"stage": 3}, (), "try more accumulation, or a larger reduce_bucket_size."),
+        (REDUCED, {"stage": 3, "overlap_comm": False}, (), "overlap_comm, or"),
+        (REDUCED, {}, (), "try more accumulation."),
         ({"data": 0.6, "compute": 0.4}, {}, (), "Waiting for the data loader takes 60 % of it: try more workers"),
         ({"host_update": 0.6, "compute": 0.4}, {"stage": 2}, (), "try without offload_optimizer"),
     ],
 )
 def test_the_largest_wait_suggests_something(shares, zero, measured, said):
-    assert said in advice_on(shares, {"zero_optimization": zero}, measured)
+    assert said in advice_on(shares, {"zero_optimization": zero}, "cuda", measured)
 
 
 def test_what_is_on_is_not_suggested_and_small_parts_suggest_nothing():
     on = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
-    assert "overlap_comm" not in advice_on({"compute": 0.8, "reducing": 0.2}, on)
-    assert advice_on({"compute": 0.87, "gathering": 0.13}, on) == ""
-    assert advice_on({"compute": 1.0}, {}) == ""
+    assert "overlap_comm" not in advice_on(REDUCED, on, "cuda")
+    assert advice_on({"compute": 0.87, "gathering": 0.13}, on, "cuda") == ""
+    assert advice_on({"compute": 1.0}, {}, "cuda") == ""
+
+
+def test_a_setting_is_not_suggested_where_deepspeed_does_not_read_it():
+    here = Surroundings(device="cpu", slots=2, replicas=2, num_params=10**9, trainable_num_params=10**9)
+    for stage in range(4):
+        config = {"zero_optimization": {"stage": stage, "overlap_comm": False}}
+        for shares in (REDUCED, SHARES):
+            advice = advice_on(shares, config, "cpu")
+            for name in ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size"):
+                is_read = any(
+                    each.candidates is not None
+                    and not each.lacks({STAGE: stage}, here, lambda path: KNOBS[path].default)[1]
+                    for each in KNOBS[f"zero_optimization.{name}"].effects
+                )
+                assert is_read or name not in advice, (stage, name, advice)
 
 
 def test_every_part_has_words_and_a_suggestion_and_a_plan_has_no_other_parts():
     assert set(PARTS) <= set(STEP_PARTS)
     for part in STEP_PARTS:
         assert len(account(shares={part: 1.0}).sentence) > 40
-        assert bool(advice_on({part: 1.0}, {"zero_optimization": {"stage": 3}})) is (part != "compute")
+        assert bool(advice_on({part: 1.0}, {"zero_optimization": {"stage": 3}}, "cuda")) is (part != "compute")

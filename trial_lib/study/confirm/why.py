@@ -62,7 +62,7 @@ def _of_trial(driver: StudyDriver, result: TrialResult, role: str) -> StepAccoun
         seconds=seconds,
         shares=step.shares,
         slowed=step.seconds / seconds if seconds else 1.0,
-        advice=advice_on(step.shares, config, _measured_stages(driver)),
+        advice=advice_on(step.shares, config, driver.setup.device, _measured_stages(driver)),
     )
 
 
