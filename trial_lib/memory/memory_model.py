@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from trial_lib.command.switches import foreseen_switches, switches_of
+from trial_lib.command.switches import PROGRAM, foreseen_switches, switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
 from trial_lib.memory.foreseen_bytes import ForeseenArm, foreseen_allocations, nearest_arm
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
+from trial_lib.memory.switched_activations import Keeps, Switches, TriedSwitches, keeps, other_priors, without_arm_like
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
@@ -49,12 +50,6 @@ _ARM_DEVIATIONS = (0.12, 0.12)
 # candidates of the recorded tables only 19 ended both ways, and the share was read off them. The formulas' errors are
 # larger than the scatter, so they keep all of it.
 _SCATTER_OF_FIT = {"cpu": 0.3, "cuda": 1.0}
-# With another value of a coarse switch the program may keep far fewer activations (recomputation leaves an eighth to a
-# third, as in arXiv 2205.05198), or as many times more. These priors join the others until such a trial has run.
-_OTHER_PROGRAM = (
-    Prior(0.5, (1.0, 0.3, 1.0, 1.3), (0.6, 0.2, 0.3, 0.7)),
-    Prior(0.3, (1.0, 5.0, 1.0, 1.3), (0.6, 2.5, 0.3, 0.7)),
-)
 _PROFILE_NOISE = 3.0
 # A sweep's group stays this many standard deviations below the memory that is expected to fit.
 _SURELY = 1.5
@@ -81,15 +76,23 @@ class MemoryPrediction:
 class _Described:
     """The part of a candidate that is the same for all micro-batch sizes of some knobs.
 
-    `is_known` is whether its switches are those as typed, or of a foreseen arm.
+    Attributes:
+        settings: what DeepSpeed's part says.
+        arm: its coarse knobs.
+        switches: its coarse switches, without those that count as part of an arm.
+        lineage: all of its knobs.
+        foreseen: the nearest foreseen arm.
+        keeps: its activations beside those as typed, or beside those of a foreseen arm.
+        config: the complete configuration.
     """
 
     settings: ZeroSettings
     arm: ArmKey
-    switches: ArmKey
+    switches: Switches
     lineage: str
     foreseen: ForeseenArm | None
-    is_known: bool
+    keeps: Keeps
+    config: Mapping[str, Any]
 
 
 @dataclass
@@ -149,11 +152,13 @@ class MemoryModel:
         self._means: tuple[float, ...] = priors[0].means
         self._coarse_switches = frozenset(coarse_switches)
         self._priors = priors
-        self._typed = self._switches_in(self._base)
-        self._peaks_with: dict[ArmKey, PeakRegression] = {}
+        self._typed = without_arm_like(self._switches_in(self._base), device)
+        self._peaks_with: dict[Switches, PeakRegression] = {}
         self._budget = Budget(profile.gpu_mem, device)
         self._arms: dict[ArmKey, _ArmRecord] = {}
         self._described: dict[str, _Described] = {}
+        self._tried = TriedSwitches()
+        self._known: dict[tuple[str, int, float], float] = {}  # probabilities, until a trial ends
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
@@ -168,10 +173,11 @@ class MemoryModel:
         if result.outcome is not Outcome.COMPLETED or above is None:
             return
         described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=True)
         needed = self._allocations(described, candidate.micro_batch_size)
         scale = _PROFILE_NOISE * self._scale(needed)
         self._peaks(described).observe(self._moments(needed), described.arm, scale, above / self._unit)
-        self._forget_bounds()
+        self._forget()
         if result.memory.available:
             self._budget.observe_profile(needed.initialize, min(result.memory.available))
 
@@ -211,7 +217,23 @@ class MemoryModel:
             headroom: the share of the device's memory that stays free.
         """
         described = self._describe(candidate.knobs)
-        size = candidate.micro_batch_size
+        asked = described.lineage, candidate.micro_batch_size, headroom
+        if asked not in self._known:
+            self._known[asked] = self._probability(described, candidate.micro_batch_size, headroom)
+        return self._known[asked]
+
+    def _probability(self, described: _Described, size: int, headroom: float) -> float:
+        fits = self._fits(described, size, headroom)
+        # Until a trial with these switches has run, those that keep more show what fits, and those that keep less show
+        # what does not.
+        for beside, values in self._tried.around(described.switches):
+            other = self._describe({**described.config, PROGRAM: {**switches_of(described.config), **values}})
+            bound = self._fits(other, size, headroom)
+            fits = max(fits, bound) if beside is Keeps.LESS else min(fits, bound)
+        return fits
+
+    def _fits(self, described: _Described, size: int, headroom: float) -> float:
+        """Returns the probability that a candidate fits, by the trials with its own switches."""
         record = self._arms.get(described.arm)
         if record is not None and size <= record.fits(described.lineage):
             return 1.0
@@ -297,6 +319,7 @@ class MemoryModel:
         if above is None:
             return
         described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=True)
         needed = self._allocations(described, candidate.micro_batch_size)
         self._peaks(described).observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
         record = self._arms.setdefault(described.arm, _ArmRecord())
@@ -309,10 +332,11 @@ class MemoryModel:
                 self._budget.observe_unusable(described.arm, above, memory.unusable)
             largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
             record.largest[described.lineage] = largest
-        self._forget_bounds()
+        self._forget()
 
     def _observe_failure(self, candidate: Candidate) -> None:
         described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=False)
         needed = self._allocations(described, candidate.micro_batch_size)
         left = self._budget.left(described.arm, needed.initialize)
         if left is not None:
@@ -328,7 +352,7 @@ class MemoryModel:
         smallest = record.failed.get(described.lineage)
         if smallest is None or candidate.micro_batch_size < smallest[0]:
             record.failed[described.lineage] = candidate.micro_batch_size, needed
-        self._forget_bounds()
+        self._forget()
 
     def _bound(self, record: _ArmRecord, described: _Described) -> float:
         """Returns the least expected need of an arm's candidate that ran out of memory."""
@@ -341,7 +365,8 @@ class MemoryModel:
         """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
         return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
 
-    def _forget_bounds(self) -> None:
+    def _forget(self) -> None:
+        self._known.clear()
         for record in self._arms.values():
             record.bound = None
 
@@ -355,24 +380,30 @@ class MemoryModel:
             foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
             switches = self._switches_in(config)
             arm = (*arm_key(config), *switches)
+            switches = without_arm_like(switches, self._device)
             # A foreseen arm has the activations of its own switches.
             seen = foreseen_switches(foreseen.ds_config) if foreseen is not None else None
-            others = self._switches_in(config, FORESEEN) == self._switches_in(self._base, FORESEEN)
-            is_known = switches == self._typed or (others and seen == foreseen_switches(config))
-            described = _Described(settings, arm, switches, json.dumps(config, sort_keys=True), foreseen, is_known)
+            others = self._unforeseen(config) == self._unforeseen(self._base)
+            is_foreseen = others and seen == foreseen_switches(config)
+            beside = Keeps.AS_MUCH if is_foreseen else keeps(switches, self._typed)
+            lineage = json.dumps(config, sort_keys=True)
+            described = _Described(settings, arm, switches, lineage, foreseen, beside, config)
             self._described[key] = described
         return described
 
-    def _switches_in(self, config: Mapping[str, Any], without: Collection[str] = ()) -> ArmKey:
-        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches - {*without})
+    def _unforeseen(self, config: Mapping[str, Any]) -> Switches:
+        switches = without_arm_like(self._switches_in(config), self._device)
+        return tuple(each for each in switches if each[0] not in FORESEEN)
+
+    def _switches_in(self, config: Mapping[str, Any]) -> Switches:
+        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)
         return tuple(sorted((place, repr(value)) for place, value in coarse))
 
     def _peaks(self, described: _Described) -> PeakRegression:
         """Returns the regression of all arms with a candidate's values of the coarse switches."""
         switches = described.switches
         if switches not in self._peaks_with:
-            priors = self._priors if described.is_known else (*self._priors, *_OTHER_PROGRAM)
-            self._peaks_with[switches] = PeakRegression(priors, _ARM_DEVIATIONS)
+            self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
         return self._peaks_with[switches]
 
     def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:

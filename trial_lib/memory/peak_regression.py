@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Standard deviations of a measurement, as shares of its scale.
+_NO_WEIGHT = 1e-12  # of a regression that the observations have ruled out
 _NOISE_LEVELS = np.array([0.003, 0.01, 0.02, 0.035, 0.055, 0.08, 0.12, 0.2])
 
 
@@ -45,7 +46,11 @@ class Mixture:
     def below(self, value: float, deviation: float = 0.0) -> float:
         """Returns the probability of being below a value, which may have a standard deviation of its own."""
         parts = zip(self.weights, self.means, self.deviations, strict=True)
-        below = sum(weight * normal_below((value - mean) / math.hypot(sd, deviation)) for weight, mean, sd in parts)
+        below = sum(
+            weight * normal_below((value - mean) / math.hypot(sd, deviation))
+            for weight, mean, sd in parts
+            if weight > _NO_WEIGHT
+        )
         return min(1.0, below)
 
     def quantile(self, share: float) -> float:
@@ -190,6 +195,8 @@ class PeakRegression:
         for features in others:
             apart = _larger(apart, self._moment(features, group, self._apart))
         most = [max(feature) for feature in zip(*moments, strict=True)]
+        if self._at_once.start == len(self._mean):
+            return apart
         at_once = self._moment(most, group, self._at_once)
         return _Peak(*map(np.concatenate, zip(apart, at_once, strict=True)))
 
@@ -207,9 +214,9 @@ class PeakRegression:
             row[start : start + width] = own
             along, rows = covariance @ row, row
         else:
-            beside = np.tile(own * self._group_variances, (levels, 1))
+            beside = np.broadcast_to(own * self._group_variances, (levels, width))
             along, rows = np.concatenate([covariance @ row, beside], axis=1), np.concatenate([row, own])
-        return _Peak(np.tile(rows, (levels, 1)), along, means @ row, along @ rows)
+        return _Peak(np.broadcast_to(rows, (levels, len(rows))), along, means @ row, along @ rows)
 
     def _join(self, group: Hashable) -> None:
         """Gives a group weights of its own."""

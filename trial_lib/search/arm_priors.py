@@ -17,15 +17,18 @@ _STAGE = {0: 0.0, 1: 0.01, 2: 0.02, 3: 0.15}
 _OFFLOAD = {"offload_optimizer": 0.25, "offload_param": 0.25}
 _RECOMPUTED = 1 / 3
 # The same forward pass, of all blocks or of half. A fused attention kernel saves the reading and writing of the scores
-# (Dao et al., FlashAttention, arXiv 2205.14135: 15 % of BERT's training, and more with the length).
+# (Dao et al., FlashAttention, arXiv 2205.14135: 15 % of BERT's training, and more with the length). The options are
+# those of a Hugging Face Trainer.
 _SWITCHED = {
     ("model:activation_checkpointing", "full"): _RECOMPUTED,
     ("model:activation_checkpointing", "every_second"): _RECOMPUTED / 2,
+    ("--gradient_checkpointing", True): _RECOMPUTED,
     ("model:attention", "eager"): 0.15,
+    ("--attn_implementation", "eager"): 0.15,
 }
 # Llama 3.1 8B on 8 H100: 6,667 tokens/s compiled, 5,762 without (torchtitan, docs/performance.md, December 2024). Half
 # of it is expected here, because graph breaks and short steps lose some.
-_COMPILED, _COMPILE = log(5762 / 6667) / 2, "model:compile"
+_COMPILED, _COMPILE = log(5762 / 6667) / 2, ("model:compile", "--torch_compile")
 # Tokens/s on a GPU at tensor-parallel groups of 2, 4, 8, 16 and 32: 14,167, 13,460, 10,889, 6,159 and 3,610 (Hugging
 # Face, The Ultra-Scale Playbook, 2025). No figure is given without groups, so the first doubling counts as the second.
 _TENSOR_PARALLEL = {1: 0.0, 2: 0.05, 4: 0.1, 8: 0.35, 16: 1.35, 32: 2.95}
@@ -50,4 +53,4 @@ def _prior_cost(arm: Arm) -> float:
     share += sum(_SWITCHED.get(each, 0.0) for each in switches.items())
     group = get_knob(arm.knobs, AUTOTP) or 1
     share += max(cost for size, cost in _TENSOR_PARALLEL.items() if size <= group)
-    return log(1 + share) + (_COMPILED if switches.get(_COMPILE) is True else 0.0)
+    return log(1 + share) + (_COMPILED if any(switches.get(place) is True for place in _COMPILE) else 0.0)

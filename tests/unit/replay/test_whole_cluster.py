@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.replay.driver import simulate
+from benchmarks.replay.methods import create
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome
 from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, WORKERS
 
 NAME = "1.3B on 8 whole"
@@ -70,3 +73,12 @@ def test_workers_take_the_wait_away(world: WholeClusterWorld) -> None:
 def test_the_best_is_found_among_the_arms_that_may_have_it(world: WholeClusterWorld) -> None:
     guesses = (world.truth(world.candidate(arm.lineage(0), 8)) or 0.0 for arm in world.problem.space.arms)
     assert world.best >= max(guesses)
+
+
+def test_a_search_learns_of_all_switches_from_each_trial_that_runs_out_of_memory() -> None:
+    """Without recomputation 70 billion parameters fit nowhere, so one trial at most is lost to it."""
+    name = "70B on 1024 whole"
+    world = WholeClusterWorld(name, WHOLE_CLUSTERS[name], seed=0)
+    trials = simulate(create("adaptive", world, 0, 9), world, 0).trials
+    assert trials[0].candidate.switches[COMPILE]
+    assert sum(trial.outcome is Outcome.OUT_OF_MEMORY for trial in trials) <= 1

@@ -1,0 +1,124 @@
+"""How switches of the program change the activations that it keeps. Pure.
+
+Recomputation keeps the inputs of blocks instead of everything within them. Attention as written keeps its scores
+(Korthikanti et al., arXiv 2205.05198, equations 1 and 2). A compiled model keeps nearly as much as the written one: it
+needed 77.0 GiB instead of 82.4 (Llama 3.1 8B on 8 H100, torchtitan, docs/performance.md, December 2024).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, TypeAlias
+
+from trial_lib.memory.peak_regression import Prior
+from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE
+
+Switches: TypeAlias = tuple[tuple[str, str], ...]
+"""Place and value (its `repr`) of each switch that decides memory."""
+
+# Each value keeps no more than the one before it. A Hugging Face Trainer's own options are the same switches.
+_ATTENTION = [repr(value) for value in ("eager", "sdpa", "flash_attention_2")]
+_FROM_MOST = {
+    CHECKPOINTING: [repr(value) for value in ("none", "every_second", "full")],
+    "--gradient_checkpointing": [repr(value) for value in (False, True)],
+    ATTENTION: _ATTENTION,
+    "--attn_implementation": _ATTENTION,
+}
+# Such a switch changes no more than another arm does. On a CPU the compiler stays in the resident memory of a rank.
+_LIKE_AN_ARM = {"cuda": frozenset([COMPILE, "--torch_compile"]), "cpu": frozenset[str]()}
+
+
+class Keeps(Enum):
+    """The activations that a program with some switches keeps, beside those with others."""
+
+    LESS, AS_MUCH, MORE, UNKNOWN = range(4)
+
+
+def keeps(switches: Switches, other: Switches) -> Keeps:
+    """Returns whether a program keeps more or less activations with some switches than with others.
+
+    Args:
+        switches: of the program.
+        other: those to compare with.
+    """
+    own, others = dict(switches), dict(other)
+    differing = [place for place in {**own, **others} if own.get(place) != others.get(place)]
+    if not differing:
+        return Keeps.AS_MUCH
+    found = {_keeps_less(place, own.get(place), others.get(place)) for place in differing}
+    if len(found) > 1 or None in found:
+        return Keeps.UNKNOWN
+    return Keeps.LESS if True in found else Keeps.MORE
+
+
+class TriedSwitches:
+    """The switches of the trials that have ended."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._values: dict[Switches, dict[str, Any]] = {}
+        self._completed: set[Switches] = set()
+        self._around: dict[Switches, list[tuple[Keeps, dict[str, Any]]]] = {}
+
+    def note(self, switches: Switches, program: Mapping[str, Any], completed: bool) -> None:
+        """Notes how a trial ended.
+
+        Args:
+            switches: those that decide memory.
+            program: the values of all switches, by their places.
+            completed: whether the trial did. Else it ran out of memory.
+        """
+        self._values.setdefault(switches, {place: program[place] for place, _ in switches})
+        if completed:
+            self._completed.add(switches)
+        self._around.clear()
+
+    def around(self, switches: Switches) -> list[tuple[Keeps, dict[str, Any]]]:
+        """Returns the tried switches that bound what a program with others keeps; none if it has run itself.
+
+        Args:
+            switches: those of the program. The answer says what they keep beside the tried ones.
+        """
+        if switches in self._completed:
+            return []
+        if switches not in self._around:
+            beside = [(keeps(switches, tried), values) for tried, values in self._values.items()]
+            self._around[switches] = [each for each in beside if each[0] in (Keeps.LESS, Keeps.MORE)]
+        return self._around[switches]
+
+
+def without_arm_like(switches: Switches, device: str) -> Switches:
+    """Returns switches without those that change memory no more than another arm does."""
+    return tuple(each for each in switches if each[0] not in _LIKE_AN_ARM[device])
+
+
+def other_priors(usual: Sequence[Prior], beside: Keeps) -> tuple[Prior, ...]:
+    """Returns the priors of the memory with other switches than typed.
+
+    Args:
+        usual: the priors with the switches as typed.
+        beside: the activations that are kept, beside those as typed.
+    """
+    if beside is Keeps.AS_MUCH:
+        return tuple(usual)
+    # Recomputation leaves an eighth to a third (2205.05198).
+    less = _with_activations(usual[0], 0.5, 0.3, 0.2)
+    # So a program without it keeps three to eight times as much, and by the equations alone 17 times. With the scores
+    # it keeps 1.6 to 6 times as much, for 512 to 4,096 tokens.
+    more = _with_activations(usual[0], 0.3, 5.0, 2.5), _with_activations(usual[0], 0.3, 12.0, 5.0)
+    if beside is Keeps.LESS:
+        return (*usual, less)
+    if beside is Keeps.MORE:
+        return (*(replace(prior, weight=prior.weight / 4) for prior in usual), *more)
+    return (*usual, less, more[0])
+
+
+def _with_activations(prior: Prior, weight: float, mean: float, deviation: float) -> Prior:
+    means, deviations = list(prior.means), list(prior.deviations)
+    means[1], deviations[1] = mean, deviation
+    return Prior(weight, tuple(means), tuple(deviations))
+
+
+def _keeps_less(place: str, value: str | None, other: str | None) -> bool | None:
+    known = _FROM_MOST.get(place, [])
+    return known.index(value) > known.index(other) if value in known and other in known else None
