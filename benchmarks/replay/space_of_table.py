@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.command.switches import PROGRAM, switches_of
+from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.space.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
 from trial_lib.wire.turned import TURNED
 
-_ZERO = "zero_optimization"
+_ZERO, _LAYOUT = "zero_optimization", AUTOTP.partition(".")[0]
 _COARSE = ("stage", "offload_optimizer", "offload_param")
 
 # The best guess, which stands first, as in `trial_lib/space/catalogue.py`: DeepSpeed's defaults
@@ -44,13 +45,15 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
     """Returns the lineage that is nearest to the user's configuration, in the arm of its stage without offload.
 
     A recorded bucket is clamped to the model's size, which changes nothing (see `SearchSpace.for_model`). Switches are
-    as in the command.
+    as in the command, and ranks are divided as in the configuration.
     """
     stage, typed = get_knob(base_config, f"{_ZERO}.stage", 0), switches_of(base_config)
+    group = get_knob(base_config, AUTOTP, 1)
 
     def is_near(arm: Arm) -> bool:
         own = all(typed.get(place) == value for place, value in switches_of(arm.knobs).items())
-        return arm.stage == stage and len(arm.knobs[_ZERO]) == 1 and own
+        is_divided_so = get_knob(arm.knobs, AUTOTP, group) == group
+        return arm.stage == stage and len(arm.knobs[_ZERO]) == 1 and own and is_divided_so
 
     arm = next(filter(is_near, space.arms), space.arms[0])
     wanted = {}
@@ -64,7 +67,8 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
 def _coarse(knobs: Mapping[str, Any]) -> dict[str, Any]:
     zero = {key: value for key, value in knobs[_ZERO].items() if key in _COARSE}
     switches = {place: value for place, value in switches_of(knobs).items() if place in TURNED and TURNED[place].coarse}
-    return {_ZERO: zero, **({PROGRAM: switches} if switches else {})}
+    layout = {_LAYOUT: knobs[_LAYOUT]} if _LAYOUT in knobs else {}
+    return {_ZERO: zero, **layout, **({PROGRAM: switches} if switches else {})}
 
 
 def _arm(coarse: dict[str, Any], settings: Sequence[Mapping[str, Any]]) -> Arm:

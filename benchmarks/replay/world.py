@@ -81,7 +81,7 @@ class World(ABC):
             micro_batch_size=size,
             gradient_accumulation_steps=self.problem.base_config[ACCUMULATION],
             slots=self.problem.slots,
-            data_parallel_size=self.problem.profile.data_parallel_size,
+            data_parallel_size=self.problem.replicas.of(knobs),
         )
 
     def completed(
@@ -101,7 +101,7 @@ class World(ABC):
             memory: bytes by rank.
             phases: seconds of each part.
         """
-        replicas = self.problem.profile.data_parallel_size
+        replicas = self.problem.replicas.of(candidate.knobs)
         latency = candidate.micro_batch_size * candidate.gradient_accumulation_steps * replicas / throughput
         scale = latency / median(step_times)
         return self._result(

@@ -128,3 +128,16 @@ def test_noise_is_pooled_over_the_candidates_that_were_repeated():
 
 def test_what_runs_out_of_memory_costs_its_own_phases(world):
     assert sum(run(world, PLAIN, 16).phases.values()) == 7.0
+
+
+def test_layouts_are_arms_and_each_has_its_own_replicas():
+    whole = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 1}}
+    divided = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}
+    world = TableWorld(table(*(ran(knobs, size, 80.0, 100) for knobs in (divided, whole) for size in (4, 8))))
+    assert [arm.knobs for arm in world.problem.space.arms] == [whole, divided]
+    assert world.submitted == candidate(whole, 4)
+    for knobs, replicas in ((whole, 2), (divided, 1)):
+        asked = world.candidate(knobs, 8)
+        assert asked.data_parallel_size == replicas
+        metrics = world.run(asked, random.Random(0)).metrics
+        assert metrics["throughput"] * metrics["latency"] == pytest.approx(8 * replicas)
