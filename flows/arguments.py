@@ -165,6 +165,7 @@ PLAN_OPTIONS: list[Decorator] = [
     _of_plan("price"),
     _of_plan("devices"),
     _MAP,
+    _VARY,
     _of_plan("zero_stages", "-z", "--zero-stages", default="0 1 2 3"),
     _of_plan("train_batch_size"),
     _of_plan("free_batch"),

@@ -113,7 +113,9 @@ def show(study: str | None, as_json: bool) -> None:
     _run(lambda: show_command(study, as_json))
 
 
-def _plan(typed: tuple[str, ...], mappings: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def _plan(
+    typed: tuple[str, ...], mappings: tuple[str, ...], varied: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
     """Plan for hardware that you do not have.
 
     Foresees which configurations fit on devices that are not here, and how fast they train. COMMAND is what you type to
@@ -124,9 +126,9 @@ def _plan(typed: tuple[str, ...], mappings: tuple[str, ...], as_json: bool, **op
     def command() -> int:
         from flows.commands.plan import plan_command
         from trial_lib.foresee.plan.plan_arguments import PlanArguments
-        from trial_lib.study.opening.typed_command import check_mappings
+        from trial_lib.study.opening.typed_command import check_mappings, check_vary
 
-        given = {**options, "command": typed, "arg_mappings": check_mappings(mappings)}
+        given = {**options, "command": typed, "arg_mappings": check_mappings(mappings), "vary": check_vary(varied)}
         if typed:
             given["model_dir"] = Path.cwd()
         with _named_mistakes("plan"):

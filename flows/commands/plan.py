@@ -16,6 +16,7 @@ from rich.table import Table
 from flows.interrupts import interrupts
 from flows.plan_to_end import PlanEnd, plan_to_end
 from flows.terminal import print_document, say, say_error, say_ways, shown
+from trial_lib.command.switches import deepspeed_part
 from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, likelihood, money
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
@@ -63,7 +64,7 @@ def _document(end: PlanEnd) -> dict[str, Any]:
         **record.model_dump(mode="json"),
         "foreseen": True,
         "folder": str(paths.root),
-        "best_ds_config": None if record.chosen is None else record.chosen.ds_config,
+        "best_ds_config": None if record.chosen is None else deepspeed_part(record.chosen.ds_config),
         "best_ds_config_path": str(paths.best_ds_config) if paths.best_ds_config.exists() else None,
         "report": str(paths.report) if paths.report.exists() else None,
         "tracking_uri": end.tracker.tracking_uri,

@@ -7,7 +7,8 @@ a command: a rank turns them.
 A rank imports this module from the user's environment: standard library only.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trial_lib.wire.turned import FORESEEN, is_turned
@@ -21,6 +22,12 @@ SwitchValue = bool | int | float | str | None
 AS_TYPED = "as typed"
 """The value of a switch for people, if the command does not set it."""
 
+# Variables that libraries read, and not the program: threads, the network, allocators, compilers. A foreseen run is one
+# process without a device, so none of them changes it.
+_OF_LIBRARIES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|OPENBLAS|VECLIB|NUMEXPR|NCCL|GLOO|RCCL|UCX|UCC|FI|CUDA|CUBLAS|CUDNN|HIP|PYTORCH|TORCH|TORCHINDUCTOR|"
+    r"TRITON|DS|DEEPSPEED|MALLOC|TOKENIZERS|HF|TRANSFORMERS|LD)_.*"
+)
 _WORDS = (("true", "false"), ("yes", "no"), ("on", "off"), ("1", "0"))
 
 
@@ -44,21 +51,58 @@ def switches_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings.get(PROGRAM) or {})
 
 
+def own_switches(
+    typed: Mapping[str, Any], defaults: Mapping[str, Any], turnable: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """Returns the values of the varied switches in the user's configuration, by their places.
+
+    Args:
+        typed: the values in the command as typed. None stands for one that was not typed. A boolean option is then off.
+        defaults: the values of options as the program's own parser has read them.
+        turnable: the values of switches that ZeroTune turns, the program's own first.
+    """
+    # If the search tries words for a boolean, its own word for the default is not known.
+    known = {place: value for place, value in defaults.items() if not isinstance(value, bool)}
+    own = {**known, **{place: values[0] for place, values in turnable.items()}}
+    return {place: own.get(place) if value is None else value for place, value in typed.items()}
+
+
 def other_switches(settings: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Returns the switches among some settings whose values the user's settings have not: place and value, as text."""
     typed = switches_of(own)
     return tuple((place, repr(value)) for place, value in switches_of(settings).items() if typed.get(place) != value)
 
 
-def foreseen_switches(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Returns the switches among some settings that a foreseen run can have: place and value, as text."""
-    switches = switches_of(settings)
-    return tuple((place, repr(switches[place])) for place in FORESEEN if switches.get(place) is not None)
+def is_foreseeable(place: str) -> bool:
+    """Returns whether a foreseen run may show what another value of a switch changes."""
+    return place in FORESEEN if is_turned(place) else _OF_LIBRARIES.fullmatch(place) is None
 
 
-def unforeseen_switches(settings: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Returns those of `other_switches` that no foreseen run can have."""
-    return tuple(each for each in other_switches(settings, own) if each[0] not in FORESEEN)
+def switch_key(settings: Mapping[str, Any], places: Collection[str] | None = None) -> tuple[tuple[str, str], ...]:
+    """Returns the switches among some settings in the order of their places: place and value, as text.
+
+    Args:
+        settings: the settings. A switch as typed is left out.
+        places: of the switches that count; None for all.
+    """
+    return tuple(
+        (place, repr(value))
+        for place, value in sorted(switches_of(settings).items())
+        if value is not None and (places is None or place in places)
+    )
+
+
+def unforeseen_switches(
+    settings: Mapping[str, Any], own: Mapping[str, Any], foreseen: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """Returns those of `other_switches` whose places no foreseen run has set.
+
+    Args:
+        settings: as there.
+        own: as there.
+        foreseen: the places of the switches that foreseen runs have set.
+    """
+    return tuple(each for each in other_switches(settings, own) if each[0] not in foreseen)
 
 
 def deepspeed_part(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trial_lib.command.launchers import launcher_named
-from trial_lib.command.switches import deepspeed_part, switches_of
+from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, RankStarter, StarterClosedError
 from trial_lib.launch.warm import WarmStarter
@@ -74,21 +74,24 @@ def foresee(
     starter: RankStarter,
     deadline_s: float = DEADLINE_S,
     steps: int = 2,
+    varied_options: Sequence[str] = (),
 ) -> ForeseenRun:
     """Runs a program under fake tensors, and returns the record of its steps.
 
     Args:
         program: the user's program, with the arguments of this run.
         overrides: merged into the DeepSpeed configuration of the engine that trains. The section `program` has the
-            switches that the rank turns.
+            program's switches. The rank turns those that it turns, and the arguments have the others.
         pretended: the hardware that it finds.
         folder: for the run's files. They are removed, except for a log of a run that was stopped.
         starter: starts the process.
         deadline_s: seconds until the process is ended.
         steps: optimizer steps to foresee.
+        varied_options: options of the program whose values its facts have, typed or by default.
 
     Returns:
-        The run. Its `stopped` is not empty if the program cannot be foreseen.
+        The run. Its configuration has the switches too, because they belong to its arm. Its `stopped` is not empty if
+        the program cannot be foreseen.
     """
     make_own_folder(folder)
     own = Path(tempfile.mkdtemp(dir=folder, prefix="foreseen-"))
@@ -105,6 +108,7 @@ def foresee(
         protected_before=now,
         overrides=deepspeed_part(overrides),
         turned=turned_among(switches_of(overrides)),
+        varied_options=list(varied_options),
         world=pretended.world,
         ranks_per_host=pretended.ranks_per_host,
         device_bytes=pretended.device_bytes,
@@ -131,7 +135,8 @@ def foresee(
     else:
         run = ForeseenRun(world=pretended.world, stopped=_without_record(ending, log))
     shutil.rmtree(scratch if run.stopped else own, ignore_errors=True)
-    return run
+    switches = switches_of(overrides)
+    return replace(run, ds_config={**run.ds_config, PROGRAM: switches}) if switches and run.ds_config else run
 
 
 _WITHOUT_DEVICES = {

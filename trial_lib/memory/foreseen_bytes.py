@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from trial_lib.command.switches import switches_of
 from trial_lib.memory.allocations import Allocations
 from trial_lib.memory.zero_settings import arm_key
 
@@ -87,13 +88,14 @@ def nearest_arm(arms: Sequence[ForeseenArm], ds_config: Mapping[str, Any]) -> Fo
         arms: at least one.
         ds_config: a complete configuration.
     """
-    key = arm_key(ds_config)
+    own = switches_of(ds_config)
 
     def distance(arm: ForeseenArm) -> tuple[int, int]:
-        (stage, *settings), (own_stage, *own_settings) = arm_key(arm.ds_config), key
+        (stage, *settings), (own_stage, *own_settings) = arm_key(arm.ds_config, ()), arm_key(ds_config, ())
         assert isinstance(stage, int)
         assert isinstance(own_stage, int)
         different = sum(one != other for one, other in zip(settings, own_settings, strict=True))
+        different += sum(own.get(place) != value for place, value in switches_of(arm.ds_config).items())
         return different, abs(stage - own_stage)
 
     return min(arms, key=distance)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
 from trial_lib.memory.foreseen_bytes import nearest_arm
 from trial_lib.memory.host_bytes import HOST_KNOBS, host_bytes
@@ -113,7 +114,7 @@ class HostMemory:
         if by_formula <= 0 or not self._foreseen:
             return by_formula
         arm = nearest_arm(self._foreseen, config)
-        if arm.host <= 0 or arm_key(arm.ds_config) != arm_key(config):
+        if arm.host <= 0 or arm_key(arm.ds_config) != arm_key(config, switches_of(arm.ds_config)):
             return by_formula
         steps = arm.ds_config.get(ACCUMULATION)
         then = host_bytes(arm.ds_config, self._profile, self._slots, isinstance(steps, int) and steps > 1).held

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from trial_lib.command.switches import PROGRAM, foreseen_switches, switches_of
+from trial_lib.command.switches import PROGRAM, switch_key, switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
 from trial_lib.memory.budget import Budget
@@ -21,7 +21,6 @@ from trial_lib.memory.switched_activations import Keeps, Switches, TriedSwitches
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.wire.turned import FORESEEN
 
 _LOW, _HIGH = 0.05, 0.95
 # Features of a moment: a constant, activations, states, buffers.
@@ -379,21 +378,23 @@ class MemoryModel:
             settings = ZeroSettings.of(config, self._profile.bytes_per_param)
             foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
             switches = self._switches_in(config)
-            arm = (*arm_key(config), *switches)
+            arm = (*arm_key(config, ()), *switches)
             switches = without_arm_like(switches, self._device)
-            # A foreseen arm has the activations of its own switches.
-            seen = foreseen_switches(foreseen.ds_config) if foreseen is not None else None
-            others = self._unforeseen(config) == self._unforeseen(self._base)
-            is_foreseen = others and seen == foreseen_switches(config)
-            beside = Keeps.AS_MUCH if is_foreseen else keeps(switches, self._typed)
+            beside = Keeps.AS_MUCH if self._is_foreseen(foreseen, config) else keeps(switches, self._typed)
             lineage = json.dumps(config, sort_keys=True)
             described = _Described(settings, arm, switches, lineage, foreseen, beside, config)
             self._described[key] = described
         return described
 
-    def _unforeseen(self, config: Mapping[str, Any]) -> Switches:
+    def _is_foreseen(self, foreseen: ForeseenArm | None, config: Mapping[str, Any]) -> bool:
+        """Returns whether a foreseen arm has the activations of a configuration's switches."""
+        seen = {} if foreseen is None else switches_of(foreseen.ds_config)
+        others = self._unforeseen(config, seen) == self._unforeseen(self._base, seen)
+        return foreseen is not None and others and switch_key(foreseen.ds_config) == switch_key(config, seen)
+
+    def _unforeseen(self, config: Mapping[str, Any], seen: Collection[str]) -> Switches:
         switches = without_arm_like(self._switches_in(config), self._device)
-        return tuple(each for each in switches if each[0] not in FORESEEN)
+        return tuple(each for each in switches if each[0] not in seen)
 
     def _switches_in(self, config: Mapping[str, Any]) -> Switches:
         coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)

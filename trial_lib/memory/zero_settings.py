@@ -1,10 +1,10 @@
 """The settings of a DeepSpeed configuration that decide the memory of a rank, with DeepSpeed's defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.command.switches import foreseen_switches
+from trial_lib.command.switches import switch_key
 from trial_lib.deepspeed_config.layout import AUTOTP, group_sizes
 from trial_lib.memory.states import Precision, precision_of
 
@@ -81,11 +81,12 @@ class ZeroSettings:
         )
 
 
-def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
+def arm_key(ds_config: Mapping[str, Any], switches: Collection[str] | None = None) -> ArmKey:
     """Returns the coarse memory settings, which all configurations of one arm have in common.
 
     Args:
-        ds_config: a complete configuration. Its section `program` may have switches that a foreseen run has.
+        ds_config: a complete configuration. Its section `program` may have switches.
+        switches: the places of the switches that make an arm; None for all in that section.
     """
     settings = ZeroSettings.of(ds_config)
     zero = ds_config.get("zero_optimization") or {}
@@ -100,7 +101,7 @@ def arm_key(ds_config: Mapping[str, Any]) -> ArmKey:
         tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
         _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
         settings.tensor_parallel,
-        foreseen_switches(ds_config),
+        switch_key(ds_config, switches),
     )
 
 

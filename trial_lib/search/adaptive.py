@@ -24,7 +24,7 @@ from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.search.cost_model import CostModel, Point
-from trial_lib.search.expected_arms import expected_costs, key_of
+from trial_lib.search.expected_arms import expected_costs, key_of, switches_in
 from trial_lib.search.fine_knobs import fine_trials, propose
 from trial_lib.search.fitting_sizes import FittingSizes
 from trial_lib.search.memory_risk import EVEN_ODDS, USUAL_RISK, memory_risk, worth_of_sweep
@@ -322,7 +322,8 @@ class AdaptiveSearch(Search):
         answer = next((each for each in self.problem.expected if each.is_first), None)
         if answer is None:
             return None
-        planned = [arm for arm, each in enumerate(self._arms) if key_of(each, self.problem.base_config) == answer.key]
+        base, foreseen = self.problem.base_config, switches_in(self.problem.expected)
+        planned = [arm for arm, each in enumerate(self._arms) if key_of(each, base, foreseen) == answer.key]
         guesses = [(arm, index) for arm in planned[:1] for index in self._leading(arm)[:1]]
         for arm, index in guesses:
             largest = min(answer.micro_batch, max(self._sizes(arm, index), default=0))

@@ -1,6 +1,6 @@
 """The arms of a search as a plan expects them: which comes first, in which order, and which cannot fit. Pure."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, log1p
 from statistics import median
@@ -25,6 +25,7 @@ class ExpectedArm:
         samples_per_s: at that micro-batch; 0 if the plan does not say.
         is_first: whether it is the plan's answer.
         no_room: why it cannot fit here, as a clause; empty if it may.
+        switches: the places of the program's switches that the plan's foreseen runs have set.
     """
 
     key: ArmKey
@@ -33,6 +34,7 @@ class ExpectedArm:
     samples_per_s: float = 0.0
     is_first: bool = False
     no_room: str = ""
+    switches: frozenset[str] = frozenset()
 
     @property
     def cost(self) -> float:
@@ -40,15 +42,21 @@ class ExpectedArm:
         return -log(self.samples_per_s) - log1p(HALF_SIZE / self.micro_batch)
 
 
-def key_of(arm: Arm, base_config: Mapping[str, Any]) -> ArmKey:
-    """Returns the key of an arm's best guess. A plan has other switches than as typed if a foreseen run can have them.
+def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
+    """Returns the places of the program's switches that a plan has foreseen."""
+    return frozenset(place for arm in expected for place in arm.switches)
+
+
+def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] = ()) -> ArmKey:
+    """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them.
 
     Args:
         arm: of a search space.
         base_config: the user's DeepSpeed configuration.
+        foreseen: the places of the switches that the plan has foreseen.
     """
-    key = arm_key(overwrite_deepspeed_config(base_config, arm.lineage(0)))
-    return (*key, *unforeseen_switches(arm.knobs, base_config))
+    key = arm_key(overwrite_deepspeed_config(base_config, arm.lineage(0)), foreseen)
+    return (*key, *unforeseen_switches(arm.knobs, base_config, foreseen))
 
 
 def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]) -> list[float]:
@@ -63,7 +71,8 @@ def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected
     """
     formula = prior_costs(arms)
     planned = {arm.key: arm.cost for arm in expected if arm.samples_per_s > 0}
-    found = [planned.get(key_of(arm, base_config)) for arm in arms] if planned else [None] * len(arms)
+    foreseen = switches_in(expected)
+    found = [planned.get(key_of(arm, base_config, foreseen)) for arm in arms] if planned else [None] * len(arms)
     levels = [cost - by_formula for cost, by_formula in zip(found, formula, strict=True) if cost is not None]
     if not levels:
         return formula
@@ -86,7 +95,8 @@ def without_hopeless(
         ran: arms that have run here, whatever the plan says.
     """
     cannot = {arm.key: arm.no_room for arm in expected if arm.no_room and arm.key not in ran}
-    keys = [(arm, key_of(arm, base_config)) for arm in space.arms] if cannot else []
+    foreseen = switches_in(expected)
+    keys = [(arm, key_of(arm, base_config, foreseen)) for arm in space.arms] if cannot else []
     kept = [arm for arm, key in keys if key not in cannot]
     if not kept or len(kept) == len(space.arms):
         return space, []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trial_lib.command.mapping_targets import typed_switch
-from trial_lib.command.switches import PROGRAM, is_switch, place_of
+from trial_lib.command.switches import PROGRAM, is_switch, own_switches, place_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -75,10 +75,7 @@ def learned_switches(switches: Mapping[str, Any], found: ProgramProfile) -> dict
         switches: in the command as typed. None stands for one that was not typed. A boolean option is then off.
         found: what the profile trial found.
     """
-    # If the search tries words for a boolean, its own word for the default is not known.
-    defaults = {place: value for place, value in found.switches.items() if not isinstance(value, bool)}
-    own = {**defaults, **{place: values[0] for place, values in found.turnable.items()}}
-    return {place: own.get(place) if value is None else value for place, value in switches.items()}
+    return own_switches(switches, found.switches, found.turnable)
 
 
 def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None) -> None:

@@ -23,6 +23,7 @@ class ForeseeOrder:
         protected_before: seconds since the epoch. The rank never changes a file of the user's that is older.
         overrides: merged into the DeepSpeed configuration of the engine that trains.
         turned: the switches that the rank turns in the program, by name.
+        varied_options: options of the program whose values the record has, typed or by default.
         world: ranks of the pretended world.
         ranks_per_host: of these, the ranks on one host.
         device_bytes: memory of the pretended device, for a program that asks.
@@ -40,6 +41,7 @@ class ForeseeOrder:
     protected_before: float
     overrides: dict[str, Any] = field(default_factory=dict)
     turned: dict[str, Any] = field(default_factory=dict)
+    varied_options: list[str] = field(default_factory=list)
     world: int
     ranks_per_host: int
     device_bytes: int

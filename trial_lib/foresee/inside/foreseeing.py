@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trial_lib.command.switches import PROGRAM
 from trial_lib.foresee.inside import (
     accelerator,
     pipeline_moments,
@@ -114,6 +113,7 @@ class Foreseeing:
             return
         self._plain_steps.end()
         self._engine = engine
+        self._facts.switches = program_options.values_read(self._order.varied_options)
         name_kinds(engine, self._memory)
         name_gradients(engine, self._memory)
         self._operations.name_modules(engine.module)
@@ -166,7 +166,7 @@ class Foreseeing:
         )
 
     def _of_engine(self) -> dict[str, Any]:
-        engine, turned = self._engine, self._order.turned
+        engine = self._engine
         if engine is None:
             return {}
         numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
@@ -181,8 +181,7 @@ class Foreseeing:
             "parameters": int(parameters),
             "trainable": int(trainable),
             "is_pipeline": self._is_pipeline,
-            # With the switches of the run, because they belong to its arm.
-            "ds_config": {**engine._config._param_dict, **({PROGRAM: dict(turned)} if turned else {})},
+            "ds_config": dict(engine._config._param_dict),
             "stage": int(engine.zero_optimization_stage()),
             "formats": self._operations.multiplied_in(),
         }

@@ -88,8 +88,10 @@ def answer_of(devices: PlannedDevices) -> str:
 
 def configuration(arm: PlannedArm) -> str:
     """Returns an arm's configuration in words, such as `ZeRO 2, micro-batch 8, accumulation 4`."""
-    stage, *more = arm.label.split("-", 1)
-    with_more = f" with {more[0].replace('-offload', ' and offload').replace('-', ' ')}" if more else ""
+    plain = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
+    stage, *more = plain.split("-", 1)
+    said = [more[0].replace("-offload", " and offload").replace("-", " ")] if more else []
+    with_more = " with " + ", ".join([*said, *arm.switches.values()]) if said or arm.switches else ""
     return f"ZeRO {stage.removeprefix('z')}{with_more}, micro-batch {arm.micro_batch}, accumulation {arm.accumulation}"
 
 

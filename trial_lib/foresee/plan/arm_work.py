@@ -1,13 +1,16 @@
 """The runs that a plan needs of its arms, and those that it can do without if runs take long. Pure."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trial_lib.command.switches import switch_key, switches_of
 from trial_lib.foresee.memory.growth import growth_between
 from trial_lib.foresee.plan.answer import memory_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns, persistent
-from trial_lib.foresee.plan.arms import PlanArm, run_overrides
+from trial_lib.foresee.plan.arms import PlanArm, run_overrides, with_switches
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm
 from trial_lib.search.arm_priors import prior_costs
@@ -19,6 +22,7 @@ AFFORDABLE_S = 45.0
 """Seconds that all runs of a plan may take if it has more than one of each arm. The whole then takes a minute."""
 
 _MARGIN = 1.1
+_LONGEST = 120  # characters of a label in a file's name
 _FORWARD = MOMENTS.index("forward")
 _DEVICE = PLACES.index("device")
 # The first ZeRO stage that partitions a kind of state, and the section that offloads it. Reduced gradients go where the
@@ -37,7 +41,7 @@ class WantedRun:
     Attributes:
         name: unique in the plan, such as `z3-mbs1-of8`.
         overrides: what it changes in the DeepSpeed configuration; empty for the program as typed. The section `program`
-            has the switches to turn.
+            has the program's switches.
         is_first: whether it is the first, which finds out what the program is.
         asked: devices that it finds, one of which is its rank's.
     """
@@ -73,7 +77,15 @@ def wanted_run(arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int
 
 def run_name(label: str, micro_batch: int, ranks: int) -> str:
     """Returns the name of a run's file."""
-    return f"{label}-mbs{micro_batch}-of{ranks}"
+    return f"{file_word(label)}-mbs{micro_batch}-of{ranks}"
+
+
+def file_word(label: str) -> str:
+    """Returns an arm's label as a part of a file's name. A switch may have a path in its name, or a long value."""
+    word = re.sub(r"[^\w.,+=-]", "_", label)
+    if word == label and len(label) <= _LONGEST:
+        return label
+    return f"{word[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 class ArmWork:
@@ -105,27 +117,34 @@ class ArmWork:
 
     @property
     def own_larger(self) -> list[WantedRun]:
-        """The run of the user's own arm at the larger size, which every plan has."""
-        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._arms if arm.is_own]
+        """The run of the user's own arm at the larger size, which every plan has, and of one arm of other switches."""
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(self._arms)]
 
     def more(self, runs: Mapping[str, ForeseenRun], processes: int) -> list[WantedRun]:
         """Returns the further runs: at a larger size, and on another number of devices, if they can be afforded.
 
-        Without them the growth of the user's own arm stands for that of all arms, and a formula divides the states.
+        Without them the growth of the user's own arm stands for that of all arms with its switches, and one arm of
+        other switches for those. A formula divides the states.
 
         Args:
             runs: those of `small`, by name.
             processes: runs at once.
         """
         whole = [arm for arm in self._ordered if not runs[self._name(arm, self._sizes[0])].stopped]
-        own = [arm for arm in whole if arm.is_own] or whole[:1]
         larger = [self._run(arm, size) for size in self._sizes[1:] for arm in whole]
         wider = [self._run(arm, self._sizes[0], other) for other in self._others for arm in whole]
         seconds = [runs[self._name(arm, self._sizes[0])].seconds for arm in whole]
         further = sum(seconds) / max(1, len(seconds)) * len(larger + wider)
         if (sum(run.seconds for run in runs.values()) + further) / processes <= AFFORDABLE_S:
             return larger + wider
-        return [self._run(arm, size) for size in self._sizes[1:] for arm in own]
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(whole)]
+
+    def _leaders(self, arms: Sequence[PlanArm]) -> list[PlanArm]:
+        """Returns one arm of each setting of the program's switches: the user's own, else the first."""
+        found: dict[tuple[tuple[str, str], ...], PlanArm] = {}
+        for arm in sorted(arms, key=lambda each: not each.is_own):
+            found.setdefault(switch_key(arm.knobs), arm)
+        return list(found.values())
 
     def foreseen(self, runs: Mapping[str, ForeseenRun]) -> list[ArmRuns]:
         """Returns the runs of each arm."""
@@ -135,9 +154,10 @@ class ArmWork:
         names = self._names(arm, runs)
         if self.ignores_size(runs) and self._own_size in self._sizes:
             # All runs had the program's own batches, whatever size was asked for.
-            return ArmRuns(arm, replace(runs[names[0]], micro_batch=self._own_size), names=(names[0],))
-        small = runs[names[0]]
-        large = runs[names[1]] if len(names) > 1 else self._grown(small, runs)
+            one = with_switches(runs[names[0]], arm.knobs)
+            return ArmRuns(arm, replace(one, micro_batch=self._own_size), names=(names[0],))
+        small = with_switches(runs[names[0]], arm.knobs)
+        large = with_switches(runs[names[1]], arm.knobs) if len(names) > 1 else self._grown(small, arm, runs)
         others = [name for other in self._others if (name := self._name(arm, self._sizes[0], other)) in runs]
         return ArmRuns(arm, small, large, runs[others[0]] if others else None, tuple(names))
 
@@ -156,11 +176,14 @@ class ArmWork:
     def _names(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> list[str]:
         return [name for size in self._sizes if (name := self._name(arm, size)) in runs]
 
-    def _grown(self, small: ForeseenRun, runs: Mapping[str, ForeseenRun]) -> ForeseenRun | None:
-        """Returns a run at the larger size by the growth of another arm; None if none is known."""
+    def _grown(self, small: ForeseenRun, of: PlanArm, runs: Mapping[str, ForeseenRun]) -> ForeseenRun | None:
+        """Returns a run at the larger size by the growth of another arm with its switches; None if none is known."""
         if small.stopped:
             return None
         for arm in self._arms:
+            if switch_key(arm.knobs) != switch_key(of.knobs):
+                # It may keep other activations.
+                continue
             pair = [runs[name] for name in self._names(arm, runs)]
             if len(pair) > 1 and not any(run.stopped for run in pair):
                 growth = growth_between(*pair)
@@ -191,7 +214,11 @@ class ArmWork:
 
 
 def hopeless_arms(
-    arms: Sequence[PlanArm], typed: ForeseenRun, devices: Sequence[AskedDevices], headroom: float
+    arms: Sequence[PlanArm],
+    typed: ForeseenRun,
+    devices: Sequence[AskedDevices],
+    headroom: float,
+    resizing: Collection[str] = (),
 ) -> tuple[PlanArm, ...]:
     """Returns the arms whose states alone exceed a device of every kind and number.
 
@@ -200,11 +227,13 @@ def hopeless_arms(
         typed: a run, whose states are divided anew.
         devices: those of the plan, and the largest numbers of its curves.
         headroom: the share of a device's memory that stays free.
+        resizing: switches of the program that change its number of parameters. Arms with them are run.
     """
     return tuple(
         arm
         for arm in arms
         if not arm.is_own
+        and not switches_of(arm.knobs).keys() & set(resizing)
         and all(
             sum(_states_of(arm, typed, each.count).values()) > _MARGIN * each.cluster.device.memory * (1 - headroom)
             for each in devices
@@ -219,6 +248,7 @@ def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
     return PlannedArm(
         label=arm.label,
         knobs=dict(arm.knobs),
+        switches=dict(arm.switches),
         micro_batch=typed.micro_batch,
         accumulation=typed.accumulation,
         # Activations are not counted, so there may be more.

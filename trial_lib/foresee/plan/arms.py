@@ -1,10 +1,10 @@
 """The arms of a plan: the search space's ZeRO stages and offloads, and the batch that each of them keeps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trial_lib.command.switches import PROGRAM, is_switch, place_of, switches_of
+from trial_lib.command.switches import PROGRAM, is_foreseeable, is_switch, place_of, shown_switch, switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import GROUPS, group_sizes, ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
@@ -14,10 +14,10 @@ from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import is_coarse
 from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves
+from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves, switch_word
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
-from trial_lib.wire.turned import FORESEEN
+from trial_lib.wire.turned import is_turned
 
 _COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
@@ -33,11 +33,13 @@ class PlanArm:
         knobs: its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration.
         is_own: whether the user's configuration is of this arm. Its knobs then change nothing: they are empty, or have
             the program's own switches.
+        switches: the program's switches that differ from the user's, as people read them, by their words in the label.
     """
 
     label: str
     knobs: Mapping[str, Any]
     is_own: bool = False
+    switches: Mapping[str, str] = field(default_factory=dict)
 
     def candidate(self, policy: BatchPolicy, micro_batch: int, ranks: int) -> Candidate:
         """Returns the arm at a micro-batch size (samples) on a number of ranks."""
@@ -61,16 +63,17 @@ def planned_arms(
 
     Args:
         typed: the foreseen run of the program as it was typed.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
+        base_config: the user's DeepSpeed configuration, as far as it is known. Its section `program` has the switches
+            in the user's configuration.
         stages: ZeRO stages that may be used.
-        requests: the `search_space` of the experiment. Switches stay as typed that no foreseen run can have.
+        requests: the `search_space` of the experiment. A switch stays as typed unless it `is_planned`.
         device: `cuda` or `cpu`.
     """
     program = typed.program
     turnable: Mapping[str, Sequence[Any]] = program.get("turnable", {})
-    requests = [each for each in requests if not is_switch(each.path) or place_of(each.path) in FORESEEN]
-    varied = [place for each in requests if (place := place_of(each.path)) in turnable]
-    switches = {place: turnable[place][0] for place in varied} | {
+    requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
+    varied = [place_of(each.path) for each in requests if is_switch(each.path)]
+    switches = {place: turnable[place][0] for place in varied if place in turnable} | {
         place: value for place, value in switches_of(base_config).items() if place in varied and value is not None
     }
     own_switches = {PROGRAM: switches} if switches else {}
@@ -100,8 +103,36 @@ def planned_arms(
         key = arm_key(overwrite_deepspeed_config(base_config, arm.knobs))
         if key not in seen and _is_asked_for(arm, asked):
             seen.add(key)
-            found.append(PlanArm(arm.label, arm.lineage(0)))
+            found.append(_with_label(arm, switches))
     return tuple(found)
+
+
+def is_planned(request: RequestedKnob) -> bool:
+    """Returns whether each value of a switch makes arms of a plan: it is coarse, and a foreseen run may show it."""
+    return is_switch(request.path) and request.is_coarse and is_foreseeable(place_of(request.path))
+
+
+def changed_word(place: str, value: Any) -> str:
+    """Returns the word for a switch of the program that differs from the user's, such as `no-compile`."""
+    name = place.partition(":")[2] if is_turned(place) else place.lstrip("-")
+    return switch_word(place, value) or f"no-{name.replace('_', '-')}"
+
+
+def _with_label(arm: Arm, own: Mapping[str, Any]) -> PlanArm:
+    """Returns an arm of a plan whose label names the switches that differ from the user's."""
+    plain = Arm({key: value for key, value in arm.knobs.items() if key != PROGRAM}).label
+    switches = {
+        changed_word(place, value): shown_switch(place, value)
+        for place, value in switches_of(arm.knobs).items()
+        if value != own.get(place)
+    }
+    return PlanArm("-".join([plain, *switches]), arm.lineage(0), switches=switches)
+
+
+def with_switches(run: ForeseenRun, knobs: Mapping[str, Any]) -> ForeseenRun:
+    """Returns a run whose configuration has the switches of its arm. The run of the program as typed has none."""
+    switches = switches_of(knobs)
+    return replace(run, ds_config={**run.ds_config, PROGRAM: switches}) if switches else run
 
 
 def run_overrides(candidate: Candidate) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
+from typing import Any
 
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
@@ -125,17 +126,15 @@ class Evaluation:
         """Returns the row of the arm in the plan's table."""
         arm = self.runs.arm
         if self.runs.stopped:
-            return PlannedArm(label=arm.label, knobs=dict(arm.knobs), is_own=arm.is_own, stopped=self.runs.stopped)
+            return PlannedArm(**self._named, stopped=self.runs.stopped)
         size, step = self.best
         forecast = self.memory.at(size)
         accumulation = max(1, self.policy.accumulation(size))
         candidate = arm.candidate(self.policy, size, self.asked.count)
         memory = self._memory(forecast)
         return PlannedArm(
-            label=arm.label,
-            knobs=dict(arm.knobs),
+            **self._named,
             ds_config=candidate.complete(self.base_config),
-            is_own=arm.is_own,
             fits=self.fits(size),
             largest_micro_batch=self.largest,
             most_micro_batch=self.sizes[-1] if self.sizes else size,
@@ -150,6 +149,11 @@ class Evaluation:
             runs=self.runs.names,
             **({} if step is None else self._speed(step)),
         )
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        arm = self.runs.arm
+        return {"label": arm.label, "knobs": dict(arm.knobs), "is_own": arm.is_own, "switches": dict(arm.switches)}
 
     def _speed(self, step: ForeseenStep) -> dict[str, object]:
         wide = step.high / step.seconds, step.seconds / step.low

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from trial_lib.command.switches import switch_key
 from trial_lib.foresee.memory.growth import Growth, growth_between
 from trial_lib.foresee.plan.arm_runs import ArmRuns
-from trial_lib.foresee.plan.arms import PlanArm
+from trial_lib.foresee.plan.arms import PlanArm, with_switches
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, read_run
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -30,13 +31,19 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dic
     wanted = [arm for arm in whole if label in ("", arm.label)]
     runs = {name: read_kept_run(paths.run(name)) for name in {name for arm in wanted for name in arm.runs}}
     pairs = [arm.runs for arm in whole if len(arm.runs) > 1]
-    growth = None
-    if any(len(arm.runs) == 1 and not runs[arm.runs[0]].stopped for arm in wanted):
-        found = (
-            growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair[:2])) for pair in pairs
-        )
-        growth = next((each for each in found if each is not None), None)
-    return {arm.label: _of_arm(arm, paths, runs, growth, is_of_one_size=not pairs) for arm in wanted}
+    growths: dict[tuple[tuple[str, str], ...], Growth | None] = {}
+    for arm in wanted:
+        switches = switch_key(arm.knobs)
+        if len(arm.runs) > 1 or runs[arm.runs[0]].stopped or switches in growths:
+            continue
+        # Other switches may keep other activations.
+        alike = (other.runs[:2] for other in whole if len(other.runs) > 1 and switch_key(other.knobs) == switches)
+        found = (growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair)) for pair in alike)
+        growths[switches] = next((each for each in found if each is not None), None)
+    return {
+        arm.label: _of_arm(arm, paths, runs, growths.get(switch_key(arm.knobs)), is_of_one_size=not pairs)
+        for arm in wanted
+    }
 
 
 def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:
@@ -50,8 +57,8 @@ def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:
 def _of_arm(
     arm: PlannedArm, paths: PlanPaths, runs: Mapping[str, ForeseenRun], growth: Growth | None, is_of_one_size: bool
 ) -> ArmRuns:
-    small = runs[arm.runs[0]]
-    large = runs[arm.runs[1]] if len(arm.runs) > 1 else None
+    small = with_switches(runs[arm.runs[0]], arm.knobs)
+    large = with_switches(runs[arm.runs[1]], arm.knobs) if len(arm.runs) > 1 else None
     if large is None and growth is not None and not small.stopped and growth.micro_batch != small.micro_batch:
         large = growth.of(small)
     if is_of_one_size:
@@ -59,7 +66,7 @@ def _of_arm(
         small = replace(small, micro_batch=arm.micro_batch)
     others = (read_kept_run(file) for file in wider_runs(arm, paths))
     wider = next((run for run in others if not run.stopped), None)
-    return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own), small, large, wider, arm.runs)
+    return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own, arm.switches), small, large, wider, arm.runs)
 
 
 def read_kept_run(file: Path) -> ForeseenRun:

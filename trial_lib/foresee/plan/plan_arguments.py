@@ -16,6 +16,8 @@ class PlanArguments(FrozenRecord):
         config_path: the experiment's YAML. Empty if a command is planned.
         command: the words of the command to plan, instead of an experiment's YAML.
         arg_mappings: the option or variable of the command that sets each DeepSpeed key.
+        vary: the program's switches, by their places in the command, with the values to foresee. It is for a command. A
+            YAML has them in the section `program` of `search_space`.
         model_dir: the model directory. For a command it is the working directory.
         on: plan for these devices, as NAME:NUMBER or NAME:HOSTSxNUMBER, such as h100-80gb:8 or a100-40gb:2x8. Default:
             those of this host.
@@ -37,6 +39,7 @@ class PlanArguments(FrozenRecord):
     config_path: Path | None = None
     command: tuple[str, ...] = ()
     arg_mappings: dict[str, str] = Field(default_factory=dict)
+    vary: dict[str, Any] = Field(default_factory=dict)
     model_dir: Path
     on: tuple[str, ...] = ()
     price: tuple[str, ...] = ()
@@ -62,6 +65,8 @@ class PlanArguments(FrozenRecord):
     def _has_something_to_plan(self) -> "PlanArguments":
         if (self.config_path is None) != bool(self.command):
             raise ValueError("expected either config_path or command")
+        if self.vary and not self.command:
+            raise ValueError("--vary is for a command: a YAML has its switches in search_space, section program")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")
         return self

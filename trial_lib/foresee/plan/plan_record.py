@@ -41,6 +41,7 @@ class PlannedArm(FrozenRecord):
         knobs: the settings that make the arm, in the shape of the DeepSpeed configuration.
         ds_config: the complete configuration at this micro-batch.
         is_own: whether it is the arm of the user's configuration.
+        switches: as `PlanArm` has them.
         fits: the probability that it fits at this micro-batch, on the device and in the host's memory.
         largest_micro_batch: samples that fit at even odds or better. 0 if not even the smallest batch does.
         most_micro_batch: the largest that the kept global batch allows. The memory may allow more.
@@ -67,6 +68,7 @@ class PlannedArm(FrozenRecord):
     knobs: dict[str, Any] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     is_own: bool = False
+    switches: dict[str, str] = Field(default_factory=dict)
     fits: float = 0.0
     largest_micro_batch: int = 0
     most_micro_batch: int = 0

@@ -7,11 +7,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trial_lib.command.switches import PROGRAM, own_switches
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.answer import answer_of, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns
-from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, wanted_run
+from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
 from trial_lib.foresee.plan.arms import (
     PlanArm,
     batch_policy,
@@ -24,6 +25,7 @@ from trial_lib.foresee.plan.counts import counted, fewest, largest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
+from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob
@@ -59,6 +61,7 @@ class PlanProblem:
         processes: runs at once.
         measured: what earlier studies have measured of kinds of devices, by their names. Data sheets decide the others.
         allocator: settings of PyTorch's allocator.
+        switches: the varied switches in the command as typed, by their places.
     """
 
     asked: tuple[AskedDevices, ...]
@@ -74,6 +77,7 @@ class PlanProblem:
     processes: int = 1
     measured: Mapping[str, DeviceSpeed] = field(default_factory=dict)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
         """Returns the batches and the user's micro-batch on some devices; None if only the program knows them."""
@@ -129,6 +133,7 @@ class Planned:
         devices: the tables, in the order of `--on`.
         runs: all runs by name.
         shares: seconds of each part of the planning.
+        notes: sentences on the program's switches.
     """
 
     typed: ForeseenRun
@@ -137,6 +142,7 @@ class Planned:
     devices: tuple[PlannedDevices, ...]
     runs: Mapping[str, ForeseenRun]
     shares: Mapping[str, float]
+    notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -166,15 +172,24 @@ def plan(
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
-    arms = planned_arms(typed, problem.base_config, problem.stages, problem.requests, problem.device)
-    every = (*problem.asked, *map(largest, problem.asked))
-    hopeless = hopeless_arms(arms, typed, every, problem.headroom) if _takes_long(typed) else ()
-    work = ArmWork([arm for arm in arms if arm not in hopeless], base, policies, typed)
-    work.also_on(problem.asked)
 
     def run_all(wanted: Sequence[WantedRun]) -> None:
         missing = [each for each in wanted if each.name not in runs]
         runs.update(_all(missing, foresee, problem.processes, said, check, stop) if missing else {})
+
+    program = typed.program
+    own = own_switches(problem.switches, program.get("switches", {}), program.get("turnable", {}))
+    policy = policies[base.count]
+    size = pair_of(policy, typed.micro_batch)[0]
+    of_own = PlanArm(own_label(problem.base_config), {}, is_own=True)
+    switches = SwitchValues(problem.requests, own, of_own, lambda arm: wanted_run(arm, base, policy, size))
+    run_all(switches.wanted)
+    requests, notes = switches.apart(runs)
+    arms = planned_arms(typed, {**problem.base_config, PROGRAM: own}, problem.stages, requests, problem.device)
+    every, resizing = (*problem.asked, *map(largest, problem.asked)), switches.resizing(runs)
+    hopeless = hopeless_arms(arms, typed, every, problem.headroom, resizing) if _takes_long(typed) else ()
+    work = ArmWork([arm for arm in arms if arm not in hopeless], base, policies, typed)
+    work.also_on(problem.asked)
 
     # A slow plan runs the user's own pair in any case. With the others, so that no core waits for its last run.
     run_all([*(work.own_larger if _takes_long(typed) else []), *work.small])
@@ -196,7 +211,7 @@ def plan(
         for asked in problem.asked
     )
     watch.lap("memory and time")
-    return Planned(typed, problem.base_config, policies, devices, runs, watch.shares)
+    return Planned(typed, problem.base_config, policies, devices, runs, watch.shares, notes)
 
 
 def _first(

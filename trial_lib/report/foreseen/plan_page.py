@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
+from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
 from trial_lib.foresee.plan.answer import fewest_sentence, money
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
 from trial_lib.records.units import bytes_shown
@@ -40,8 +42,8 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         devices=of_devices,
         counts=counts,
         cards=_cards(record),
-        changes=[] if chosen is None else setting_changes(redact(record.ds_config), redact(chosen.ds_config)),
-        config="" if chosen is None else json.dumps(redact(chosen.ds_config), indent=2),
+        changes=[] if chosen is None else setting_changes(redact(_own_settings(record)), redact(chosen.ds_config)),
+        config="" if chosen is None else json.dumps(redact(deepspeed_part(chosen.ds_config)), indent=2),
         unknown=[ask for ask in record.asks if not ask.is_known],
         known=[ask for ask in record.asks if ask.is_known],
         facts=_facts(record),
@@ -58,6 +60,13 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         has_host=keeps_on_host,
         share=_share,
     )
+
+
+def _own_settings(record: PlanRecord) -> dict[str, Any]:
+    """Returns the user's DeepSpeed configuration, with the program's switches in the section `program`."""
+    own = next((arm for devices in record.devices for arm in devices.arms if arm.is_own), None)
+    switches = {} if own is None else switches_of(own.ds_config)
+    return {**record.ds_config, **({PROGRAM: switches} if switches else {})}
 
 
 def _best_first(record: PlanRecord) -> list[PlannedDevices]:

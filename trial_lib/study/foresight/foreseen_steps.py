@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.switches import unforeseen_switches
+from trial_lib.command.switches import switches_of, unforeseen_switches
 from trial_lib.device.host.base import Host
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import PlanArm
@@ -42,8 +42,9 @@ class ForeseenSteps:
             base_config: the user's DeepSpeed configuration, as far as it is known.
         """
         config = candidate.complete(base_config)
-        runs = self.runs.get(arm_key(config))
-        if runs is None or unforeseen_switches(candidate.knobs, base_config):
+        foreseen = {place for runs in self.runs.values() for place in switches_of(runs.small.ds_config)}
+        runs = self.runs.get(arm_key(config, foreseen))
+        if runs is None or unforeseen_switches(candidate.knobs, base_config, foreseen):
             return None
         size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)
         # The candidate's own settings decide what goes on beside the computation.

@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trial_lib.command.switches import deepspeed_part
+from trial_lib.command.switches import deepspeed_part, is_option, switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
-from trial_lib.foresee.plan.arms import PlanArm, planned_arms, run_overrides
+from trial_lib.foresee.plan.arm_work import file_word
+from trial_lib.foresee.plan.arms import PlanArm, own_label, planned_arms, run_overrides
+from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter
 from trial_lib.memory.foreseen_bytes import ForeseenArm
@@ -27,6 +29,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ProgramProfile
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.search.arm_priors import prior_costs
+from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.knobs import Arm
 from trial_lib.study.build_program import program_of
 from trial_lib.study.foresight.foreseen_steps import keep_steps
@@ -88,7 +91,7 @@ class Foresight:
         self._starter = _EndableStarter(starter)
         self.folder = folder
         self._foresees = foresees
-        self._known = KnownProgram.of(setup.experiment)
+        self._known = KnownProgram.of(setup.experiment, setup.environment)
         self._runs: dict[ArmKey, list[ForeseenRun]] = {}
         self._arms: dict[ArmKey, ForeseenArm] = {}
         self._thread: threading.Thread | None = None
@@ -135,24 +138,37 @@ class Foresight:
             batch = {MICRO_BATCH: typed.micro_batch, ACCUMULATION: typed.accumulation}
             self._known = replace(self._known, base_config={**self._known.base_config, **batch})
         self.base_config = self._known.base_config
-        wanted = self._wanted(typed)
+        sizes = (typed.micro_batch,) if typed.program.get("batch_varies") else _SIZES
+        requests = read_search_space(self._setup.experiment.config.search_space)
+        own = PlanArm(own_label(self.base_config), {}, is_own=True)
+        switches = SwitchValues(
+            requests, switches_of(self.base_config), own, lambda arm: _Wanted.of(arm, typed, sizes[0])
+        )
+        shown = self._run_all(switches.wanted)
+        if shown is not None:
+            requests, _ = switches.apart(shown)
+            self._run_all([each for each in self._wanted(typed, requests, sizes) if each.name not in shown])
+
+    def _run_all(self, wanted: Sequence["_Wanted"]) -> dict[str, ForeseenRun] | None:
+        """Returns runs by name, and keeps their steps; None if all runs have been ended."""
+        found: dict[str, ForeseenRun] = {}
         for number, (name, overrides) in enumerate(wanted, start=1):
             self.doing = f"{name} ({number} of {len(wanted)})"
             run = self._run(name, overrides)
             if run is None:
-                return
+                return None
             if self._kept is not None and not run.stopped:
                 keep_steps(run, name.rpartition("-mbs")[0], self._kept)
+            found[name] = run
+        return found
 
-    def _wanted(self, typed: ForeseenRun) -> list[tuple[str, dict[str, Any]]]:
-        """Returns the names and overrides of the runs: the user's own arm first, then the cheapest."""
-        arguments, experiment = self._setup.arguments, self._setup.experiment
-        requests = read_search_space(experiment.config.search_space)
-        arms = planned_arms(typed, self.base_config, arguments.zero_stages, requests, self._setup.device)
-        sizes = (typed.micro_batch,) if typed.program.get("batch_varies") else _SIZES
+    def _wanted(self, typed: ForeseenRun, requests: Sequence[RequestedKnob], sizes: Sequence[int]) -> list["_Wanted"]:
+        """Returns the runs of the arms: the user's own arm first, then the cheapest."""
+        stages = self._setup.arguments.zero_stages
+        arms = planned_arms(typed, self.base_config, stages, requests, self._setup.device)
         costs = prior_costs([Arm({"zero_optimization": {"stage": 0}, **arm.knobs}) for arm in arms])
         ordered = sorted(zip(arms, costs, strict=True), key=lambda pair: (not pair[0].is_own, pair[1]))
-        return [(f"{arm.label}-mbs{size}", _overrides(arm, typed, size)) for arm, _ in ordered for size in sizes]
+        return [_Wanted.of(arm, typed, size) for arm, _ in ordered for size in sizes]
 
     def _run(self, name: str, overrides: Mapping[str, Any]) -> ForeseenRun | None:
         """Returns a run, and keeps it if it has foreseen a step; None if all runs have been ended."""
@@ -161,7 +177,8 @@ class Foresight:
         folder = self.folder / name
         program = self._program(TrialPaths(folder), overrides)
         pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **self._device_bytes())
-        run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S)
+        options = [*filter(is_option, self._known.switches)]
+        run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S, varied_options=options)
         if self._starter.has_ended:
             return None
         if not run.stopped:
@@ -191,6 +208,7 @@ class Foresight:
             paths.training_spec,
             self._known.arg_mappings,
             as_typed=is_typed,
+            switches=switches_of(overrides),
         )
         write_whole(paths.ds_config, json.dumps(config, indent=2))
         write_all(program.files)
@@ -219,6 +237,18 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
     found = (foreseen_arm(group, device) for group in groups)
     # If a sample takes nothing, the program did not take the other micro-batch.
     return tuple(arm for arm in found if arm is not None and arm.backward.per_sample > 0)
+
+
+class _Wanted(NamedTuple):
+    """A run to foresee: its name, and its overrides."""
+
+    name: str
+    overrides: dict[str, Any]
+
+    @classmethod
+    def of(cls, arm: PlanArm, typed: ForeseenRun, size: int) -> "_Wanted":
+        """Returns the run of an arm at a micro-batch size (samples)."""
+        return cls(f"{file_word(arm.label)}-mbs{size}", _overrides(arm, typed, size))
 
 
 def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.device.host.base import Host
@@ -84,6 +85,7 @@ class StudyPlan:
                 samples_per_s=self._samples_per_s(arm),
                 is_first=bool(self.devices.best) and arm.label == self.devices.best,
                 no_room=self._no_room(arm),
+                switches=frozenset(switches_of(arm.ds_config or arm.knobs)),
             )
             for arm in self.devices.arms
             if not arm.stopped

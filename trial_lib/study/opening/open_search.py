@@ -17,7 +17,7 @@ from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.expected_arms import ExpectedArm, without_hopeless
+from trial_lib.search.expected_arms import ExpectedArm, switches_in, without_hopeless
 from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
@@ -66,7 +66,9 @@ def open_search(
     no_room = HostMemory(basis).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
     ran = {
-        arm_key(candidate.complete(base_config)) for candidate, result in known if result.outcome is Outcome.COMPLETED
+        arm_key(candidate.complete(base_config), switches_in(expected))
+        for candidate, result in known
+        if result.outcome is Outcome.COMPLETED
     }
     space, hopeless = without_hopeless(space, base_config, expected, ran)
     for sentence in (*left_out, *no_room, *unbuildable, *hopeless):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import is_option
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.program import Program
@@ -69,7 +70,8 @@ class Foreseer:
         )
         folder = self._opened.scratch / name
         starter = self._started(program)
-        run = foresee(program, overrides, pretended, folder, starter, self._opened.read.arguments.deadline)
+        deadline, options = self._opened.read.arguments.deadline, [*filter(is_option, self._opened.switches)]
+        run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
     def prime(self, modules: Sequence[str]) -> None:

@@ -4,10 +4,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.switches import deepspeed_part
+from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
@@ -28,6 +29,7 @@ from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of, program_of
 from trial_lib.study.kept.folder import new_folder, new_id
+from trial_lib.study.known_program import typed_switches
 from trial_lib.study.opening.followed import followed
 from trial_lib.study.opening.preflight import check_include
 from trial_lib.study.opening.typed_command import read_command
@@ -90,7 +92,7 @@ def read_plan(
         arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
         notes = found.notes
         experiment = read_command(
-            arguments.command, arguments.arg_mappings, arguments.model_dir, None, arguments.include
+            arguments.command, arguments.arg_mappings, arguments.model_dir, None, arguments.include, arguments.vary
         )
     config = {**experiment.ds_config}
     if arguments.train_batch_size is not None:
@@ -130,13 +132,19 @@ class OpenPlan:
         """The settings of PyTorch's allocator on the devices, as the program's variables have them."""
         return AllocatorSettings.of_environment(self.environment)
 
+    @cached_property
+    def switches(self) -> dict[str, Any]:
+        """The varied switches in the command as typed, by their places."""
+        return typed_switches(self.read.experiment, self.environment)
+
     def program(self, name: str, count: int, config: Mapping[str, Any], mappings: Mapping[str, str]) -> Program:
         """Returns the user's program for one run, and writes the files that it reads.
 
         Args:
             name: of the run.
             count: its ranks.
-            config: the complete DeepSpeed configuration. If it is empty, the program runs as typed.
+            config: the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
+                empty, the program runs as typed.
             mappings: the option or variable of the command that sets each DeepSpeed key.
         """
         experiment = on_ranks(self.read.experiment, count)
@@ -151,6 +159,7 @@ class OpenPlan:
             paths.training_spec,
             mappings,
             as_typed=not config,
+            switches=switches_of(config),
         )
         write_whole(paths.ds_config, json.dumps(complete, indent=2))
         write_all(program.files)

@@ -20,7 +20,7 @@ from trial_lib.foresee.plan.planning import Planned, PlanProblem, plan
 from trial_lib.launch.program import Program
 from trial_lib.records.result import ProgramProfile
 from trial_lib.secrets.by_value import known_here
-from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.known_program import KnownProgram, require_switchable
 from trial_lib.study.planning.open_plan import DEVICE, OpenPlan, typed_overrides
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -86,6 +86,7 @@ def run_plan(
         processes=processes,
         measured=opened.speeds,
         allocator=opened.allocator,
+        switches=opened.switches,
     )
     found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop)
     check()
@@ -108,6 +109,7 @@ class _OfProgram:
         program = self._opened.program(wanted.name, wanted.asked.count, config, self._mappings)
         run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
         if wanted.is_first and not run.stopped:
+            require_switchable(self._opened.switches, ProgramProfile(**run.program))
             self._foresee.prime(run.imported)
             # The command's own flags set what the program was seen to read from it.
             self._mappings = {**run.program.get("arg_mappings", {}), **self._mappings}
@@ -120,7 +122,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
-    notes = [*read.notes, *dict.fromkeys(note for run in found.runs.values() for note in run.notes)]
+    notes = [*read.notes, *found.notes, *dict.fromkeys(note for run in found.runs.values() for note in run.notes)]
     record = PlanRecord(
         plan_id=opened.plan_id,
         name=read.experiment.name,

@@ -110,7 +110,8 @@ def test_switches_that_a_foreseen_run_can_have_make_arms_and_the_users_own_has_t
     asked = [
         RequestedKnob(f"program.{place}", ("none", "full"), coarse=True),
         RequestedKnob("program.model:compile", (False, True), coarse=True),
-        RequestedKnob("program.--gc", (False, True), coarse=True),
+        RequestedKnob("program.--gc", (True, False), coarse=False),
+        RequestedKnob("program.OMP_NUM_THREADS", (1, 2), coarse=True),
     ]
     typed = _typed(program={"turnable": {place: ["none", "full", "every_second"], "model:compile": [False, True]}})
     own, *others = planned_arms(typed, BASE, (2, 3), asked)
@@ -122,3 +123,15 @@ def test_switches_that_a_foreseen_run_can_have_make_arms_and_the_users_own_has_t
         ("z3-activation-checkpointing=full", "full"),
     }
     assert all(arm.knobs["program"].keys() == {place} for arm in others)
+
+
+def test_coarse_switches_of_the_program_make_arms_with_each_value() -> None:
+    asked = [
+        RequestedKnob("program.--gc", (True, False), coarse=True),
+        RequestedKnob("program.--kernel", ("gelu",), {"program.--gc": (True,)}, coarse=True),
+    ]
+    base = {**BASE, "program": {"--gc": False, "--kernel": "relu", "--other": 3}}
+    own, *others = planned_arms(_typed(), base, (2,), asked)
+    assert own.knobs == {"program": {"--gc": False, "--kernel": "relu"}}
+    found = {arm.label: arm.knobs["program"] for arm in others if "offload" not in arm.label}
+    assert found == {"z2-gc-kernel=gelu": {"--gc": True, "--kernel": "gelu"}}
