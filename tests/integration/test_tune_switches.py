@@ -109,11 +109,11 @@ def test_every_kind_of_place_is_varied_and_the_answer_runs_as_the_trials_did(zer
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_value_that_the_program_refuses_costs_its_trials_and_is_told(zerotune: Zerotune) -> None:
-    tune(zerotune, "--vary", "--kernel=relu,none", trials=7)
+    tune(zerotune, "--vary", "model.layers=1,none", trials=7)
     searched = [result for result in zerotune.study.results.values() if result.purpose is Purpose.SEARCH]
     refused = [result for result in searched if result.outcome is Outcome.CRASHED]
     assert refused
-    assert all("argument --kernel: invalid choice: 'none'" in result.reason for result in refused)
+    assert all("invalid literal for int() with base 10: 'none'" in result.reason for result in refused)
     assert any(result.outcome is Outcome.COMPLETED for result in searched)
 
 
@@ -157,3 +157,21 @@ def test_an_option_that_is_on_by_default_is_told_with_the_remedy(zerotune: Zerot
     # The study has begun by then, so it has failed.
     assert ended.returncode == 1, ended.stderr
     assert "your program's default of this option is true" in ended.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("--kernel=relu,none", "--vary --kernel: your program refuses a value of --kernel: argument --kernel: invalid"),
+        ("--kernels=relu,gelu", "--vary --kernels: your program has no option --kernels, and --kernel is the nearest"),
+    ],
+)
+def test_what_the_programs_own_parser_refuses_ends_the_study_after_its_profile_trial(
+    zerotune: Zerotune, vary: str, said: str
+) -> None:
+    ended = zerotune.run("tune", "--max-trials", "3", "--vary", vary, "--", *COMMAND, timeout=250)
+    assert ended.returncode == 1, ended.stderr
+    assert said in ended.stderr
+    assert not any(result.purpose is Purpose.SEARCH for result in zerotune.study.results.values())

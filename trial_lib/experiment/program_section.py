@@ -18,7 +18,7 @@ from trial_lib.command.mapping_targets import (
     typed_as,
     typed_switch,
 )
-from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of
+from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import TURNED, TURNED_PLACE, is_turned
@@ -83,6 +83,40 @@ def check_value(place: str, value: Any, where: str) -> None:
     if is_turned(place) and value is not None and not TURNED[place].has(value):
         known = ", ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in TURNED[place].values)
         raise InputError(f"{place} cannot be {value}.", where=where, remedy=f"Its values are {known}.")
+
+
+def check_once(place: str, value: Any, others: Sequence[Any], where: str) -> None:
+    """Checks that a value of a switch is not a second one that the program reads as the same.
+
+    Raises:
+        InputError: it is one of the values before it, or the same text.
+    """
+    plain = [str(other) for other in others if other is not None and not isinstance(other, bool)]
+    is_twice = any(type(other) is type(value) and other == value for other in others)
+    if is_twice or (value is not None and not isinstance(value, bool) and str(value) in plain):
+        shown = "its value as typed" if value is None else text_of(value)
+        raise InputError(f"{place} has {shown} twice.", where=where, remedy="Leave one of the two out.")
+
+
+def check_condition(place: str, values: Sequence[Any], tried: Sequence[Any], where: str) -> None:
+    """Checks that a condition on a switch can be met.
+
+    Args:
+        place: of the switch that the condition is on.
+        values: those of the condition.
+        tried: those of that switch. None stands for the one that was typed.
+        where: the name of the place in an error.
+
+    Raises:
+        InputError: the switch has none of the values.
+    """
+    if None not in tried and not set(map(repr, values)) & set(map(repr, tried)):
+        shown = " or ".join(text_of(value) for value in values)
+        raise InputError(
+            f"{place} is never {shown}, so this condition cannot be met.",
+            where=where,
+            remedy=f"Its values are {', '.join(text_of(value) for value in tried)}.",
+        )
 
 
 def check_switches(

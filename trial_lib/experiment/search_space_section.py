@@ -11,6 +11,8 @@ from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.program_section import (
     COARSE,
     MATHEMATICS,
+    check_condition,
+    check_once,
     check_place,
     check_value,
     coarse_switches,
@@ -91,6 +93,10 @@ def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict
         if all(value is None for value in request.values):
             raise InputError(f"{name} has no value but that as typed.", where=where(place), remedy="Name another.")
         requests[request.path] = replace(request, coarse=switches[name])
+    for name, request in zip(said, requests.values(), strict=True):
+        for path, values in request.when.items():
+            if path in requests:
+                check_condition(place_of(path), values, requests[path].values, where((_SECTION, PROGRAM, name)))
     return requests
 
 
@@ -168,6 +174,8 @@ def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple
     values: list[Any] = []
     for value in listed:
         checked = _checked(path, value, where(place))
+        if is_switch(path):
+            check_once(place_of(path), checked, values, where(place))
         if not any(type(other) is type(checked) and other == checked for other in values):
             values.append(checked)
     return tuple(values)

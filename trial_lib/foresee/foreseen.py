@@ -74,7 +74,7 @@ def foresee(
     starter: RankStarter,
     deadline_s: float = DEADLINE_S,
     steps: int = 2,
-    varied_options: Sequence[str] = (),
+    varied_options: Mapping[str, Sequence[Any]] | None = None,
 ) -> ForeseenRun:
     """Runs a program under fake tensors, and returns the record of its steps.
 
@@ -87,7 +87,8 @@ def foresee(
         starter: starts the process.
         deadline_s: seconds until the process is ended.
         steps: optimizer steps to foresee.
-        varied_options: options of the program whose values its facts have, typed or by default.
+        varied_options: the options of the program that a search varies, with the values to try. The run's facts have
+            what the program's own parser says of them.
 
     Returns:
         The run. Its configuration has the switches too, because they belong to its arm. Its `stopped` is not empty if
@@ -108,7 +109,7 @@ def foresee(
         protected_before=now,
         overrides=deepspeed_part(overrides),
         turned=turned_among(switches_of(overrides)),
-        varied_options=list(varied_options),
+        varied_options={place: list(values) for place, values in (varied_options or {}).items()},
         world=pretended.world,
         ranks_per_host=pretended.ranks_per_host,
         device_bytes=pretended.device_bytes,

@@ -1,11 +1,12 @@
 """Facts about the user's program that a rank collects while it runs."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trial_lib.measure.batches.program_options import options_read, values_read
+from trial_lib.measure.batches.program_options import options_read, parsers_used, values_read
+from trial_lib.measure.batches.refused_options import refused_options
 from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.turned import FUSED
@@ -45,6 +46,7 @@ class ProgramFacts:
     steps_elsewhere: int = 0
     options: dict[str, int] = field(default_factory=dict)
     switches: dict[str, Any] = field(default_factory=dict)
+    refused_options: dict[str, str] = field(default_factory=dict)
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
@@ -64,21 +66,30 @@ class ProgramFacts:
         self.ds_config = None
         self.note_config(config)
 
-    def note_typed_engine(self, engine: Any, switches: Iterable[str] = ()) -> int:
+    def note_varied(self, options: Mapping[str, Sequence[Any]]) -> None:
+        """Keeps what the program's own parser has read for some options, and why it would refuse values of them.
+
+        Args:
+            options: the values that a search tries, by the option.
+        """
+        self.switches = values_read(options)
+        self.refused_options = refused_options(options, parsers_used)
+
+    def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
         """Keeps the engine's settings and the options that were read by now. Returns its micro-batch size.
 
         Only a run of the program as typed calls it.
 
         Args:
             engine: trains.
-            switches: options whose values are kept, whatever they are.
+            varied: the options that the search varies, as `note_varied` has them.
         """
         # This imports torch, which an engine has imported already.
         from trial_lib.measure.figures import precision
 
         self.settled = precision.settled(engine)
         self.note_formats(precision.formats(engine))
-        self.switches = values_read(switches)
+        self.note_varied(varied or {})
         self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
         self._note_adam(engine)
         train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())

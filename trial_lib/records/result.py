@@ -129,6 +129,8 @@ class ProgramProfile(FrozenRecord):
         options: the integer options that the program read when it ran as typed, by name.
         switches: the values of the options that the search varies, as the program's own parser read them when it ran
             as typed. An option that was not typed has its default.
+        refused_options: options that the search varies and that the program's own parser would refuse, or a value of
+            them, each with the reason as a clause.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
         settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
             a configuration. Empty if unknown.
@@ -163,6 +165,7 @@ class ProgramProfile(FrozenRecord):
     steps_elsewhere: int = 0
     options: dict[str, int] = Field(default_factory=dict)
     switches: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    refused_options: dict[str, str] = Field(default_factory=dict)
     hands_over_two_configs: bool = False
     settled: dict[str, Any] = Field(default_factory=dict)
     formats: list[str] = Field(default_factory=list)

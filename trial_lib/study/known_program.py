@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trial_lib.command.mapping_targets import typed_switch
-from trial_lib.command.switches import PROGRAM, is_switch, own_switches, place_of
+from trial_lib.command.switches import PROGRAM, is_option, is_switch, own_switches, place_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -79,15 +79,17 @@ def learned_switches(switches: Mapping[str, Any], found: ProgramProfile) -> dict
 
 
 def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None) -> None:
-    """Checks that leaving an option out turns it off.
+    """Checks that the program takes the values of its switches, and that leaving an option out turns it off.
 
     Args:
         typed: the varied switches in the command as typed, by their places.
         found: what the profile trial found; None if it found nothing.
 
     Raises:
-        InputError: a boolean option that is varied is on by default.
+        InputError: the program has no such option, refuses a value of it, or has a boolean one on by default.
     """
+    for place, reason in ({} if found is None else found.refused_options).items():
+        raise InputError(f"{reason}.", where=f"--vary {place}", remedy="Vary what your program takes.")
     for place in typed if found is not None else ():
         if found is not None and typed[place] is False and found.switches.get(place) is True:
             raise InputError(
@@ -95,6 +97,13 @@ def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None) -
                 where=f"--vary {place}",
                 remedy=f"Give the values as text, if the option takes one: --vary \"{place}='true','false'\".",
             )
+
+
+def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
+    """Returns the options of a program that a search varies, each with the values to try."""
+    requests = read_search_space(experiment.config.search_space)
+    places = ((place_of(each.path), each.values) for each in requests if is_switch(each.path))
+    return {place: list(values) for place, values in places if is_option(place)}
 
 
 def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:

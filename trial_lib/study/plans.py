@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.command.switches import SwitchValue, deepspeed_part, is_option
+from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import kind_of
@@ -17,7 +17,7 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.search.methods import METHODS, MethodName
 from trial_lib.study.build_program import program_of
 from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
-from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.known_program import KnownProgram, varied_options
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.arrival import Arrival
@@ -81,7 +81,7 @@ class TrialPlans:
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._setup.device,
-            varied_options=tuple(filter(is_option, known.switches)) if profiled is None else (),
+            varied_options=varied_options(self._setup.experiment) if profiled is None else {},
             **self._run_with(
                 candidate.complete(known.base_config), paths, known.arg_mappings, as_typed, candidate.switches
             ),

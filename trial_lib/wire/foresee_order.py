@@ -23,7 +23,7 @@ class ForeseeOrder:
         protected_before: seconds since the epoch. The rank never changes a file of the user's that is older.
         overrides: merged into the DeepSpeed configuration of the engine that trains.
         turned: the switches that the rank turns in the program, by name.
-        varied_options: options of the program whose values the record has, typed or by default.
+        varied_options: the options of the program that a search varies, with the values to try.
         world: ranks of the pretended world.
         ranks_per_host: of these, the ranks on one host.
         device_bytes: memory of the pretended device, for a program that asks.
@@ -41,7 +41,7 @@ class ForeseeOrder:
     protected_before: float
     overrides: dict[str, Any] = field(default_factory=dict)
     turned: dict[str, Any] = field(default_factory=dict)
-    varied_options: list[str] = field(default_factory=list)
+    varied_options: dict[str, list[Any]] = field(default_factory=dict)
     world: int
     ranks_per_host: int
     device_bytes: int

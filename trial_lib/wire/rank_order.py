@@ -30,7 +30,8 @@ class ProbeSettings:
         arrival: how samples show in the batches that arrive.
         as_typed: whether the program runs as it was typed. The candidate then changes nothing.
         turned: the switches that the rank turns in the program, by name, as `trial_lib.wire.turned` has them.
-        varied_options: options of the program that the search varies. A profile records their values.
+        varied_options: the options of the program that the search varies, with the values to try. A profile records
+            what the program's own parser says of them.
         traces: whether some steps after the counted ones are traced.
     """
 
@@ -43,7 +44,7 @@ class ProbeSettings:
     arrival: Arrival = field(default_factory=Arrival)
     as_typed: bool = False
     turned: dict[str, Any] = field(default_factory=dict)
-    varied_options: tuple[str, ...] = ()
+    varied_options: dict[str, list[Any]] = field(default_factory=dict)
     traces: bool = False
 
 
@@ -182,7 +183,6 @@ def _size_order(plain: Mapping[str, Any]) -> SizeOrder:
             **plain,
             "window": exact_record(StepWindow, plain["window"]),
             "arrival": exact_record(Arrival, plain["arrival"]),
-            "varied_options": tuple(plain["varied_options"]),
             "formats": None if formats is None else tuple(formats),
         }
     )

@@ -67,12 +67,23 @@ def test_conditions_go_both_ways_between_deepspeeds_settings_and_coarse_switches
         ({"--a": {"values": [1], "when": {"--b": [1]}}}, "--b is not varied"),
         ({"--a": {"values": [1], "when": {"OMP": [1]}}, "OMP": [1, 2]}, "--a cannot depend on OMP"),
         ({"--a": {"coarse": True}}, "--a has neither values nor a range"),
+        ({"--a": ["relu", "relu"]}, "--a has relu twice"),
+        ({"--a": [1, "1"]}, "--a has 1 twice"),
+        ({"--a": {"values": [True, False, True]}}, "--a has true twice"),
+        ({"--a": [1, None, None]}, "--a has its value as typed twice"),
+        ({"--a": {"values": [1, 2], "when": {"--b": [3]}}, "--b": [1, 2]}, "--b is never 3"),
     ],
 )
 def test_mistakes_are_told(program: Any, what: str) -> None:
     with pytest.raises(InputError) as refused:
         read_search_space({"program": program})
     assert what in str(refused.value)
+
+
+def test_a_condition_may_name_the_value_that_was_typed_if_that_is_tried() -> None:
+    found = read({"--a": {"values": [1, 2], "when": {"--b": [3]}}, "--b": [None, 1], "--c": [True, "true", 1, 1.0]})
+    assert found["program.--a"].when == {"program.--b": (3,)}
+    assert found["program.--c"].values == (True, "true", 1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,7 @@ def test_vary_says_the_same_in_one_word(word: str, values: Any) -> None:
         (["--gc={values: ["], "--vary --gc={values: [", "cannot be read"),
         (["--gc={values: [1], fine: true}"], "--vary --gc", 'unknown key "fine"'),
         (["--gc=1", "--gc=2"], "--vary --gc=2", "varied twice"),
+        (["--gc=1,2,1"], "--vary --gc", "--gc has 1 twice"),
         (["a b=1"], "--vary a b=1", "no place"),
     ],
 )

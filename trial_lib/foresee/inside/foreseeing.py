@@ -113,7 +113,7 @@ class Foreseeing:
             return
         self._plain_steps.end()
         self._engine = engine
-        self._facts.switches = program_options.values_read(self._order.varied_options)
+        self._facts.note_varied(self._order.varied_options)
         name_kinds(engine, self._memory)
         name_gradients(engine, self._memory)
         self._operations.name_modules(engine.module)

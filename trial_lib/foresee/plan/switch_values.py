@@ -53,9 +53,7 @@ class SwitchValues(Generic[RunT]):
         self._own = own
         self._typed = as_run(of_own)
         self._probes = {
-            (place, repr(value)): as_run(
-                PlanArm(f"{of_own.label}-as-typed-{changed_word(place, value)}", self._with(place, value))
-            )
+            (place, repr(value)): as_run(self._probe(of_own.label, place, value))
             for request in requests
             if _is_tried(request)
             for place in (place_of(request.path),)
@@ -64,9 +62,9 @@ class SwitchValues(Generic[RunT]):
         }
         self.wanted: list[RunT] = [self._typed, *self._probes.values()] if self._probes else []
 
-    def _with(self, place: str, value: Any) -> dict[str, Any]:
+    def _probe(self, label: str, place: str, value: Any) -> PlanArm:
         known = {each: its for each, its in self._own.items() if its is not None}
-        return {PROGRAM: {**known, place: value}}
+        return PlanArm(f"{label}-as-typed-{changed_word(place, value)}", {PROGRAM: {**known, place: value}})
 
     def apart(self, runs: Mapping[str, ForeseenRun]) -> tuple[tuple[RequestedKnob, ...], tuple[str, ...]]:
         """Returns the requests with the values that are foreseen apart, and a sentence on each that is not.

@@ -30,6 +30,12 @@ class ProgramOption:
     value: int
 
 
+Parsers = list[tuple[argparse.ArgumentParser, bool]]
+"""Parsers that a program has used, each with whether it refuses options that it does not have."""
+
+parsers_used: Parsers = []
+"""The parsers of this process, in the order of their first use."""
+
 _parsed: list[ProgramOption] = []
 # All options of the parsers, by their names with underscores. They stay in this process unless a value is asked for.
 _values: dict[str, Any] = {}
@@ -44,11 +50,13 @@ def note_parsers() -> None:
     def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         """Replaces `argparse.ArgumentParser.parse_known_args`."""
         parsed = original(self, *args, **kwargs)
+        words = args[0] if args else kwargs.get("args")
+        _note_use(self, words, sys._getframe(1))
         values = vars(parsed[0]) if hasattr(parsed[0], "__dict__") else {}
         for action in self._actions:
             value = values.get(action.dest)
             if action.dest in values:
-                _values.update(dict.fromkeys(map(_with_underscores, action.option_strings), value))
+                _values.update(dict.fromkeys(map(with_underscores, action.option_strings), value))
             if action.option_strings and isinstance(value, int) and not isinstance(value, bool):
                 _parsed.append(ProgramOption(tuple(action.option_strings), value))
         return parsed
@@ -65,14 +73,31 @@ def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:
     """
     found = {}
     for name in names:
-        value = _values.get(_with_underscores(name))
+        value = _values.get(with_underscores(name))
         plain = value.value if isinstance(value, Enum) else value
         if isinstance(plain, (bool, int, float, str)):
             found[name] = plain
     return found
 
 
-def _with_underscores(name: str) -> str:
+def _note_use(parser: argparse.ArgumentParser, words: Any, caller: FrameType) -> None:
+    """Keeps a parser of the program's own command line.
+
+    It refuses unknown options if `parse_args` has called it, or a Trainer's parser that returns no rest. Those of a
+    subcommand are the business of the parser above.
+    """
+    name = caller.f_code.co_name
+    is_of_subcommand = isinstance(caller.f_locals.get("self"), argparse._SubParsersAction)
+    if not is_of_subcommand and words is not None and list(words) != sys.argv[1:]:
+        return
+    returns_rest = caller.f_locals.get("return_remaining_strings", False)
+    is_strict = is_of_subcommand or name == "parse_args" or (name == "parse_args_into_dataclasses" and not returns_rest)
+    if not any(parser is known for known, _ in parsers_used):
+        parsers_used.append((parser, is_strict))
+
+
+def with_underscores(name: str) -> str:
+    """Returns a long option with underscores in the place of dashes, as a Trainer's parser has it as well."""
     return f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
 
 

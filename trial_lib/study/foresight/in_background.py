@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trial_lib.command.switches import deepspeed_part, is_option, switches_of
+from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
@@ -33,7 +33,7 @@ from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.knobs import Arm
 from trial_lib.study.build_program import program_of
 from trial_lib.study.foresight.foreseen_steps import keep_steps
-from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.known_program import KnownProgram, varied_options
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -177,7 +177,7 @@ class Foresight:
         folder = self.folder / name
         program = self._program(TrialPaths(folder), overrides)
         pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **self._device_bytes())
-        options = [*filter(is_option, self._known.switches)]
+        options = varied_options(self._setup.experiment)
         run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S, varied_options=options)
         if self._starter.has_ended:
             return None

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.switches import is_option
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
+from trial_lib.study.known_program import varied_options
 from trial_lib.study.planning.open_plan import OpenPlan
 from trial_lib.wire.foresee_order import CUDA_PACKAGES
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -70,7 +70,7 @@ class Foreseer:
         )
         folder = self._opened.scratch / name
         starter = self._started(program)
-        deadline, options = self._opened.read.arguments.deadline, [*filter(is_option, self._opened.switches)]
+        deadline, options = self._opened.read.arguments.deadline, varied_options(self._opened.read.experiment)
         run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
