@@ -131,10 +131,10 @@ def _table(devices: PlannedDevices) -> Table:
 
 def _brief_label(arm: PlannedArm) -> str:
     """Returns the name of an arm for a narrow table."""
-    label = arm.label
+    label = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
     for section, word in _OFFLOADS.items():
         label = label.replace(f"-{section}", f" {word}")
-    return label
+    return " ".join([label, *arm.switches])
 
 
 def _cells(

@@ -45,8 +45,8 @@ def test_only_a_study_on_gpus_foresees_unasked(device, unasked):
 
 def foresight_of(foresees, monkeypatch, tmp_path):
     """A foresight of a program that two runs of one arm foresee."""
-    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda _: None))
-    setup = SimpleNamespace(experiment=None, device="cpu")
+    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda *_: None))
+    setup = SimpleNamespace(experiment=None, environment={}, device="cpu")
     foresight = Foresight(setup, SimpleNamespace(), tmp_path, foresees)
     monkeypatch.setattr(foresight, "_foresee_all", lambda: [foresight._keep(run) for run in foresees()])
     return foresight
@@ -64,6 +64,44 @@ def test_arms_are_found_while_others_are_foreseen(monkeypatch, tmp_path):
     foresight.begin()
     assert [arm.backward.per_sample > 0 for arm in foresight.end()] == [True]
     assert seen == [0, 0, 1]
+
+
+class Known:
+    """The program of a study with two switches. Each change of a value is another run."""
+
+    def __init__(self):
+        self.base_config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
+
+    def learned(self, _):
+        known = Known()
+        known.base_config = {**self.base_config, "program": {"--gc": False, "--workers": 0}}
+        return known
+
+
+def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
+    space = {"program": {"--gc": [True, False], "--workers": [0, 4]}}
+    experiment = SimpleNamespace(config=SimpleNamespace(search_space=space))
+    arguments = SimpleNamespace(zero_stages=(1, 2))
+    setup = SimpleNamespace(experiment=experiment, environment={}, device="cpu", arguments=arguments)
+    foresight = Foresight(setup, SimpleNamespace(), tmp_path, None)
+    ran = {}
+
+    def run(name, overrides):
+        size = overrides.get("train_micro_batch_size_per_gpu", 2)
+        switches = overrides.get("program", {})
+        found = run_of(size)
+        kept = found.storages[:-1] if switches.get("--gc") else found.storages
+        ran[name] = replace(found, storages=kept, micro_batch=size)
+        return ran[name]
+
+    monkeypatch.setattr(foresight, "_run", run)
+    foresight._foresee_all()
+    assert foresight.failure == ""
+    assert {name for name in ran if "as-typed" in name} == {"z1-as-typed-gc-mbs16", "z1-as-typed-workers=4-mbs16"}
+    assert {name for name in ran if "as-typed" not in name} - {"typed"} == {
+        f"z{stage}{switch}-mbs{size}" for stage in (1, 2) for switch in ("", "-gc") for size in (16, 48)
+    }
 
 
 def test_a_study_goes_on_whatever_is_wrong_with_a_foreseen_run(monkeypatch, tmp_path):

@@ -125,8 +125,10 @@ class SwitchValues(Generic[RunT]):
                 seen.append((value, run))
                 values.append(value)
             else:
-                alike = shown_switch(place, like[0])
-                notes.append(f"{shown_switch(place, value)} has the rows of {alike}: a foreseen run does the same.")
+                one, other = shown_switch(place, value), shown_switch(place, like[0])
+                notes.append(f"{one} has the rows of {other}: in your arm its run does the same.")
+                if repr(like[0]) not in map(repr, values):
+                    values.append(like[0])
         changes = [value for value in values if value is not None and value != self._own.get(place)]
         return (tuple(values) if changes else ()), notes
 

@@ -46,7 +46,7 @@ class Foresees:
         switches = {**self._typed, **config.get("program", {})}
         if switches.get("--kernel") == "none":
             return ForeseenRun(world=run.asked.count, stopped="argument --kernel: invalid choice: 'none'")
-        parameters = PARAMETERS * (switches.get("--layers") or 1)
+        parameters = PARAMETERS * (switches.get("--layers") or switches.get("model.layers") or 1)
         steps = config.get("gradient_accumulation_steps", 1)
         made = pretended_run(config, run.asked.count, config["train_micro_batch_size_per_gpu"], steps, parameters)
         times = 2 if switches.get("--twice") else 1
@@ -89,6 +89,16 @@ def test_the_first_run_tells_the_switches_that_were_not_typed() -> None:
     (devices,) = planned(Foresees()).devices
     own = next(arm for arm in devices.arms if arm.is_own)
     assert own.ds_config["program"] == {"--twice": False, "--layers": 1}
+
+
+def test_a_value_that_does_the_same_as_the_typed_one_leaves_rows_as_typed() -> None:
+    layers = (RequestedKnob("program.model.layers", (1, 2), coarse=True),)
+    found = planned(Foresees(), requests=layers, switches={"model.layers": None})
+    assert found.devices[0].arms
+    rows = {arm.label: arm.knobs["program"] for arm in found.devices[0].arms if not arm.is_own}
+    assert rows["z1"] == {"model.layers": None}
+    assert rows["z1-model.layers=2"] == {"model.layers": 2}
+    assert "z1-model.layers=1" not in rows
 
 
 def test_if_runs_take_long_one_arm_of_each_setting_has_a_second_size_and_no_arm_grows_as_other_switches_do() -> None:

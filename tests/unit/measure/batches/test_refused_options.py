@@ -93,5 +93,5 @@ def test_a_subcommand_has_options_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     made.parse_args()
     parsers = program_options.parsers_used
     assert refused_options({"--depth": [1, 2]}, parsers) == {}
-    assert refused_options({"--width": [1, 2]}, parsers) == {"--width": "your program has no option --width"}
+    assert refused_options({"--rows": [1, 2]}, parsers) == {"--rows": "your program has no option --rows"}
     assert "invalid int value" in refused_options({"--depth": [1, "deep"]}, parsers)["--depth"]
