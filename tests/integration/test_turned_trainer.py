@@ -50,6 +50,8 @@ def test_the_options_of_the_answer_do_what_the_trials_did(trials: Any, kind: str
     own, turned = profiled(trials, {}), profiled(trials, {PLACE: kind})
     assert own.program is not None
     assert own.program.turnable[PLACE][0] == "none"
+    # The Trainer itself makes loader and optimizer there, so its options for them have an effect.
+    assert {"--optim", "--dataloader_num_workers"} <= set(own.program.trainer_options)
     options = trainer_options({PLACE: kind}, {PLACE: "none"}, own.program.trainer_options)
     assert not left_to_write({PLACE: kind}, {PLACE: "none"}, own.program.trainer_options)
     typed = profiled(trials, {}, *(word for option in options.items() for word in option))

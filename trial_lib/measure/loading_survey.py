@@ -9,7 +9,7 @@ from trial_lib.measure.batches.loader_batches import loader_batches
 from trial_lib.measure.batches.loader_refusals import refusal
 from trial_lib.measure.libraries.data_loaders import origins
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.wire.turned import PERSISTENT, PINNED, PREFETCH, WORKERS
+from trial_lib.wire.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
 
 # The first step shows whether the code waits at all. Further ones make the share steadier.
 _STEPS, _SECONDS = 4, 5.0
@@ -65,6 +65,8 @@ class LoadingSurvey:
             return
         line, by_trainer = origins.of(loader)
         why_not = refusal(loader, loader_batches.gives_from_device)
+        if not by_trainer:
+            self._facts.forget_options(LOADER_OPTIONS.values())
         self._facts.loading = {
             "share": share,
             "num_workers": int(loader.num_workers),

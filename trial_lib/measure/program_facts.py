@@ -7,9 +7,10 @@ from typing import Any
 
 from trial_lib.measure.batches.program_options import options_read, parsers_used, values_read
 from trial_lib.measure.batches.refused_options import refused_options
+from trial_lib.measure.libraries import fused_adam
 from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
-from trial_lib.wire.turned import FUSED
+from trial_lib.wire.turned import FUSED, OPTIMIZER_OPTION
 
 # Torch has others in a fused form too.
 _ADAMS = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
@@ -113,10 +114,16 @@ class ProgramFacts:
         if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _ADAMS:
             own = bool(getattr(optimizer, "defaults", {}).get("fused"))
             self.turnable[FUSED] = [own, not own]
+            if optimizer not in fused_adam.of_the_trainer:
+                self.forget_options([OPTIMIZER_OPTION])
         elif getattr(engine, "client_optimizer", None) is None:
             self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
         else:
             self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+
+    def forget_options(self, names: Iterable[str]) -> None:
+        """Forgets options of the Trainer that have no effect, because the code makes the object in its place."""
+        self.trainer_options = [name for name in self.trainer_options if name not in set(names)]
 
     def note_formats(self, formats: Iterable[str]) -> None:
         """Keeps further number formats."""

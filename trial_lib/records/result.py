@@ -139,7 +139,8 @@ class ProgramProfile(FrozenRecord):
         turnable: the switches that ZeroTune can turn in the program, by name, each with its values. The program's own
             is first.
         not_turnable: the other such switches, each with the reason.
-        trainer_options: the options of the Trainer's command line that set such switches.
+        trainer_options: the options of the Trainer's command line that set such switches. One is left out if the code
+            makes the loader or the optimizer in the Trainer's place.
     """
 
     ds_config: dict[str, Any] | None = None

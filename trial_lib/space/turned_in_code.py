@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.records.result import ProgramProfile
-from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, PERSISTENT, PINNED, PREFETCH, WORKERS
+from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION
 
 _WRAPPER = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
 
@@ -32,13 +32,12 @@ def _attention(name: Any) -> str:
 
 
 _SAID: dict[str, Callable[[Any], str]] = {CHECKPOINTING: _checkpointing, COMPILE: _compile, ATTENTION: _attention}
-_OF_LOADER = (WORKERS, PREFETCH, PINNED, PERSISTENT)
 
 
 def _loader(place: str, value: Any, found: ProgramProfile) -> str:
     name = place.partition(":")[2]
     if found.loading is not None and found.loading.by_trainer:
-        return f"{_typed(f'dataloader_{name}', value)} of the training arguments."
+        return f"{_typed(LOADER_OPTIONS[place].lstrip('-'), value)} of the training arguments."
     line = found.loading.made_at if found.loading is not None else ""
     return f"{name}={value} in the DataLoader{f' at {line}' if line else ''}."
 
@@ -46,10 +45,15 @@ def _loader(place: str, value: Any, found: ProgramProfile) -> str:
 def _fused(value: Any, found: ProgramProfile) -> str:
     if MICRO_BATCH in found.batch:
         # Hugging Face's training arguments have the batch, so the Trainer makes the optimizer.
-        return f"{_typed('optim', 'adamw_torch_fused' if value else 'adamw_torch')} of the training arguments."
+        return f"{_typed(OPTIMIZER_OPTION.lstrip('-'), _adam(value))} of the training arguments."
     optimizer = found.optimizer.rpartition(".")[2] or "the optimizer"
     # An explicit False would keep torch from its own choice of a form.
     return f"fused=True in {optimizer}(...)." if value else f"{optimizer}(...) without fused=True."
+
+
+def _adam(is_fused: Any) -> str:
+    """Returns the name that the Trainer has for a form of torch's AdamW."""
+    return "adamw_torch_fused" if is_fused else "adamw_torch"
 
 
 def _typed(name: str, value: Any) -> str:
@@ -66,7 +70,7 @@ def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: Pro
     """
 
     def said(place: str, value: Any) -> str:
-        if place in _OF_LOADER:
+        if place in LOADER_OPTIONS:
             return _loader(place, value, found or ProgramProfile())
         return _fused(value, found or ProgramProfile()) if place == FUSED else _SAID[place](value)
 
@@ -82,7 +86,7 @@ def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: 
     Args:
         turned: the winner's, by name.
         own: those of the program.
-        offered: options that the program's parser has.
+        offered: options that the program's parser has, and that have an effect there.
     """
     options: dict[str, str] = {}
     for place in differing(turned, own):
@@ -108,6 +112,10 @@ def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, s
         options = {"--attn_implementation": str(value)}
     elif place == COMPILE:
         options = {"--torch_compile": str(value)}
+    elif place == FUSED:
+        options = {OPTIMIZER_OPTION: _adam(value)}
+    elif place in LOADER_OPTIONS:
+        options = {LOADER_OPTIONS[place]: str(value)}
     elif place != CHECKPOINTING or (value == "every_second" and "--activation_checkpointing" not in offered):
         # Before transformers 5 a Trainer has all layers or none.
         return {}

@@ -18,14 +18,22 @@ FUSED = "optimizer:fused"
 FORESEEN = (CHECKPOINTING, ATTENTION)
 """The switches whose memory and time a foreseen run sees. It runs a compiled model as it is written."""
 
+LOADER_OPTIONS = {place: f"--dataloader_{place.partition(':')[2]}" for place in (WORKERS, PREFETCH, PINNED, PERSISTENT)}
+"""Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes."""
+
+OPTIMIZER_OPTION = "--optim"
+"""The option that sets the form of an Adam that the Trainer makes."""
+
 TRAINER_OPTIONS = (
     "--activation_checkpointing",
     "--attn_implementation",
     "--gradient_checkpointing",
     "--gradient_checkpointing_kwargs",
     "--torch_compile",
+    OPTIMIZER_OPTION,
+    *LOADER_OPTIONS.values(),
 )
-"""Options of a Hugging Face Trainer's program that set such switches, if its parser has them."""
+"""All options of a Hugging Face Trainer's program that set such switches, if its parser has them."""
 
 TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
 """How such a switch is written."""

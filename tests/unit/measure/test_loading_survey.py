@@ -28,10 +28,11 @@ def test_a_loader_that_gives_at_once_leaves_nothing_to_gain(monkeypatch: pytest.
     loader = DataLoader(TensorDataset(torch.zeros(8)))
     monkeypatch.setattr(LoaderBatches, "training_loader", loader)
     monkeypatch.setattr(loading_survey, "loader_batches", batches)
-    facts = ProgramFacts()
+    facts = ProgramFacts(trainer_options=["--dataloader_num_workers", "--optim"])
     survey = survey_of(facts)
     assert survey.step_ended()
     assert not survey.step_ended()
+    assert facts.trainer_options == ["--optim"], "the code makes the loader, not the Trainer"
     assert facts.loading is not None
     assert facts.loading["share"] == 0.0
     assert "too little to gain" in facts.not_turnable[WORKERS]

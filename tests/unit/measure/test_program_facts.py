@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from trial_lib.measure.libraries import fused_adam
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.records.result import ProgramProfile
 
@@ -47,6 +48,18 @@ def test_the_batch_of_a_tensor_parallel_group_counts_once() -> None:
     facts = ProgramFacts()
     facts.note_typed_engine(built)
     assert facts.typed_batch == {"train_batch_size": 4, "micro_batch_size": 4, "gradient_accumulation_steps": 1}
+
+
+def test_an_optimizer_of_the_code_takes_the_option_of_the_trainer_away() -> None:
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    facts = ProgramFacts(trainer_options=["--optim", "--torch_compile"])
+    facts.note_typed_engine(engine(1, basic_optimizer=adam))
+    assert facts.turnable["optimizer:fused"] == [False, True]
+    assert facts.trainer_options == ["--torch_compile"]
+    facts = ProgramFacts(trainer_options=["--optim"])
+    fused_adam.of_the_trainer.add(adam)
+    facts.note_typed_engine(engine(1, basic_optimizer=adam))
+    assert facts.trainer_options == ["--optim"]
 
 
 def test_facts_have_the_fields_of_the_record_and_their_defaults() -> None:

@@ -1,8 +1,8 @@
 """The line to write for a winner whose loader or Adam ZeroTune has turned."""
 
 from trial_lib.records.result import Loading, ProgramProfile
-from trial_lib.space.turned_in_code import lines_to_write
-from trial_lib.wire.turned import FUSED, PINNED, WORKERS
+from trial_lib.space.turned_in_code import left_to_write, lines_to_write, trainer_options
+from trial_lib.wire.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PINNED, WORKERS
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}
 SCRIPT = ProgramProfile(
@@ -30,3 +30,20 @@ def test_a_trainer_has_options() -> None:
     assert "--dataloader_num_workers 2, or dataloader_num_workers=2," in workers
     assert "--dataloader_pin_memory True" in pinned
     assert "--optim adamw_torch_fused, or optim='adamw_torch_fused'," in adam
+
+
+def test_a_trainer_that_reads_its_command_is_told_there() -> None:
+    turned, offered = {WORKERS: 2, PINNED: True, FUSED: True}, {OPTIMIZER_OPTION, *LOADER_OPTIONS.values()}
+    assert trainer_options(turned, OWN, offered) == {
+        "--dataloader_num_workers": "2",
+        "--dataloader_pin_memory": "True",
+        "--optim": "adamw_torch_fused",
+    }
+    assert not left_to_write(turned, OWN, offered)
+    assert trainer_options({FUSED: False}, {FUSED: True}, offered) == {"--optim": "adamw_torch"}
+
+
+def test_an_optimizer_of_the_code_stays_a_line_to_write() -> None:
+    turned, offered = {WORKERS: 2, PINNED: False, FUSED: True}, LOADER_OPTIONS.values()
+    assert trainer_options(turned, OWN, offered) == {"--dataloader_num_workers": "2"}
+    assert left_to_write(turned, OWN, offered) == {FUSED: True}

@@ -6,6 +6,8 @@ the flat parts of the parameters instead.
 
 import functools
 import inspect
+import sys
+import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,11 @@ from trial_lib.intercept.post_import import when_imported
 
 FUSED = "fused"
 """The setting, as torch names it."""
+
+of_the_trainer: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""The optimizers that Hugging Face's Trainer has made by its own code. Its option for the optimizer sets their form."""
+
+_TRAINER = "transformers.trainer"
 
 
 def install(settings: Callable[[], Mapping[str, Any]]) -> None:
@@ -35,6 +42,8 @@ def _follow(settings: Callable[[], Mapping[str, Any]], name: str, module: Module
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
         """Replaces the constructor."""
+        if str(sys._getframe(1).f_globals.get("__name__", "")).startswith(_TRAINER):
+            of_the_trainer.add(args[0])
         wanted = settings().get(FUSED)
         if wanted is None:
             original(*args, **kwargs)

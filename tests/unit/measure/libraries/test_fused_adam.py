@@ -66,3 +66,14 @@ def test_an_optimizer_to_differentiate_stays(wanted: dict[str, Any]) -> None:
     wanted["fused"] = True
     weight = torch.nn.Parameter(torch.ones(2))
     assert not torch.optim.Adam([weight], differentiable=True).defaults["fused"]
+
+
+def test_an_optimizer_that_the_trainer_makes_is_known(wanted: dict[str, Any]) -> None:
+    make = "def create(parameters):\n    return kind(parameters)\n"
+    made = {}
+    for module in ("transformers.trainer", "__main__"):
+        names: dict[str, Any] = {"__name__": module, "kind": torch.optim.AdamW}
+        exec(make, names)
+        made[module] = names["create"]([torch.nn.Parameter(torch.zeros(2))])
+    assert made["transformers.trainer"] in fused_adam.of_the_trainer
+    assert made["__main__"] not in fused_adam.of_the_trainer
