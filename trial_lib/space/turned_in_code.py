@@ -46,8 +46,12 @@ def _fused(value: Any, found: ProgramProfile) -> str:
     if MICRO_BATCH in found.batch:
         # Hugging Face's training arguments have the batch, so the Trainer makes the optimizer.
         return f"{_typed(OPTIMIZER_OPTION.lstrip('-'), _adam(value))} of the training arguments."
-    optimizer = found.optimizer.rpartition(".")[2] or "the optimizer"
     # An explicit False would keep torch from its own choice of a form.
+    if not found.optimizer:
+        # DeepSpeed makes it, and hands on what `params` has beside `torch_adam` (deepspeed/runtime/engine.py).
+        word = '"fused": true' if value else 'no "fused"'
+        return f"{word} in optimizer.params of the DeepSpeed configuration."
+    optimizer = found.optimizer.rpartition(".")[2]
     return f"fused=True in {optimizer}(...)." if value else f"{optimizer}(...) without fused=True."
 
 

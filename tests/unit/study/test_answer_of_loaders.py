@@ -25,6 +25,14 @@ def test_without_the_fused_form_torch_chooses_one_as_in_the_trials() -> None:
     assert adam.endswith("In the code that is AdamW(...) without fused=True.")
 
 
+def test_an_adam_that_deepspeed_makes_has_its_form_in_the_configuration() -> None:
+    made_by_deepspeed = ProgramProfile()
+    (on,) = lines_to_write({**OWN, FUSED: True}, OWN, made_by_deepspeed)
+    assert on.endswith('In the code that is "fused": true in optimizer.params of the DeepSpeed configuration.')
+    (off,) = lines_to_write({**OWN, FUSED: False}, {**OWN, FUSED: True}, made_by_deepspeed)
+    assert off.endswith('no "fused" in optimizer.params of the DeepSpeed configuration.')
+
+
 def test_a_trainer_has_options() -> None:
     workers, pinned, adam = lines_to_write({WORKERS: 2, PINNED: True, FUSED: True}, OWN, TRAINER)
     assert "--dataloader_num_workers 2, or dataloader_num_workers=2," in workers
