@@ -19,6 +19,13 @@ EXPERIMENT := $(EXAMPLE)/demo.yaml $(EXAMPLE)
 # All that `python -m flows.prepare EXPERIMENT CODE` imports.
 EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# No assertion of these depends on seconds. Their trials lock the cores that they take (tests/beside_fixtures.py).
+BESIDE := $(patsubst %,tests/integration/test_%.py, \
+    foreseen_run training_distributed training_loop foreseen_programs training_resume command_line plan \
+    rules_against_deepspeed wrappers uv_run doctor_command deployments wheel checkpoint_store estimate_command \
+    show_command trainer_callback)
+
 .PHONY: demo demo-study test test-all lint docs setup schema clean
 
 # DeepSpeed's ops are built while pip installs the rest; the study waits for them if they take longer.
@@ -31,14 +38,15 @@ demo-study: $(PACKAGES)
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/demo.yaml > $(VENV)/demo.yaml
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
-# Unit tests side by side; the others start ranks of their own, measure, and want the machine for themselves.
+# Tests that no other test disturbs run side by side, a file at a time, the slow files first. The others measure seconds,
+# or start whole studies, and want the machine for themselves.
 test: $(PREPARED)
-	$(BIN)/python -m pytest -m "not long" -n 2 tests/unit
-	$(BIN)/python -m pytest -m "not long" tests/integration tests/cuda tests/chaos
+	$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE) $(BESIDE) tests/unit
+	$(BIN)/python -m pytest -m "not long" $(BESIDE:%=--ignore=%) tests/integration tests/cuda tests/chaos
 
 test-all: $(PREPARED)
-	$(BIN)/python -m pytest -n 2 tests/unit
-	$(BIN)/python -m pytest tests/integration tests/cuda tests/chaos
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(BESIDE) tests/unit
+	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%) tests/integration tests/cuda tests/chaos
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

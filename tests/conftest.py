@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from beside_fixtures import shared_folder
 from device_fixtures import need, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - pytest's hooks
 from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
@@ -64,7 +65,7 @@ class Trials:
     def __init__(self, root: Path, starter: Callable[[str], RankStarter], notes: list[str]) -> None:
         self.root = root
         self.notes = notes
-        self.lock_dir = root / "locks"
+        self.lock_dir = shared_folder(root) / "locks"
         self._starter = starter
         self._count = 0
 

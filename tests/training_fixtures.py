@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from beside_fixtures import own_first, shared_folder
 from device_fixtures import need
 
 from trial_lib.device.host.this_host import this_host
@@ -184,9 +185,9 @@ class Trainings:
         host = this_host()
         if host.device == "cuda":
             need(slots)
-        with reserved_port(self.root / "locks") as port:
+        with reserved_port(shared_folder(self.root) / "locks") as port:
             # On a host with fewer cores, ranks share them; NCCL refuses two ranks on one GPU.
-            ranks = rank_requests(program, host, (host.slots * slots)[:slots], port, logs)
+            ranks = rank_requests(program, host, (own_first(host.slots) * slots)[:slots], port, logs)
             request = LaunchRequest(
                 sys.executable,
                 "trial_lib.measure.rank:train",
