@@ -138,6 +138,8 @@ class StudyArguments(FrozenRecord):
     def _has_an_experiment(self) -> "StudyArguments":
         if (self.config_path is None) != bool(self.command):
             raise ValueError("expected either config_path or command")
+        if self.vary and not self.command:
+            raise ValueError("vary is for a command: a YAML has its switches in search_space, section program")
         return self
 
     @model_validator(mode="after")

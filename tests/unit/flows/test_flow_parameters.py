@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flows.parameters import checked, shows, work_folder
+from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.full_experiment.driver import TrainingArguments
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
@@ -97,3 +98,12 @@ def test_a_study_is_never_written_where_a_run_happens_to_be(tmp_path: Path) -> N
 
 def test_the_forms_metrics_are_those_that_a_search_can_optimise() -> None:
     assert StudyArguments.model_json_schema()["properties"]["metric"]["enum"] == list(SEARCH_METRICS)
+
+
+@pytest.mark.parametrize("model", [StudyArguments, PlanArguments])
+def test_switches_go_with_a_command_because_a_yaml_has_its_own(model: Any) -> None:
+    vary = {"--twice": [True, False], "OWN": [None, "b"]}
+    given = {"model_dir": Path("/models"), "vary": vary}
+    assert checked(model, {**given, "command": ["deepspeed", "train.py"]}).vary == vary
+    with pytest.raises(InputError, match="vary is for a command: a YAML has its switches in search_space"):
+        checked(model, {**given, "config_path": Path("/models/deepspeed.yaml")})

@@ -66,7 +66,7 @@ class PlanArguments(FrozenRecord):
         if (self.config_path is None) != bool(self.command):
             raise ValueError("expected either config_path or command")
         if self.vary and not self.command:
-            raise ValueError("--vary is for a command: a YAML has its switches in search_space, section program")
+            raise ValueError("vary is for a command: a YAML has its switches in search_space, section program")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")
         return self
