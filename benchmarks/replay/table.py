@@ -30,7 +30,7 @@ from trial_lib.search.base import SearchProblem
 from trial_lib.space.knobs import SearchSpace
 from trial_lib.wire.turned import WORKERS
 
-_ANSWER = "--answer-ms"  # of the program with a slow store (benchmarks/whole_space)
+_ANSWER = "--answer-ms"  # of the program with a slow store (switched_programs)
 
 
 class TableWorld(World):

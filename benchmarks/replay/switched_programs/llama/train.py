@@ -1,13 +1,11 @@
 """Trains a small Llama on the Hugging Face Trainer: sequences in which each token follows from the one before."""
 
 import torch
-from stopwatch import Stopwatch
 from transformers import (
     HfArgumentParser,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
@@ -24,19 +22,6 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class Timed(TrainerCallback):
-    """Times the optimizer steps."""
-
-    def __init__(self) -> None:
-        self.stopwatch = Stopwatch()
-
-    def on_step_end(self, args: TrainingArguments, state: object, control: object, **more: object) -> None:
-        self.stopwatch.step(args.per_device_train_batch_size * args.gradient_accumulation_steps)
-
-    def on_train_end(self, args: TrainingArguments, state: object, control: object, **more: object) -> None:
-        self.stopwatch.report()
-
-
 def main() -> None:
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
     set_seed(arguments.seed)
@@ -51,7 +36,7 @@ def main() -> None:
         use_cache=False,
     )
     model = LlamaForCausalLM(config)
-    Trainer(model=model, args=arguments, train_dataset=Sequences(), callbacks=[Timed()]).train()
+    Trainer(model=model, args=arguments, train_dataset=Sequences()).train()
 
 
 if __name__ == "__main__":

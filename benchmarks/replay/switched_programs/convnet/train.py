@@ -7,7 +7,6 @@ import zlib
 import deepspeed
 import torch
 import torch.nn.functional as F
-from stopwatch import Stopwatch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -65,7 +64,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=48)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--answer-ms", type=float, default=3.0)
-    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--local_rank", type=int, default=-1)
     arguments = deepspeed.add_config_arguments(parser).parse_args()
     deepspeed.init_distributed()
@@ -75,15 +74,10 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(args=arguments, model=model, optimizer=adam)
     data = Store(arguments.answer_ms / 1000)
     loader = DataLoader(data, batch_size=engine.train_micro_batch_size_per_gpu(), sampler=DistributedSampler(data))
-    stopwatch = Stopwatch()
-    while stopwatch.steps < arguments.steps:
+    for _ in range(arguments.epochs):
         for images, labels in loader:
             engine.backward(F.cross_entropy(engine(images.to(engine.device)), labels.to(engine.device)))
             engine.step()
-            stopwatch.step(len(labels))
-            if stopwatch.steps == arguments.steps:
-                break
-    stopwatch.report()
 
 
 if __name__ == "__main__":
