@@ -1,5 +1,8 @@
 """The end of a study: its record and its report."""
 
+import contextlib
+import threading
+
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.opening.open_study import OpenStudy
 
@@ -18,9 +21,23 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
         _report(study)
 
 
+def load_report() -> None:
+    """Imports what a report needs in a thread, while trials run. The end of the study then need not wait for it."""
+    threading.Thread(target=_load_report, daemon=True, name="load-report").start()
+
+
+def _load_report() -> None:
+    # The end of the study reports a failure.
+    with contextlib.suppress(Exception):
+        from trial_lib.report import write_report  # noqa: F401 - kept by Python
+        from trial_lib.report.page_parts import packed_plotly
+
+        packed_plotly()
+
+
 def _report(study: OpenStudy) -> None:
     """Writes the report. If that fails, the study has still completed."""
-    # Only the end of a study needs this import, which takes time.
+    # A flow that has not searched has not called `load_report`.
     from trial_lib.report.write_report import write_report
 
     try:

@@ -30,6 +30,7 @@ def run_flow(
     log: logging.Logger,
     is_down: Callable[[], bool],
     check: Callable[[], None] = lambda: None,
+    begin: Callable[[], None] = lambda: None,
     **parameters: Any,
 ) -> None:
     """Runs a flow against a server. Returns when the server has the flow's whole history, or does not answer any more.
@@ -41,6 +42,7 @@ def run_flow(
         log: the log of the study or the full experiment.
         is_down: whether nothing but the record of the flow's end is missing.
         check: called before the wait for the server. Its error ends the command.
+        begin: called when nothing but the command's own server is missing. It begins what needs no server.
         parameters: the flow's parameters.
 
     Raises:
@@ -58,7 +60,9 @@ def run_flow(
     check()
     if server is None:
         require_configured_server()
+        begin()
     else:
+        begin()
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
     run = _Run(lambda: flow.with_options(flow_run_name=names[0])(**parameters, return_state=True), names, log)

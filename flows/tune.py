@@ -10,7 +10,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.ending import finish
+from flows.ending import finish, load_report
 from flows.experiment import experiment_open, run_experiment
 from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
@@ -249,6 +249,7 @@ def search(study: OpenStudy) -> None:
     """Runs the search to its end, with up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
+    load_report()
     running: Running = []
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):

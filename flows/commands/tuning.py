@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prefect import Flow
 
 FULL_EXPERIMENT_FAILED, REGRESSED = 3, 4
+_BEGUN_END_S = 5.0  # for the end of a profile trial that ran while a server did not start
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
@@ -97,7 +98,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             def is_down() -> bool:
                 return running.is_down
 
-            run_flow(server, load, runs, study.driver.log, is_down, check, study_dir=study.paths.root, **shown)
+            log, begin = study.driver.log, study.driver.begin_profile
+            run_flow(server, load, runs, log, is_down, check, begin, study_dir=study.paths.root, **shown)
         study = running.study
         if study.record.status is StudyStatus.COMPLETED:
             interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
@@ -106,6 +108,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if not interrupts.heard:
+            # No trial may run when the end of the study is written.
+            study.driver.cancel()
+            study.driver.await_begun(_BEGUN_END_S)
             if study.record.status is StudyStatus.RUNNING:
                 finish(study, StudyStatus.FAILED, str(error) or type(error).__name__)
             if isinstance(error, InputError):

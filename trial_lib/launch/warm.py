@@ -61,6 +61,7 @@ class WarmStarter:
         self._server: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ready = False
+        self._primed: set[str] = set()
         self._doubt: str | None = None
         self._running: list[Launched] = []  # forks of the server
         self._ended: list[subprocess.Popen[bytes]] = []
@@ -87,6 +88,7 @@ class WarmStarter:
             )
         self._channel = ours
         self._ready = False
+        self._primed = set()
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Forks a trial when the server is primed."""
@@ -211,7 +213,7 @@ class WarmStarter:
             without: modules that are left to the ranks, with those that import them.
         """
         with self._lock:
-            if self._channel is None or self._doubt:
+            if self._channel is None or self._doubt or self._primed.issuperset(modules):
                 return
             try:
                 self._wait_until_ready()
@@ -220,6 +222,7 @@ class WarmStarter:
                     return
                 channel.send(self._channel, {"prime": modules, "without": list(without)})
                 self._answer("primed")
+                self._primed.update(() if without else modules)
             except (OSError, EOFError):
                 self._note("the fork server died of the code's own imports: they are paid in each trial")
                 self._drop()

@@ -24,6 +24,7 @@ from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unask
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms, keep_foreseen
 from trial_lib.study.foresight.learned_speed import learned_speed
 from trial_lib.study.foresight.study_plan import study_plan
+from trial_lib.study.kept.disk_room import disk_full_told
 from trial_lib.study.kept.edits import Edits
 from trial_lib.study.kept.history import (
     PROFILE_NUMBER,
@@ -211,6 +212,24 @@ class StudyDriver:
         """Runs work to its end. Call it from a thread of the work's own. `next_ended` returns its ends as well."""
         return self._runner.run(work)
 
+    def begin_profile(self) -> None:
+        """Begins the profile trial and returns at once, so that it runs while Prefect's server starts.
+
+        `run` then waits for its end. A study that has a profile begins nothing, nor does one on a Ray cluster, whose
+        trials are task runs.
+
+        Raises:
+            DiskFullError: there is no room for its record.
+        """
+        if self.state.profile is None and self.setup.arguments.ray_address is None:
+            with disk_full_told(self.setup.paths.root):
+                self.foresee()
+                self._runner.begin(Work((self.profile_plan(),)))
+
+    def await_begun(self, timeout_s: float) -> None:
+        """Waits for the end of a profile trial that has begun, some seconds at most."""
+        self._runner.await_begun(timeout_s)
+
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
         """Waits for a trial to end; None if none has within the time-out. Meanwhile the caller can check signals."""
         return self._runner.next_ended(timeout_s)
@@ -234,7 +253,7 @@ class StudyDriver:
         """Begins to foresee the program until the profile trial has ended, on GPUs or if the user asks for it."""
         is_wanted = self.setup.arguments.foresee or is_foreseen_unasked(self.setup.device)
         starter = self.place.starter_here if is_wanted and self.plan is None else None
-        if starter is not None and self.state.profile is None:
+        if starter is not None and self.state.profile is None and self._foresight is None:
             paths = self.setup.paths
             kept = None if self._cluster is None else paths.foreseen_runs
             self._foresight = Foresight(self.setup, starter, paths.root / "foreseen", kept=kept)

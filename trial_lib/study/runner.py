@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from trial_lib.launch.place import Place
@@ -100,13 +101,39 @@ class Runner:
         self._starting = starting
         self._profile = profile
         self._ended: queue.SimpleQueue[WorkEnd | DiskFullError] = queue.SimpleQueue()
+        self._begun: Future[list[WorkEnd]] | None = None
+        self._to_join: Future[list[WorkEnd]] | None = None
+
+    def begin(self, work: Work) -> None:
+        """Begins a piece of work and returns at once. `run` then waits for its end."""
+        ends: Future[list[WorkEnd]] = Future()
+
+        def run() -> None:
+            try:
+                ends.set_result(self._run_to_end(work))
+            except BaseException as error:  # noqa: BLE001 - `run` raises it
+                ends.set_exception(error)
+
+        self._begun = self._to_join = ends
+        threading.Thread(target=run, daemon=True, name="begun-work").start()
+
+    def await_begun(self, timeout_s: float) -> None:
+        """Waits for the end of work that has begun, some seconds at most."""
+        if self._begun is not None:
+            wait([self._begun], timeout_s)
 
     def run(self, work: Work) -> list[WorkEnd]:
-        """Runs one piece of work. Call it from a thread of the work's own. `next_ended` returns each end as well.
+        """Runs one piece of work, or waits for the work that has begun, which is the first to be run.
+
+        Call it from a thread of the work's own. `next_ended` returns each end as well.
 
         Raises:
             DiskFullError: there is no room for its files. `next_ended` raises it too.
         """
+        begun, self._to_join = self._to_join, None
+        return self._run_to_end(work) if begun is None else begun.result()
+
+    def _run_to_end(self, work: Work) -> list[WorkEnd]:
         ends: list[WorkEnd] = []
         root = work.plans[0].paths.root.parents[1]
         files = {plan.number: plan.paths for plan in work.plans}

@@ -55,6 +55,7 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
+_BEGUN_END_S = 5.0  # for the end of a profile trial whose ranks have been ended
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
 
@@ -176,6 +177,7 @@ class OpenStudy:
         self._closed = True
         self.driver.cancel()
         self.driver.place.close()
+        self.driver.await_begun(_BEGUN_END_S)
         is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
             return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)

@@ -1,0 +1,109 @@
+"""Work that begins before its task run exists: it runs once, and its end and its failure arrive as those of any work."""
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.kept.disk_room import DiskFullError
+from trial_lib.study.runner import Runner, Work
+
+
+class SlowPlace:
+    """A place whose trials last until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go, self.runs = threading.Event(), 0
+        self.error: Exception | None = None
+
+    def run_trial(self, plan: Any, cancelled: threading.Event, note: Any) -> TrialResult:
+        self.runs += 1
+        assert self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+        return result_of(plan)
+
+
+def result_of(plan: Any) -> TrialResult:
+    of_plan = {name: getattr(plan, name) for name in ("trial_id", "number", "purpose", "name", "config_hash")}
+    return TrialResult(**of_plan, outcome=Outcome.COMPLETED)
+
+
+class Plan:
+    """The fields of a plan that a runner reads."""
+
+    trial_id, number, purpose, name, config_hash, label = "t0", 0, Purpose.PROFILE, "", "", "profile"
+    candidate = Candidate(micro_batch_size=1)
+
+    def __init__(self, root: Path) -> None:
+        self.paths = StudyPaths(root).trial(0)
+        self.paths.root.mkdir(parents=True)
+
+
+@pytest.fixture
+def place() -> SlowPlace:
+    return SlowPlace()
+
+
+@pytest.fixture
+def runner(place: SlowPlace) -> Runner:
+    return Runner(
+        cast(Any, place),
+        logging.getLogger("test"),
+        lambda plan: None,
+        lambda plan: None,
+        lambda plan, run: run(plan),
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work((cast(TrialPlan, Plan(tmp_path)),))
+
+
+def test_begun_work_runs_once_and_its_task_run_gets_its_end(runner: Runner, place: SlowPlace, work: Work) -> None:
+    runner.begin(work)
+    assert runner.next_ended(timeout_s=0.05) is None
+    place.go.set()
+    (end,) = runner.run(work)
+    heard = runner.next_ended(timeout_s=5)
+    assert end.number == 0
+    assert heard == end
+    assert place.runs == 1
+    assert runner.next_ended(timeout_s=0.05) is None
+
+
+def test_the_same_work_runs_again_when_it_is_run_again(runner: Runner, place: SlowPlace, work: Work) -> None:
+    place.go.set()
+    runner.begin(work)
+    runner.run(work)
+    runner.run(work)
+    assert place.runs == 2
+
+
+def test_a_full_disk_reaches_the_task_run_and_the_caller(
+    runner: Runner, place: SlowPlace, work: Work, tmp_path: Path
+) -> None:
+    place.error = DiskFullError(tmp_path)
+    place.go.set()
+    runner.begin(work)
+    with pytest.raises(DiskFullError):
+        runner.run(work)
+    with pytest.raises(DiskFullError):
+        runner.next_ended(timeout_s=5)
+
+
+def test_waiting_for_begun_work_ends_with_it_or_with_the_time(runner: Runner, place: SlowPlace, work: Work) -> None:
+    runner.await_begun(timeout_s=30)
+    runner.begin(work)
+    runner.await_begun(timeout_s=0.05)
+    assert runner.next_ended(timeout_s=0.05) is None
+    place.go.set()
+    runner.await_begun(timeout_s=30)
+    assert runner.next_ended(timeout_s=5) is not None
