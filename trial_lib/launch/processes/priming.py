@@ -20,6 +20,9 @@ from trial_lib.launch.processes import channel, config_check, jit_builds
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
 
+# What ZeroTune itself imports in every rank. By name, because this room is below that one.
+_OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
+
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
     """Imports the modules of every DeepSpeed training, and those that a first step would load."""
@@ -37,6 +40,10 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
     with contextlib.suppress(ImportError):
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    for module in _OF_RANKS:
+        # A rank of a broken environment meets the same error, and writes it into its record.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
     torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
     from deepspeed.accelerator import get_accelerator
 
