@@ -203,14 +203,14 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
     down = clock["everything is down"]
     parts = {
         "command, until the servers start": wall - (down - opened),
-        "servers (Prefect's up, fork server priming beside it)": first - opened,
+        "until the profile trial (fork server primed, Prefect's server starting beside it)": first - opened,
         "ranks starting": phases.get("start", 0.0),
         "the script's imports, data and model": phases.get("import", 0.0),
         "engine": phases.get("initialize", 0.0),
         "steps": phases.get("first_step", 0.0) + phases.get("steps", 0.0),
         "the traces of two trials": phases.get("trace", 0.0),
         "ranks ending": phases.get("end", 0.0),
-        "asks, records, orchestration between trials": (last - first) - sum(phases.values()),
+        "waits for Prefect's server, asks, records, between trials": (last - first) - sum(phases.values()),
         "report, Prefect's and MLflow's last records": clock["Prefect has the whole history"] - last,
         "shutdown": down - clock["Prefect has the whole history"],
     }

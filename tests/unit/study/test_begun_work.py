@@ -1,4 +1,4 @@
-"""Work that begins before its task run exists: it runs once, and its end and its failure arrive as those of any work."""
+"""Work that begins before its task run exists: it runs once, and its end and its failure arrive as any other's."""
 
 import logging
 import threading
