@@ -130,6 +130,64 @@ def test_a_yaml_is_planned_as_a_command_is_and_json_is_one_document(zerotune):
 
 
 @pytest.mark.long
+def test_switches_of_the_program_have_rows_notes_and_their_words_in_the_command(zerotune):
+    for file in (PROGRAMS / "switched").glob("*.*"):
+        shutil.copy(file, zerotune.folder)
+    (zerotune.folder / "train.yaml").write_text("model:\n  loops: 3\n")
+    vary = ("--twice=true,false", "train.yaml:model.loops=1,3", "--kernel=relu,gelu", "OMP_NUM_THREADS=1,2")
+    words = [word for each in vary for word in ("--vary", each)]
+    command = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json", "--twice")
+    ended = zerotune.run(
+        "plan",
+        "--on",
+        "h100-80gb:1",
+        "-z",
+        "1",
+        "--json",
+        *words,
+        "--",
+        *command,
+        "--config",
+        "train.yaml",
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    (devices,) = document["devices"]
+    rows = {arm["label"]: arm for arm in devices["arms"] if "offload" not in arm["label"]}
+    loops = "train.yaml:model.loops=1"
+    assert rows.keys() == {"z1", "z1-no-twice", f"z1-{loops}", f"z1-no-twice-{loops}"}
+    assert rows["z1"]["is_own"]
+    assert rows["z1"]["ds_config"]["program"] == {"--twice": True, "train.yaml:model.loops": 3}
+    assert rows["z1-no-twice"]["samples_per_s"]["value"] > 1.5 * rows["z1"]["samples_per_s"]["value"]
+    assert "ZeRO 1 with no --twice" in document["answer"]
+    assert "program" not in document["best_ds_config"]
+    assert "--kernel=gelu has the rows of --kernel=relu: in your arm its run does the same." in document["notes"]
+    assert any(note.startswith("OMP_NUM_THREADS stays as typed") for note in document["notes"])
+    assert "--twice" not in document["best_command"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("--kernels=relu,gelu", "your program has no option --kernels, and --kernel is the nearest"),
+        ("--kernel=relu,none", "your program refuses a value of --kernel"),
+        ("--kernel=relu,relu", "--kernel has relu twice"),
+        ("other.yaml:model.loops=1,2", "no argument of the program is other.yaml"),
+    ],
+)
+def test_a_switch_that_the_program_does_not_have_ends_a_plan_and_leaves_nothing(zerotune, vary, said):
+    for file in (PROGRAMS / "switched").glob("*.*"):
+        shutil.copy(file, zerotune.folder)
+    command = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json")
+    ended = zerotune.run("plan", "--on", "h100-80gb:1", "--vary", vary, "--", *command, timeout=200)
+    assert ended.returncode == 2, ended.stderr
+    assert said in ended.stderr
+    assert not list(zerotune.folder.glob("zerotune-plans/*"))
+
+
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_behind(zerotune):
     running = zerotune.start("plan", "--on", "h100-80gb:8", *COMMAND)
     running.wait_until(lambda: "still foreseeing" in running.said or "foreseen:" in running.said, "a first word")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.switches import shown_switch, switches_of
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
 from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config, without_tuning_keys
 from trial_lib.device.host.base import Host
@@ -23,6 +24,7 @@ from trial_lib.records.whereabouts import whereabouts_of
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.build_program import environment_of, program_of
+from trial_lib.study.confirm.of_study import answer_of
 from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.folder import FinishedError, file_logger, hold_lock, keep_experiment, new_folder, new_id
 from trial_lib.study.kept.record_file import read_record_file
@@ -153,7 +155,19 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     tracking_uri = default_tracking_uri(work_dir_of(study.paths.root))
     opened = _open(record, experiment, environment, driver.setup.host, paths, tracking_uri)
     opened.log.parent = driver.log  # the study's log and its live view show it as well
+    if switches := _winners_switches(study):
+        opened.log.info("The training has the winner's switches of your program: %s.", ", ".join(switches))
     return opened
+
+
+def _winners_switches(study: OpenStudy) -> list[str]:
+    """Returns the switches that differ from the user's in a study's answer, as people read them."""
+    answer, driver = answer_of(study.driver), study.driver
+    if answer is None:
+        return []
+    typed = switches_of(driver.known.base_config)
+    winner = driver.state.candidates[answer.best.number].switches
+    return [shown_switch(place, value) for place, value in winner.items() if typed.get(place) != value]
 
 
 def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from trial_lib.command.switches import PROGRAM, shown_switch
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
@@ -58,10 +59,13 @@ class LeaderboardRow(FrozenRecord):
 
 
 def flat_knobs(knobs: Mapping[str, Any]) -> str:
-    """Returns knobs as `key=value` words, without their sections."""
+    """Returns knobs as `key=value` words, without their sections, and switches as people read them."""
     words = []
     for key, value in knobs.items():
-        words.append(flat_knobs(value) if isinstance(value, Mapping) else f"{key}={value}")
+        if key == PROGRAM:
+            words += [shown_switch(place, its) for place, its in value.items()]
+        else:
+            words.append(flat_knobs(value) if isinstance(value, Mapping) else f"{key}={value}")
     return " ".join(words)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trial_lib.command.switches import is_switch, place_of
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
@@ -119,6 +120,16 @@ class SettingChange:
     setting: str
     own: Any
     winner: Any
+
+    @property
+    def name(self) -> str:
+        """The setting as people read it: a switch of the program by its place."""
+        return place_of(self.setting)
+
+    @property
+    def is_of_program(self) -> bool:
+        """Whether it is a switch of the program."""
+        return is_switch(self.setting)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings, shown
 from trial_lib.space.known_knobs.layout import layouts_not_tried
-from trial_lib.wire.turned import TURNED
+from trial_lib.wire.turned import TURNED, is_turned
 
 
 def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots: int, device: str) -> Surroundings:
@@ -69,7 +69,9 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
     told = []
     for request in requests:
         place = place_of(request.path)
-        offered = here.turnable.get(place, ()) if place in TURNED else ()
+        if not is_turned(place):
+            continue
+        offered = here.turnable.get(place, ())
         missing = [value for value in request.values if value is not None and value not in offered]
         if 0 < len(missing) < len(request.values) and request.values != TURNED[place].values:
             known = ", ".join(map(shown, offered))

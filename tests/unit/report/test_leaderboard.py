@@ -2,7 +2,7 @@
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.leaderboard import leaderboard
+from trial_lib.report.leaderboard import flat_knobs, leaderboard
 
 CANDIDATES = {
     number: Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": True}}, micro_batch_size=number + 1)
@@ -76,3 +76,9 @@ def test_a_row_says_whether_its_processes_had_measured_another_size_before() -> 
     results = {**RESULTS, 2: RESULTS[2].model_copy(update={"swept": True})}
     measured = {row.trial: row.measured for row in leaderboard(results, CANDIDATES, "throughput")}
     assert measured == {1: "fresh", 2: "swept", 3: "fresh", 4: "fresh", 5: "fresh"}
+
+
+def test_switches_of_the_program_are_words_as_people_read_them():
+    program = {"--twice": False, "OMP_NUM_THREADS": 2, "OWN": None}
+    knobs = {"zero_optimization": {"stage": 1}, "program": program}
+    assert flat_knobs(knobs) == "stage=1 no --twice OMP_NUM_THREADS=2 OWN as typed"

@@ -37,6 +37,8 @@ def test_a_requested_value_that_the_program_cannot_have_is_told() -> None:
     with_effect = RequestedKnob(f"program.{WORKERS}", (1, 2), coarse=False)
     without_any = RequestedKnob(f"program.{WORKERS}", (8, 16), coarse=False)
     assert values_not_tried([without_values, with_effect, without_any], found) == []
+    # None stands for the value as typed, also of a switch with a place in the command.
+    assert values_not_tried([RequestedKnob("program.OWN", (None, "b"), coarse=False)], found) == []
 
 
 def test_before_the_profile_trial_no_arm_has_such_a_switch() -> None:
