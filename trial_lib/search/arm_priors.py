@@ -1,11 +1,13 @@
-"""What arms are expected to cost before any is measured. The search looks at the cheapest first."""
+"""What arms, and fine switches, are expected to cost before any is measured. The search looks at the cheapest first."""
 
 from collections.abc import Sequence
 from math import log
+from typing import Any
 
-from trial_lib.command.switches import switches_of
+from trial_lib.command.switches import path_of, switches_of
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.space.knobs import Arm, get_knob
+from trial_lib.wire.turned import FUSED, WORKERS
 
 # Shares of a step without offload. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al., ZeRO,
 # arXiv 1910.02054, section 7): half as much again, of a share of about a tenth. Stage 3 also gathers and releases each
@@ -32,6 +34,28 @@ _COMPILED, _COMPILE = log(5762 / 6667) / 2, ("model:compile", "--torch_compile")
 # Tokens/s on a GPU at tensor-parallel groups of 2, 4, 8, 16 and 32: 14,167, 13,460, 10,889, 6,159 and 3,610 (Hugging
 # Face, The Ultra-Scale Playbook, 2025). No figure is given without groups, so the first doubling counts as the second.
 _TENSOR_PARALLEL = {1: 0.0, 2: 0.05, 4: 0.1, 8: 0.35, 16: 1.35, 32: 2.95}
+
+# Fine switches whose effect has one direction: the expected cost of the value at the wrong end. The workers vary
+# only if the program waits at least 3 % of a step for its data (trial_lib/measure/loading_survey.py), and some programs
+# wait far longer. One kernel that updates all parameters saves launches and passes over them: PyTorch's documentation
+# of Adam expects `fused` to be the fastest form. Both figures are assumptions.
+_NO_WORKERS, _NOT_FUSED = 0.05, 0.02
+ONE_WAY = frozenset([path_of(WORKERS), path_of(FUSED)])
+"""The paths of these switches."""
+
+
+def fine_cost(path: str, value: Any, values: Sequence[Any]) -> float:
+    """Returns the expected cost of a fine knob's value beside its best one, as a logarithm; 0 if none is expected.
+
+    Args:
+        path: of the knob.
+        value: one of its values.
+        values: all of them.
+    """
+    if path == path_of(WORKERS):
+        numbers = [each for each in values if isinstance(each, int)]  # None leaves the program's own
+        return _NO_WORKERS * (1 - value / max(1, *numbers)) if len(numbers) > 1 and value is not None else 0.0
+    return _NOT_FUSED if path == path_of(FUSED) and value is False and True in values else 0.0
 
 
 def prior_costs(arms: Sequence[Arm]) -> list[float]:

@@ -211,6 +211,7 @@ class CostModel:
         arms, sizes = _columns(points)
         return (
             self._prior_costs[arms]
+            + self._coordinates.fine_costs([(point.arm, point.index) for point in points])
             + _DEPARTURE * self._departures(points)
             + (np.log1p(sizes / half_size) if self._grows else np.log1p(half_size / sizes))
         )

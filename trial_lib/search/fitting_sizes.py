@@ -105,7 +105,12 @@ class FittingSizes:
             knobs: of the lineage.
             sizes: the larger ones, ascending.
         """
-        likely = [size for size in sizes if self.probability(self.candidate(knobs, size)) >= EVEN_ODDS]
+
+        def is_unlikely(size: int) -> bool:
+            return self.probability(self.candidate(knobs, size)) < EVEN_ODDS
+
+        # A larger size is never likelier to fit.
+        likely = sizes[: bisect_left(sizes, True, key=is_unlikely)]
         return list(dict.fromkeys([*likely[-1:], *sizes[-1:]]))
 
     def probability(self, candidate: Candidate) -> float:

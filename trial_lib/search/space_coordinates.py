@@ -7,12 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trial_lib.command.switches import is_switch
+from trial_lib.search.arm_priors import ONE_WAY, fine_cost
 from trial_lib.space.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
 Array = npt.NDArray[np.float64]
 
 # Values without an order are so far apart that they share nothing.
 _APART = 100.0
+# Values of a switch whose effect has one direction are so much nearer, because they surprise less.
+_ONE_WAY_STEP = 0.25
 _STAGE = "zero_optimization.stage"
 _ABSENT = (None, False, "none")
 
@@ -44,12 +47,14 @@ class SpaceCoordinates:
         self._paths = sorted({knob.path for arm in self.arms for knob in arm.fine})
         self._scales = {
             path: _scale(
-                [value for arm in self.arms for knob in arm.fine if knob.path == path for value in knob.values]
+                [value for arm in self.arms for knob in arm.fine if knob.path == path for value in knob.values],
+                path in ONE_WAY,
             )
             for path in self._paths
         }
         self._known: dict[tuple[int, int], Array] = {}
         self._departures: dict[tuple[int, int], int] = {}
+        self._fine_costs: dict[tuple[int, int], float] = {}
 
     def coarse(self, arms: Iterable[int]) -> Array:
         """Returns the coarse coordinates of some arms, one row each."""
@@ -93,6 +98,20 @@ class SpaceCoordinates:
         """Returns for each lineage the number of fine knobs that are not at their best guess."""
         return np.array([self._departure(*lineage) for lineage in lineages], dtype=float)
 
+    def fine_costs(self, lineages: Iterable[tuple[int, int]]) -> Array:
+        """Returns for each lineage the expected cost of its fine knobs, as a logarithm, as far as it is known."""
+        return np.array([self._fine_cost(*lineage) for lineage in lineages], dtype=float)
+
+    def _fine_cost(self, number: int, index: int) -> float:
+        known = self._fine_costs.get((number, index))
+        if known is None:
+            known, left = 0.0, index
+            for knob in self.arms[number].fine:
+                left, position = divmod(left, len(knob.values))
+                known += fine_cost(knob.path, knob.values[position], knob.values)
+            self._fine_costs[number, index] = known
+        return known
+
     def _departure(self, number: int, index: int) -> int:
         known = self._departures.get((number, index))
         if known is None:
@@ -124,8 +143,10 @@ def _shared_values(arm: Arm, config: Mapping[str, Any]) -> dict[str, Any]:
     return shared
 
 
-def _scale(values: Sequence[Any]) -> dict[str, float]:
+def _scale(values: Sequence[Any], is_one_way: bool) -> dict[str, float]:
     distinct = _distinct(values)
+    if is_one_way and None not in distinct:
+        return {repr(value): rank * _ONE_WAY_STEP for rank, value in enumerate(sorted(distinct, key=float))}
     if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in distinct):
         last = max(1, len(distinct) - 1)
         return {repr(value): rank / last for rank, value in enumerate(sorted(distinct))}

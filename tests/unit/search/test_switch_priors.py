@@ -2,8 +2,11 @@
 
 import pytest
 
-from trial_lib.search.arm_priors import prior_costs
-from trial_lib.space.knobs import Arm
+from trial_lib.command.switches import path_of
+from trial_lib.search.arm_priors import fine_cost, prior_costs
+from trial_lib.search.space_coordinates import SpaceCoordinates
+from trial_lib.space.knobs import Arm, Knob, SearchSpace
+from trial_lib.wire.turned import FUSED, WORKERS
 
 
 def cost(**switches: object) -> float:
@@ -29,3 +32,26 @@ def test_compilation_is_expected_to_gain_and_recomputation_to_cost() -> None:
     plain = cost(**{"--unknown": True})
     assert cost(**{"model:compile": True}) < plain < cost(**{"model:activation_checkpointing": "every_second"})
     assert cost(**{"--gradient_checkpointing": True}) > cost(**{"model:activation_checkpointing": "every_second"})
+
+
+def test_fine_switches_of_one_direction_cost_more_at_their_wrong_end() -> None:
+    costs = [fine_cost(path_of(WORKERS), workers, (4, 1, 0)) for workers in (4, 1, 0)]
+    assert costs == sorted(costs)
+    assert costs[0] == 0.0 < costs[1]
+    assert fine_cost(path_of(FUSED), False, (True, False)) > fine_cost(path_of(FUSED), True, (True, False)) == 0.0
+    # What the program has by itself, the only value there is, and a switch that is not known.
+    assert fine_cost(path_of(WORKERS), None, (None, 4)) == 0.0
+    assert fine_cost(path_of(WORKERS), 0, (0,)) == 0.0
+    assert fine_cost(path_of("OMP_NUM_THREADS"), 1, (4, 1)) == 0.0
+
+
+@pytest.mark.parametrize("workers", [(4, 1, 0), (4, None)])
+def test_a_search_expects_the_cost_of_every_fine_switch_of_a_lineage(workers: tuple[int | None, ...]) -> None:
+    fine = (Knob(path_of(FUSED), (True, False)), Knob(path_of(WORKERS), workers))
+    coordinates = SpaceCoordinates(SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}}, fine)]))
+    lineages = [(0, index) for index in range(2 * len(workers))]
+    costs = coordinates.fine_costs(lineages)
+    assert costs[0] == 0.0
+    assert costs[1] == fine_cost(path_of(FUSED), False, (True, False))
+    assert costs[-1] == costs[1] + fine_cost(path_of(WORKERS), workers[-1], workers)
+    assert coordinates.fine(lineages).shape == (len(lineages), 2)
