@@ -116,6 +116,8 @@ class TableWorld(World):
         lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
         rows = lineage.rows.get(size)
         row = None if rows is None else draws.choice(rows)
+        if lineage.crashes:
+            return self.crashed(candidate, lineage.failed_phases(size))
         if row is not None and row.outcome is not Outcome.COMPLETED:
             return self.out_of_memory(candidate, row.phases)
         if row is None and not lineage.fits(size):
@@ -145,6 +147,7 @@ class _RecordedLineage:
         rows: by micro-batch size.
         completed: those of the sizes of which every repeat completed, by size.
         sizes: ascending, those of `completed`.
+        crashes: whether every size of it ended with an error.
         truths: throughput without noise (samples/s over all ranks), by size of `completed`.
         limit: bytes above initialisation that fit: the most that any lineage of the arm is known to have had.
     """
@@ -157,6 +160,7 @@ class _RecordedLineage:
             size: repeats for size, repeats in rows.items() if all(row.outcome is Outcome.COMPLETED for row in repeats)
         }
         self.sizes = sorted(self.completed)
+        self.crashes = all(row.outcome is Outcome.CRASHED for repeats in rows.values() for row in repeats)
         self.truths: dict[int, float] = {}
         self.limit = 0.0
 

@@ -17,6 +17,7 @@ know none of it.
 
 import json
 import random
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -91,8 +92,7 @@ class WholeClusterWorld(ClusterWorld):
         """The throughput of the best candidate. A fused optimizer and enough workers cost nothing in this model."""
         fine = {f"{PROGRAM}.{FUSED}": True, **({f"{PROGRAM}.{WORKERS}": 4} if self._wait else {})}
         plain = {
-            place: max((value for value in self._values(arm, 0, fine) if value is not None), default=0.0)
-            for place, arm in enumerate(self.problem.space.arms)
+            place: max(self._values(arm, 0, fine), default=0.0) for place, arm in enumerate(self.problem.space.arms)
         }
         near = [arm for place, arm in enumerate(self.problem.space.arms) if plain[place] > _NEAR * max(plain.values())]
         # A sample's time falls with the size, but for some percent at the largest.
@@ -100,16 +100,24 @@ class WholeClusterWorld(ClusterWorld):
             value
             for arm in near
             for index in range(_zero_part(arm).size)
-            for value in islice((each for each in self._values(arm, index, fine) if each is not None), _LARGEST)
+            for value in islice(self._values(arm, index, fine), _LARGEST)
         )
 
-    def _values(self, arm: Arm, index: int, fine: Mapping[str, Any]) -> Iterator[float | None]:
-        """Yields the throughput of a lineage at all sizes, the largest first; None for one that does not fit."""
+    def _values(self, arm: Arm, index: int, fine: Mapping[str, Any]) -> Iterator[float]:
+        """Yields the throughput of a lineage at all sizes that fit, the largest first."""
         knobs = _zero_part(arm).lineage(index)
         for path, value in fine.items():
             set_knob(knobs, path, value)
-        for size in range(self.largest_size, 0, -1):
-            yield self.truth(self.candidate(knobs, size))
+
+        def truth(size: int) -> float | None:
+            return self.truth(self.candidate(knobs, size))
+
+        # The need grows with the size.
+        largest = bisect_left(range(1, self.largest_size + 1), True, key=lambda size: truth(size) is None)
+        for size in range(largest, 0, -1):
+            value = truth(size)
+            assert value is not None
+            yield value
 
     # -- by formula ----------------------------------------------------------------------------------------------
 

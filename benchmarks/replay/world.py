@@ -123,6 +123,10 @@ class World(ABC):
         """Returns the result of a trial that did not fit."""
         return self._result(candidate, Outcome.OUT_OF_MEMORY, phases, reason="It ran out of memory.")
 
+    def crashed(self, candidate: Candidate, phases: Mapping[str, float]) -> TrialResult:
+        """Returns the result of a trial whose program ended with an error."""
+        return self._result(candidate, Outcome.CRASHED, phases, reason="The program ended with an error.")
+
     def _result(self, candidate: Candidate, outcome: Outcome, phases: Mapping[str, float], **more: Any) -> TrialResult:
         return TrialResult(
             trial_id=self.name,

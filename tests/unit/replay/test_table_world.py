@@ -141,3 +141,11 @@ def test_layouts_are_arms_and_each_has_its_own_replicas():
         assert asked.data_parallel_size == replicas
         metrics = world.run(asked, random.Random(0)).metrics
         assert metrics["throughput"] * metrics["latency"] == pytest.approx(8 * replicas)
+
+
+def test_a_lineage_whose_every_trial_ended_with_an_error_does_so_at_all_sizes():
+    broken = [failed(SMALL_BUCKET, size).model_copy(update={"outcome": Outcome.CRASHED}) for size in (4, 8)]
+    world = TableWorld(table(*(ran(LARGE_BUCKET, size, 80.0, 100) for size in (4, 8)), *broken))
+    assert {run(world, SMALL_BUCKET, size).outcome for size in (1, 4, 6, 8)} == {Outcome.CRASHED}
+    assert world.truth(candidate(SMALL_BUCKET, 4)) is None
+    assert run(world, LARGE_BUCKET, 6).outcome is Outcome.COMPLETED
