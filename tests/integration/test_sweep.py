@@ -180,6 +180,30 @@ def test_each_size_of_a_compiled_trial_class_has_graphs_of_its_own(sweeps: Sweep
     assert [graphs(plan) for plan in plans] == [["graph"]] * 3
 
 
+STEPS = re.compile(r"^step \d+ graphs (\d+) .*loss ([\d.]+)$", re.MULTILINE)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_each_size_of_a_model_that_a_rank_compiles_is_compiled_before_its_counted_steps(
+    sweeps: Sweeps, trials: Trials
+) -> None:
+    options: dict[str, Any] = {"model_dir": PROGRAMS / "turned", "deadline_s": 400.0}
+    plans = sweeps.plans("train.py", "--layers", "1", sizes=(2, 4), **options)
+    fresh = trials.plan("train.py", "--layers", "1", micro_batch=4, window=SHORT, **options)
+    *plans, fresh = (dataclasses.replace(plan, turned={"model:compile": True}) for plan in (*plans, fresh))
+    ends: list[Any] = [*sweeps.start(plans).result(), trials.start(fresh).result()]
+    assert outcomes(ends) == ["completed"] * 3, (reasons(ends), sweeps.notes)
+    assert [end.swept for end in ends] == [False, True, False]
+    steps = [STEPS.findall(plan.paths.log(0).read_text()) for plan in (*plans, fresh)]
+    made = [[int(graphs) for graphs, _ in each] for each in steps]
+    assert made[0][0] > 0
+    assert [each[:3] for each in made] == [[made[0][0], 0, 0]] * 3
+    assert steps[1][:3] == steps[2][:3]
+    # The compiler has come with the first size. It counts as memory of the steps, as in a fresh process.
+    assert ends[1].memory.after_initialize == ends[0].memory.after_initialize
+
+
 @pytest.mark.long
 def test_each_size_finds_the_files_that_a_fresh_trial_does(sweeps: Sweeps, prepares: Path, way_of_files: str) -> None:
     native = f"--native_results={int(way_of_files == 'layered')}"

@@ -10,19 +10,23 @@ from typing import Any
 import torch
 
 from trial_lib.intercept import post_import
-from trial_lib.intercept.own_rooms import OWN_ROOMS
+from trial_lib.intercept.own_rooms import NEVER_COMPILED
 
 # Keys of `torch._dynamo.utils.counters` that grow when code is compiled. They count functions that Dynamo has traced,
 # graphs that it has made, and graphs of compiled autograd.
 _COUNTERS = (("frames", "total"), ("stats", "unique_graphs"), ("compiled_autograd", "captures"))
+
+# The name by which compiled code has `__main__` in the globals of other modules (torch/_dynamo/symbolic_convert.py
+# import_source).
+_KEPT_MAIN = "__import___main__"
 
 
 def install() -> None:
     """Stops Dynamo from compiling the replacements of an engine's functions. Call it before the program runs."""
 
     def leave_alone(rules: Any) -> None:
-        for room in OWN_ROOMS:
-            rules.add(f"trial_lib.{room}")
+        for place in NEVER_COMPILED:
+            rules.add(f"trial_lib.{place}")
 
     post_import.when_imported("torch._dynamo.trace_rules", leave_alone)
 
@@ -70,8 +74,16 @@ def eagerly() -> contextlib.AbstractContextManager[Any]:
 def forget_compiled() -> None:
     """Drops all compiled code, so that everything is compiled as in a fresh process.
 
-    Dynamo takes a size that has changed once for a dynamic size, and compiles for sizes of any kind.
+    Dynamo takes a size that has changed once for a dynamic size, and compiles for sizes of any kind. It also keeps the
+    module `__main__` of the first compilation, which is another one when the program is run again.
     """
     dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()
+    if dynamo is None:
+        return
+    dynamo.reset()
+    convert = sys.modules.get("torch._dynamo.symbolic_convert")
+    getattr(getattr(convert, "_import_module", None), "cache_clear", lambda: None)()
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if type(names) is dict:
+            names.pop(_KEPT_MAIN, None)

@@ -187,7 +187,14 @@ class EngineWatch:
         engine_forward = engine.forward
         tensor_backward: Any = torch.Tensor.backward
         timed_tensor_backward = self.parts.timed("backward", tensor_backward)
-        torch.Tensor.backward = watched_tensor_backward  # type: ignore[method-assign, assignment]
+        # torch keeps lists of its functions for the whole process, and Dynamo asks for them. So the function that is in
+        # their place reaches the engine only until `end`.
+        self._in_turn = in_turn = [tensor_backward, watched_tensor_backward]
+
+        def latest_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return in_turn[-1](loss, *args, **kwargs)
+
+        torch.Tensor.backward = latest_backward  # type: ignore[method-assign, assignment]
         engine.forward = watched_forward
         engine.backward = watched_backward
         engine.step = watched_step
@@ -233,6 +240,7 @@ class EngineWatch:
     def end(self) -> None:
         """Restores the engine."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
+        del self._in_turn[1:]
         self._direct_calls.remove()
         for name in ("forward", "backward", "step", "scale"):
             vars(self.engine).pop(name, None)

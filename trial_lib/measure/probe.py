@@ -117,9 +117,9 @@ class Probe:
         return None if self._watch is None else self._watch.device
 
     @property
-    def used_after_initialize(self) -> int:
-        """Bytes in use when the measured engine had just been built."""
-        return self._memory.after_initialize
+    def memory(self) -> RankMemory:
+        """The memory of this rank."""
+        return self._memory
 
     def install(self) -> None:
         """Replaces DeepSpeed's functions. Call it before the user's code runs."""

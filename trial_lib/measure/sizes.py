@@ -236,7 +236,7 @@ class Sizes:
         device = before.device
         assert device is not None
         if self._position == 0:
-            self._used_at_first = before.used_after_initialize
+            self._used_at_first = before.memory.after_initialize
         self._watchdog = threading.Timer(self._patience_s, self._end_group, (_NOT_REPEATABLE, 1))
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -244,6 +244,7 @@ class Sizes:
         _meet()
         ended = EndedRun(before.release_engine())
         forget_program()
+        has_compiled = compiled_programs.compilations() > 0
         compiled_programs.forget_compiled()
         accelerate.start_over()
         self._files.start_over()
@@ -253,7 +254,7 @@ class Sizes:
         self._turn_to_next()
         device.unlimit()
         device.start_over()
-        if ended.is_held(device, self._used_at_first, self._measured[-1].available):
+        if ended.is_held(device, self._used_at_first, self._measured[-1].available, has_compiled):
             print("The program still holds its engine, so it is not run again in this process.", file=sys.stderr)
             self._end_group(_NOT_REPEATABLE, status=1)
         os.chdir(self._order.model_dir)
@@ -261,6 +262,8 @@ class Sizes:
         _meet()
         self.phases = {"start": time.time() - self._measured_at}
         self._probe = self._new_probe(before.facts)
+        if has_compiled and not device.is_apart:
+            self._probe.memory.count_from(before.memory)
         self._probe.install()
 
     def _turn_to_next(self) -> None:

@@ -26,7 +26,8 @@ parser.add_argument("--steps", type=int, default=300)
 args = deepspeed.add_config_arguments(parser).parse_args()
 
 calls = 0
-fused = F.scaled_dot_product_attention
+# torch's own, also if this process runs the program again.
+fused = getattr(F.scaled_dot_product_attention, "of_torch", F.scaled_dot_product_attention)
 
 
 def counted(*inputs, **settings):  # type: ignore[no-untyped-def]
@@ -35,6 +36,7 @@ def counted(*inputs, **settings):  # type: ignore[no-untyped-def]
     return fused(*inputs, **settings)
 
 
+counted.of_torch = fused  # type: ignore[attr-defined]
 F.scaled_dot_product_attention = counted
 
 
@@ -77,7 +79,8 @@ engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model
 if args.itself == "compile":
     engine.compile(backend="aot_eager")
 draws = torch.Generator().manual_seed(7)
-before = 0
+# A process that runs this again has counted before.
+before = graphs()
 for step in range(args.steps):
     tokens = torch.randint(0, VOCABULARY, (engine.train_micro_batch_size_per_gpu(), LENGTH), generator=draws)
     tokens = tokens.to(engine.device)

@@ -23,14 +23,18 @@ class EndedRun:
         engine.destroy()
         _forget_models()
 
-    def is_held(self, device: Device, used_at_first: int, available: int | None) -> bool:
+    def is_held(self, device: Device, used_at_first: int, available: int | None, has_compiled: bool = False) -> bool:
         """Returns whether the program still holds the engine. Call it after a garbage collection.
 
         Args:
             device: that it has trained on.
             used_at_first: bytes in use when the first run's engine had been built.
             available: bytes that a run has for its steps; None without a limit.
+            has_compiled: whether this process has compiled something.
         """
+        if has_compiled and not device.is_apart:
+            # The compiler's own modules and caches stay in the process, and take more memory than a small engine.
+            return any(part() is not None for part in self._parts)
         most = _MOST_KEPT_BYTES if available is None else max(_MOST_KEPT_BYTES, _MOST_KEPT_SHARE * available)
         if device.used_bytes() > used_at_first + most:
             return True

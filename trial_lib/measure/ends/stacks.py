@@ -95,7 +95,8 @@ def _calls(frame: FrameType | None) -> Iterator[Call]:
     while frame is not None:
         code = frame.f_code
         module = frame.f_globals.get("__name__", "")
-        yield Call(code.co_filename, code.co_name, frame.f_lineno, module, (id(frame), frame.f_lasti))
+        # Dynamo runs code in which some instructions have no line.
+        yield Call(code.co_filename, code.co_name, frame.f_lineno or 0, module, (id(frame), frame.f_lasti))
         frame = frame.f_back
 
 

@@ -12,6 +12,7 @@ class RankMemory:
     """
 
     def __init__(self) -> None:
+        self._basis: RankMemory | None = None
         self.after_initialize = 0
         self._budget: int | None = None
         self._available: int | None = None
@@ -33,10 +34,20 @@ class RankMemory:
         self._initialize_peak = self._peak = device.peak_bytes()
         self._available = device.available_bytes()
         self.after_initialize = device.used_bytes()
+        if self._basis is not None:
+            self._available, self.after_initialize = self._basis._available, self._basis.after_initialize
         device.forget_peak()
         self._retries_before = _retries(device)
         if self._budget is not None:
             device.keep_what_is_freed()
+
+    def count_from(self, first: "RankMemory") -> None:
+        """Counts from the initialisation of another engine of this process. Call it before the engine is built.
+
+        If a program compiles, its first steps bring the compiler into the process. Fresh ranks count that as memory of
+        the steps, and so does each later run in the same process.
+        """
+        self._basis = first
 
     def taken_over(self) -> "RankMemory":
         """Returns the memory of the same engine for the next measurement.

@@ -63,3 +63,17 @@ def test_bytes_that_no_run_has_at_its_beginning_are_seen(used: int, available: i
     run, _ = ended("nothing")
     left = None if available is None else available * MIB
     assert run.is_held(Apart(used * MIB), 100 * MIB, left) is is_held
+
+
+class Here(Apart):
+    """The processor's own memory, of which so many bytes are in use."""
+
+    is_apart = False
+
+
+@pytest.mark.parametrize(("kept", "is_held"), [("nothing", False), ("engine", True), ("model", True)])
+def test_the_bytes_of_a_compiler_are_no_engine_that_is_held(kept: str, is_held: bool) -> None:
+    run, part = ended(kept)
+    assert run.is_held(Here(800 * MIB), 100 * MIB, 1000 * MIB, has_compiled=True) is is_held
+    assert run.is_held(Here(800 * MIB), 100 * MIB, 1000 * MIB)
+    del part
