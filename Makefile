@@ -22,9 +22,11 @@ EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # No assertion of these depends on seconds. Their trials lock the cores that they take (tests/beside_fixtures.py).
 BESIDE := $(patsubst %,tests/integration/test_%.py, \
-    foreseen_run training_distributed training_loop foreseen_programs training_resume command_line plan \
-    rules_against_deepspeed wrappers uv_run doctor_command deployments wheel checkpoint_store estimate_command \
-    show_command trainer_callback)
+    any_program foreseen_run training_distributed training_loop huggingface_trainer foreseen_programs training_resume \
+    command_line plan measure_user_files rules_against_deepspeed accelerate program_facts measure_flops \
+    profile_as_typed precision loader_workers wrappers uv_run trial_class_trials doctor_command tensor_parallel \
+    losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
+    estimate_command show_command trainer_callback)
 
 .PHONY: demo demo-study test test-all lint docs setup schema clean
 
