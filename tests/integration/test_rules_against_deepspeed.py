@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from trial_lib.deepspeed_config.batch import BatchSizes, resolve_batch
+from trial_lib.deepspeed_config.divisibility import ModelShape
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 from trial_lib.wire.errors import InputError
@@ -54,11 +56,24 @@ class Unevenness:
     pipeline: bool = False
 
 
+@dataclass(frozen=True)
+class OnTwoRanks:
+    """A layout of a program that DeepSpeed refuses on two ranks. `test_layouts.py` sees the refusal."""
+
+    kind: str
+    shape: ModelShape
+    pipeline: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {**BASE, PROGRAM: {"--size": 2}, LAYOUTS: {"--size": self.kind}}
+
+
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}
 MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 SGD = {"type": "SGD", "params": {"lr": 1e-3}}
 
-WITNESSES: dict[str, list[Refusal | Ignorance | Unevenness]] = {
+WITNESSES: dict[str, list[Refusal | Ignorance | Unevenness | OnTwoRanks]] = {
     "pipeline_with_zero_2_or_3": [
         Refusal(zero(stage), "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism", pipeline=True)
         for stage in (2, 3)
@@ -176,6 +191,10 @@ WITNESSES: dict[str, list[Refusal | Ignorance | Unevenness]] = {
     ],
     "undivided_devices": [Refusal({**BASE, "tensor_parallel": {"autotp_size": 2}}, "AssertionError")],
     "undivided_heads": [Unevenness({**BASE, "tensor_parallel": {"autotp_size": 2}})],
+    "unshared_heads": [OnTwoRanks("sequence", ModelShape((3,)))],
+    "unshared_tokens": [OnTwoRanks("sequence", ModelShape(sequence_length=15))],
+    "empty_stages": [OnTwoRanks("pipeline", ModelShape(layer_count=1))],
+    "undivided_experts": [OnTwoRanks("expert", ModelShape(expert_counts=(3,)))],
 }
 SLOTS, HEADS = 1, (3,)
 
@@ -203,7 +222,7 @@ def every_trial() -> list[Trial]:
     trials: list[Trial] = []
     for witnesses in WITNESSES.values():
         for witness in witnesses:
-            if isinstance(witness, Unevenness):
+            if isinstance(witness, (Unevenness, OnTwoRanks)):
                 continue
             trials.append((witness.config, witness.pipeline))
             if isinstance(witness, Ignorance):
@@ -241,14 +260,19 @@ def test_every_rule_has_a_witness() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_table_finds_its_witnesses(rule: Any) -> None:
     for witness in WITNESSES[rule.name]:
-        found = broken_rules(witness.config, "cpu", witness.pipeline, None, slots=SLOTS, head_counts=HEADS)
+        slots, shape = (2, witness.shape) if isinstance(witness, OnTwoRanks) else (SLOTS, ModelShape(HEADS))
+        found = broken_rules(witness.config, "cpu", witness.pipeline, None, slots=slots, shape=shape)
         broken = {each.name: each for each in found}
         assert rule.name in broken, witness
         assert broken[rule.name].reason.endswith("."), broken[rule.name].reason
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.effect == "refused"], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [rule for rule in RULES if rule.effect == "refused" and not isinstance(WITNESSES[rule.name][0], OnTwoRanks)],
+    ids=lambda rule: rule.name,
+)
 def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None:
     for witness in WITNESSES[rule.name]:
         assert isinstance(witness, Refusal)

@@ -11,10 +11,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import LAYOUTS
+from trial_lib.deepspeed_config.layout import PROGRAM as PROGRAM
 from trial_lib.wire.turned import FORESEEN, is_turned
-
-PROGRAM = "program"
-"""The section of a candidate's knobs that has the switches, by their places. DeepSpeed has no such key."""
 
 SwitchValue = bool | int | float | str | None
 """The value of a switch. None leaves its place as typed. A boolean option is there or not, if it takes no value."""
@@ -107,7 +106,7 @@ def unforeseen_switches(
 
 def deepspeed_part(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns some settings without the switches: the part that DeepSpeed reads."""
-    return {key: value for key, value in settings.items() if key != PROGRAM}
+    return {key: value for key, value in settings.items() if key not in (PROGRAM, LAYOUTS)}
 
 
 def is_option(place: str) -> bool:

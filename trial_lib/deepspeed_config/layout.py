@@ -1,7 +1,10 @@
-"""The layout of a configuration: the ranks that hold one replica of the model together. Pure."""
+"""The layout of a configuration: how its ranks share a replica of the model. Pure.
+
+A rank imports this module from the user's environment: standard library only.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 AUTOTP = "tensor_parallel.autotp_size"
@@ -10,19 +13,67 @@ SEQUENCE = "sequence_parallel_size"
 GROUPS = {AUTOTP: "tensor-parallel", SEQUENCE: "sequence"}
 """The settings that divide the ranks into groups, with the word for a group. A group holds one replica of the model."""
 
+PROGRAM = "program"
+"""The section of a candidate's knobs that has the switches, by their places. DeepSpeed has no such key."""
+
+LAYOUTS = "layouts"
+"""The section of the user's settings that has the kinds of the switches that are layouts, by their places. As above."""
+
+LAYOUT_KINDS = ("tensor", "sequence", "pipeline", "expert")
+"""What a switch can be the size of: groups of tensor parallelism, of Ulysses or of experts, or a pipeline's depth."""
+
+_OF_SETTINGS = {AUTOTP: "tensor", SEQUENCE: "sequence"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks of a configuration share a replica of the model, in ranks. A group of one is none.
+
+    Attributes:
+        tensor: of a tensor-parallel group.
+        sequence: of a group of Ulysses' sequence parallelism.
+        pipeline: stages of the pipeline.
+        expert: of a group that divides the experts of a mixture. Its ranks have batches of their own.
+    """
+
+    tensor: int = 1
+    sequence: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Layout":
+        """Returns the layout of a complete configuration, which may have the sections `PROGRAM` and `LAYOUTS`."""
+        return cls().changed(config, config.get(LAYOUTS) or {})
+
+    def changed(self, settings: Mapping[str, Any], kinds: Mapping[str, str]) -> "Layout":
+        """Returns this layout with the sizes that some settings have.
+
+        Args:
+            settings: in sections or by path.
+            kinds: of the switches that are layouts, by their places.
+        """
+        sizes = {kind: _size(settings, path, path.split(".")) for path, kind in _OF_SETTINGS.items()}
+        for place, kind in kinds.items():
+            size = _size(settings, f"{PROGRAM}.{place}", [PROGRAM, place])
+            sizes[kind] = sizes.get(kind) if size is None else size
+        return replace(self, **{kind: max(1, size) for kind, size in sizes.items() if size is not None})
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that hold one replica together."""
+        return self.tensor * self.sequence * self.pipeline
+
 
 def group_sizes(config: Mapping[str, Any]) -> dict[str, int]:
     """Returns the sizes of the groups that a DeepSpeed configuration asks for, by setting. A group of one is none."""
-    sizes = {path: _size(config, path) for path in GROUPS}
+    sizes = {path: _size(config, path, path.split(".")) for path in GROUPS}
     return {path: size for path, size in sizes.items() if size is not None and size > 1}
 
 
 def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
     """Returns the ranks that hold one replica of the model together, as far as the configuration says so."""
-    ranks = 1
-    for size in group_sizes(config).values():
-        ranks *= size
-    return ranks
+    return Layout.of(config).ranks
 
 
 @dataclass(frozen=True)
@@ -35,7 +86,7 @@ class Replicas:
     Attributes:
         slots: devices of a trial.
         own: replicas with the user's configuration.
-        base_config: the user's DeepSpeed configuration.
+        base_config: the user's settings, with the sections `PROGRAM` and `LAYOUTS` if switches are layouts.
     """
 
     slots: int
@@ -48,21 +99,27 @@ class Replicas:
         Args:
             settings: its knobs or its complete configuration, in sections or by path.
         """
-        ranks, others = 1, max(1, self.slots // self.own)
-        for path in GROUPS:
-            base = _size(self.base_config, path) or 1
-            own = _size(settings, path)
-            ranks *= base if own is None else max(1, own)
+        base = Layout.of(self.base_config)
+        layout = base.changed(settings, self.base_config.get(LAYOUTS) or {})
+        others = max(1, self.slots // self.own)
+        for size in (base.tensor, base.sequence, base.pipeline):
             # A group of the configuration that the engine does not have is none.
-            others = others // base if others % base == 0 else others
-        return max(1, self.slots // (ranks * others))
+            others = others // size if others % size == 0 else others
+        return max(1, self.slots // (layout.ranks * others))
 
 
-def _size(settings: Mapping[str, Any], path: str) -> int | None:
+def size_of(value: Any) -> int | None:
+    """Returns the size that a value means, as a number or as its text; None if it means none."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _size(settings: Mapping[str, Any], flat: str, keys: list[str]) -> int | None:
     """Returns the size of a group; None if the settings leave it open."""
     value: Any = settings
-    for key in [path] if path in settings else path.split("."):
+    for key in [flat] if flat in settings else keys:
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return size_of(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
-from trial_lib.deepspeed_config.layout import AUTOTP, group_sizes
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 
 DeepSpeedConfig = dict[str, Any]
 
@@ -55,7 +55,8 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, and any other value
     replaces the old one. Neither argument is changed. If the overrides set the micro-batch size and the accumulation
     without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. It is dropped
-    under AutoTP too, where DeepSpeed takes each rank for a replica and would refuse the true number. A ZeRO section
+    too if several ranks hold one replica. Under AutoTP DeepSpeed takes each rank for a replica then, and would refuse
+    the true number. A ZeRO section
     that is `true` or `false`, and the deprecated names `cpu_offload` and `cpu_offload_param`, become what DeepSpeed
     makes of them. An offload section that is None is left out.
 
@@ -74,8 +75,9 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
         if isinstance(zero, dict) and zero.get(section, "") is None:
             del zero[section]
             zero.pop(old, None)
-    # deepspeed/runtime/config.py, 0.19.8: under AutoTP its world size is that of all ranks.
-    follows = TRAIN_BATCH not in overrides or AUTOTP in group_sizes(config)
+    # deepspeed/runtime/config.py, 0.19.8: under AutoTP its world size is that of all ranks. If a switch of the program
+    # makes the groups, the engine shows whether it has as many replicas as are meant (`replicas.py`).
+    follows = TRAIN_BATCH not in overrides or ranks_of_a_replica(config) > 1
     if MICRO_BATCH in overrides and ACCUMULATION in overrides and follows:
         config.pop(TRAIN_BATCH, None)
     return config

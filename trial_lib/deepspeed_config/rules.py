@@ -5,17 +5,28 @@ measure the same as another.
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.batch import resolve_batch
-from trial_lib.deepspeed_config.layout import AUTOTP, GROUPS, group_sizes
+from trial_lib.deepspeed_config.divisibility import (
+    ModelShape,
+    empty_stages,
+    undivided_devices,
+    undivided_experts,
+    undivided_heads,
+    unshared_heads,
+    unshared_tokens,
+)
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.optimizers import untested_under_zero
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.wire.errors import InputError
 
 DeviceName = Literal["cpu", "cuda"]
+_UNKNOWN_SHAPE = ModelShape()
 
 
 @dataclass(frozen=True)
@@ -44,25 +55,25 @@ def broken_rules(
     code_optimizer: str = "",
     *,
     slots: int | None = None,
-    head_counts: Sequence[int] = (),
+    shape: ModelShape = _UNKNOWN_SHAPE,
 ) -> list[Rule]:
     """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason.
 
     Args:
-        ds_config: a complete DeepSpeed configuration.
+        ds_config: a complete DeepSpeed configuration. It may have the sections of switches and of layouts.
         device: the ranks' kind of device.
         pipeline_parallel: whether the model is a pipeline; None if that is not known yet.
         data_parallel_size: model replicas; None if that is not known yet.
         code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
             if that is not known.
         slots: devices of a trial; None if that is not known.
-        head_counts: attention heads and key-value heads of the model, as far as they are known.
+        shape: the numbers of the model that groups divide.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
         ['pipeline_with_zero_2_or_3']
     """
-    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer, slots, head_counts)
+    setting = Setting(ds_config, device, pipeline_parallel, data_parallel_size, code_optimizer, slots, shape)
     found = ((rule, rule.finds(setting)) for rule in RULES)
     return [replace(rule, reason=rule.reason.format(what)) for rule, what in found if what]
 
@@ -80,7 +91,12 @@ class Setting:
     replicas: int | None
     code_optimizer: str = ""
     slots: int | None = None
-    head_counts: Sequence[int] = ()
+    shape: ModelShape = _UNKNOWN_SHAPE
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How the ranks share a replica of the model."""
+        return Layout.of(self.config)
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Returns a section of the configuration, or an empty one."""
@@ -237,23 +253,12 @@ def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
     return next((key for key in switches if setting.zero.get(key) is True), None)
 
 
-def _undivided_devices(setting: Setting) -> str | None:
-    slots = setting.slots or 0
-    sizes = group_sizes(setting.config).items()
-    return next((f"{slots} devices into {GROUPS[path]} groups of {size}" for path, size in sizes if slots % size), None)
-
-
-def _undivided_heads(setting: Setting) -> str | None:
-    size = group_sizes(setting.config).get(AUTOTP, 1)
-    return next((f"{count} heads over {size} ranks" for count in setting.head_counts if count % size), None)
-
-
 RULES = (
     Rule(
         "pipeline_with_zero_2_or_3",
         "refused",
         "Pipeline parallelism works with ZeRO stages 0 and 1, not with stage {}.",
-        lambda setting: setting.pipeline and setting.stage >= 2 and setting.stage,
+        lambda setting: (setting.pipeline or setting.layout.pipeline > 1) and setting.stage >= 2 and setting.stage,
     ),
     Rule(
         "unknown_stage",
@@ -415,11 +420,20 @@ RULES = (
         "Pipeline parallelism does not overlap communication.",
         lambda setting: setting.pipeline and setting.stage == 1 and setting.zero.get("overlap_comm") is True,
     ),
-    Rule("undivided_devices", "refused", "DeepSpeed cannot divide {}.", _undivided_devices),
+    Rule(
+        "undivided_devices",
+        "refused",
+        "DeepSpeed cannot divide {}.",
+        lambda setting: undivided_devices(setting.layout, setting.slots) if setting.slots else None,
+    ),
     Rule(
         "undivided_heads",
         "uneven",
         "Tensor parallelism divides {} unevenly, and each step waits for the rank with most.",
-        _undivided_heads,
+        lambda setting: undivided_heads(setting.layout, setting.shape),
     ),
+    Rule("unshared_heads", "refused", "Ulysses cannot divide {}.", lambda s: unshared_heads(s.layout, s.shape)),
+    Rule("unshared_tokens", "refused", "Ulysses cannot divide {}.", lambda s: unshared_tokens(s.layout, s.shape)),
+    Rule("empty_stages", "refused", "A pipeline cannot divide {}.", lambda s: empty_stages(s.layout, s.shape)),
+    Rule("undivided_experts", "refused", "DeepSpeed cannot divide {}.", lambda s: undivided_experts(s.layout, s.shape)),
 )

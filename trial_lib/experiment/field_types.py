@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema
 
 from trial_lib.command.mapping_targets import SWITCH_PLACE
 from trial_lib.command.switches import PROGRAM
+from trial_lib.deepspeed_config.layout import LAYOUT_KINDS
 from trial_lib.experiment.yaml_section import YamlSection
 from trial_lib.wire.turned import TURNED, is_turned
 
@@ -166,6 +167,11 @@ _SWITCH_KEYS = {
     "changes_mathematics": {
         "type": "boolean",
         "description": "Whether another value trains differently. Then losses are not compared. Default: false.",
+    },
+    "layout": {
+        "enum": list(LAYOUT_KINDS),
+        "description": "What the switch is the size of: groups of tensor parallelism, of Ulysses' sequence parallelism "
+        "or of experts, or the stages of a pipeline. The global batch is kept under each size.",
     },
 }
 

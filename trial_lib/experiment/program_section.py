@@ -19,11 +19,12 @@ from trial_lib.command.mapping_targets import (
     typed_switch,
 )
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
+from trial_lib.deepspeed_config.layout import LAYOUT_KINDS, size_of
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import TURNED, TURNED_PLACE, is_turned
 
-COARSE, MATHEMATICS = "coarse", "changes_mathematics"
+COARSE, MATHEMATICS, LAYOUT_KIND = "coarse", "changes_mathematics", "layout"
 """The keys of a switch that a DeepSpeed setting has not."""
 
 # Variables that a rank gets from its launcher, here from ZeroTune.
@@ -37,10 +38,13 @@ _SAID = "Write the place, `=` and its values, such as `--vary '--gradient_checkp
 def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
     """Returns the places of a section `program`, and whether each decides memory or mathematics.
 
-    An environment variable does not, unless it says so. Everything else does, unless it says that it does not. Of
-    switches that ZeroTune turns, the table `TURNED` decides.
+    An environment variable does not, unless it says so, or unless it is a layout. Everything else does, unless it says
+    that it does not. Of switches that ZeroTune turns, the table `TURNED` decides.
     """
-    says = {place: said.get(COARSE) if isinstance(said, Mapping) else None for place, said in section.items()}
+    says = {
+        place: said.get(COARSE, True if LAYOUT_KIND in said else None) if isinstance(said, Mapping) else None
+        for place, said in section.items()
+    }
     return {place: _is_coarse(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
 
 
@@ -116,6 +120,39 @@ def check_condition(place: str, values: Sequence[Any], tried: Sequence[Any], whe
             f"{place} is never {shown}, so this condition cannot be met.",
             where=where,
             remedy=f"Its values are {', '.join(text_of(value) for value in tried)}.",
+        )
+
+
+def check_layout(request: RequestedKnob, others: Sequence[RequestedKnob], where: str) -> None:
+    """Checks a switch that is the size of groups of ranks.
+
+    Args:
+        request: the switch.
+        others: the switches before it.
+        where: the name of the place in an error.
+
+    Raises:
+        InputError: its kind is unknown or is there twice, it is not coarse, or a value is no size.
+    """
+    place, kind = place_of(request.path), request.layout
+    if kind not in LAYOUT_KINDS:
+        known = f"{', '.join(LAYOUT_KINDS[:-1])} or {LAYOUT_KINDS[-1]}"
+        raise InputError(f"{kind!r} is no layout.", where=where, remedy=f"Write {known}.")
+    other = next((place_of(each.path) for each in others if each.layout == kind), None)
+    if other is not None:
+        raise InputError(
+            f"{place} and {other} are both the {kind} layout.", where=where, remedy="Name one switch for it."
+        )
+    if is_turned(place) or not request.is_coarse:
+        raise InputError(
+            f"{place} cannot be a layout: the size of groups decides memory.", where=where, remedy="Leave one key out."
+        )
+    wrong = next((value for value in request.values if value is not None and not size_of(value)), None)
+    if wrong is not None:
+        raise InputError(
+            f"{place}: a layout is a number of ranks, and {wrong!r} is none.",
+            where=where,
+            remedy="Write whole numbers from 1 on.",
         )
 
 

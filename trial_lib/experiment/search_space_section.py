@@ -10,8 +10,10 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, M
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.program_section import (
     COARSE,
+    LAYOUT_KIND,
     MATHEMATICS,
     check_condition,
+    check_layout,
     check_once,
     check_place,
     check_value,
@@ -52,7 +54,7 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
     Args:
         section: dotted DeepSpeed key to a value, a list of values, or a mapping with `values` or a range (`min`, `max`,
             and optionally `log` and `count`), and optionally `when`. The key `program` has the same for the program's
-            switches, by their places, each optionally with `coarse` and `changes_mathematics`.
+            switches, by their places, each optionally with `coarse`, `changes_mathematics` and `layout`.
         where: how an error names a place.
 
     Raises:
@@ -92,7 +94,10 @@ def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict
         request = _request(path_of(name), values, place, where, switches)
         if all(value is None for value in request.values):
             raise InputError(f"{name} has no value but that as typed.", where=where(place), remedy="Name another.")
-        requests[request.path] = replace(request, coarse=switches[name])
+        request = replace(request, coarse=switches[name])
+        if request.layout:
+            check_layout(request, tuple(requests.values()), where((*place, LAYOUT_KIND)))
+        requests[request.path] = request
     for name, request in zip(said, requests.values(), strict=True):
         for path, values in request.when.items():
             if path in requests:
@@ -143,7 +148,7 @@ def _nearest(key: str, name: str, parent: str, beside: frozenset[str]) -> str | 
 def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switches: Mapping[str, bool]) -> RequestedKnob:
     if not isinstance(said, Mapping):
         return RequestedKnob(path, _values(path, said, place, where))
-    known = ("values", "when", *_RANGE, *((COARSE, MATHEMATICS) if is_switch(path) else ()))
+    known = ("values", "when", *_RANGE, *((COARSE, MATHEMATICS, LAYOUT_KIND) if is_switch(path) else ()))
     unknown = said.keys() - set(known)
     if unknown:
         key = min(unknown)
@@ -164,7 +169,8 @@ def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switche
         raise InputError(what, where=where(place), remedy="Write `values`, or `min` and `max`.")
     values = _range(path, said, place, where) if is_range else _values(path, said["values"], (*place, "values"), where)
     when = _when(path, said.get("when", {}), (*place, "when"), where, switches)
-    return RequestedKnob(path, values, when, changes_mathematics=said.get(MATHEMATICS, False))
+    kind = str(said[LAYOUT_KIND]) if LAYOUT_KIND in said else ""
+    return RequestedKnob(path, values, when, changes_mathematics=said.get(MATHEMATICS, False), layout=kind)
 
 
 def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.host.base import Host
 from trial_lib.launch.allocator_notes import allocator_note
 from trial_lib.launch.classify import classify, is_from_outside
@@ -235,10 +236,14 @@ def size_order_of(plan: TrialPlan) -> SizeOrder:
     """Returns the part of an order that is specific to this trial. The order of a sweep has several."""
     ranks = range(plan.candidate.slots)
     settings = {each.name: getattr(plan, each.name) for each in fields(ProbeSettings)}
+    # A rank does not know which switches are layouts, under which DeepSpeed derives this number.
+    overrides = {
+        key: value for key, value in plan.candidate.overrides.items() if key != TRAIN_BATCH or key in plan.ds_config
+    }
     return SizeOrder(
         **settings,
         arguments=plan.program.arguments,
-        overrides={} if plan.as_typed else plan.candidate.overrides,
+        overrides={} if plan.as_typed else overrides,
         with_profile=plan.purpose is Purpose.PROFILE,
         logs=[str(plan.paths.log(rank)) for rank in ranks],
         measurements=[str(plan.paths.measurement(rank)) for rank in ranks],

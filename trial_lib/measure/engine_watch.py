@@ -18,6 +18,7 @@ from trial_lib.measure.batches.batch_shape import (
 )
 from trial_lib.measure.figures.model_counter import ModelCounter, StageCounter
 from trial_lib.measure.figures.step_clock import PartTimer, StepClock
+from trial_lib.measure.replicas import sequence_parallel_size
 from trial_lib.measure.tensor_parallel import digest, tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 
@@ -285,7 +286,9 @@ class EngineWatch:
         sizes = batch_sizes(inputs)
         if not sizes:
             return
-        tokens = tokens_in(inputs)
+        # Ulysses gives a rank its part of each sample.
+        ranks = sequence_parallel_size(self.engine)
+        tokens = (tokens_in(inputs) or 0) * ranks or None
         if not self.sizes:
             self.first_digest = digest(inputs) if tensor_parallel_size(self.engine) > 1 else None
             self._observer.first_batch_arrived(sizes, tokens)
@@ -303,6 +306,7 @@ class EngineWatch:
         # Batches of `(sequence, batch)` are never stretched.
         length = None if self.arrival.dimension else tokens_per_row(inputs)
         if length is not None:
+            length *= ranks
             self.shortest_sequence = min(length, self.shortest_sequence or length)
             self.longest_sequence = max(length, self.longest_sequence or length)
 

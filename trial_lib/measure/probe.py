@@ -30,6 +30,7 @@ from trial_lib.measure.libraries.current_probe import CurrentProbe
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.measure.replicas import refuse_other_replicas
 from trial_lib.measure.surveys import Surveys
 from trial_lib.measure.tensor_parallel import refuse_unequal_batches
 from trial_lib.measure.trace.traced_end import TracedEnd, with_data_over
@@ -208,13 +209,9 @@ class Probe:
         if self._order.is_typed_profile:
             self.facts.note_typed_engine(engine, self._order.varied_options)
         self._watch = watch(
-            engine,
-            device,
-            asked,
-            self,
-            with_activations=self._order.with_profile,
-            arrival=self._order.arrival,
+            engine, device, asked, self, with_activations=self._order.with_profile, arrival=self._order.arrival
         )
+        refuse_other_replicas(engine, self._order.replicas, self.refuse)
         self._step_losses.begin(engine)
         self._begin_warm_up()
         self._watch.clock.mark()

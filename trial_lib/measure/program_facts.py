@@ -8,6 +8,7 @@ from typing import Any
 from trial_lib.measure.batches.program_options import options_read, parsers_used, values_read
 from trial_lib.measure.batches.refused_options import refused_options
 from trial_lib.measure.libraries import fused_adam
+from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
 from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.turned import FUSED, OPTIMIZER_OPTION
@@ -97,10 +98,10 @@ class ProgramFacts:
         accumulation = int(engine.gradient_accumulation_steps())
         if getattr(engine, "zenflow", False):
             # deepspeed/runtime/zenflow/engine.py: its interval then replaces the accumulation.
-            accumulation = train // (micro * int(engine.dp_world_size))
-        if tensor_parallel_size(engine) > 1:
-            # To DeepSpeed each rank is a replica then (deepspeed/runtime/config.py).
-            train = micro * accumulation * int(engine.dp_world_size)
+            accumulation = train // (micro * replicas_of(engine))
+        if tensor_parallel_size(engine) > 1 or sequence_parallel_size(engine) > 1:
+            # To DeepSpeed each rank may be a replica then (deepspeed/runtime/config.py).
+            train = micro * accumulation * replicas_of(engine)
         self.typed_batch = {
             "train_batch_size": train,
             "micro_batch_size": micro,

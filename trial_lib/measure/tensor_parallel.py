@@ -1,4 +1,4 @@
-"""Tensor parallelism of an engine: the size of its groups, the parameters that it divides, the batches of a group."""
+"""The parts of an engine's model on its ranks: divided parameters, heads, experts, and the batches of a group."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from trial_lib.measure.batches.batch_shape import tensors_in
 from trial_lib.measure.figures.over_ranks import of_each
 from trial_lib.measure.figures.precision import elements
+from trial_lib.measure.replicas import sequence_parallel_size
 
 # The names of these numbers in the configurations of Hugging Face's models, of text or around it.
 _HEADS = ("num_attention_heads", "num_key_value_heads")
@@ -23,12 +24,13 @@ def tensor_parallel_size(engine: Any) -> int:
 
 
 def parameter_shares(engine: Any) -> list[float]:
-    """Returns this rank's share of a replica's parameters: all, the trainable ones, those of linear layers.
+    """Returns this rank's share of a replica's parameters: all, the trainable ones, of linear layers, of experts.
 
     The ranks of a group have divided some parameters. Each has a whole copy of the others, of which it takes its part.
+    The sums over the ranks of a replica are those of the whole model. Experts count as on so many ranks as have others.
     """
-    size, divides = tensor_parallel_size(engine), _divided_layer()
-    total = trainable = linear = 0.0
+    size, divides = tensor_parallel_size(engine) * sequence_parallel_size(engine), _divided_layer()
+    total = trainable = linear = of_experts = 0.0
     seen: set[int] = set()
     for module in engine.module.modules():
         is_divided = divides is not None and isinstance(module, divides)
@@ -37,11 +39,23 @@ def parameter_shares(engine: Any) -> list[float]:
                 continue
             seen.add(id(parameter))
             # ZeRO 3 partitions what AutoTP has divided, so its counts are those of the part.
-            share = elements(parameter) / (1 if is_divided else size)
+            experts_on = _experts_on(parameter)
+            share = elements(parameter) * max(1, experts_on) / (1 if is_divided else size)
             total += share
             trainable += share if parameter.requires_grad else 0.0
             linear += share if is_divided or isinstance(module, torch.nn.Linear) else 0.0
-    return [total, trainable, linear]
+            of_experts += share if experts_on else 0.0
+    return [total, trainable, linear, of_experts]
+
+
+def _experts_on(parameter: Any) -> int:
+    """Returns the ranks over which the experts of a parameter are divided; 0 if it is of no expert."""
+    if getattr(parameter, "allreduce", True):
+        return 0
+    from deepspeed.utils import groups
+
+    name = str(getattr(parameter, "group_name", ""))
+    return int(groups._get_expert_parallel_world_size(name)) if name.startswith("ep_size_") else 1
 
 
 def head_counts(module: Any) -> list[int]:
@@ -50,6 +64,22 @@ def head_counts(module: Any) -> list[int]:
     config = getattr(config, _OF_TEXT, config)
     counts = [getattr(config, name, None) for name in _HEADS]
     return [count for count in counts if type(count) is int]
+
+
+def expert_counts(module: Any) -> list[int]:
+    """Returns the numbers of experts of a model's layers of DeepSpeed's mixture of experts, each once."""
+    layers = (each for each in module.modules() if type(each).__name__ == "MoE" and hasattr(each, "ep_size"))
+    return sorted({int(layer.num_experts) for layer in layers})
+
+
+def expert_ranks(module: Any) -> int:
+    """Returns the most ranks over which the experts of a layer are divided; 1 without experts."""
+    return max([1, *map(_experts_on, module.parameters())])
+
+
+def layer_count(module: Any) -> int:
+    """Returns the layers that the stages of a pipeline share; 0 for any other model."""
+    return len(getattr(module, "_layer_specs", ()))
 
 
 def digest(inputs: Any) -> float:

@@ -7,7 +7,7 @@ such as its largest parameter, are not known. Measured peaks cover them.
 
 from dataclasses import dataclass, replace
 
-from trial_lib.memory.states import FULL, MASTER_BYTES, activation_share, on_a_device
+from trial_lib.memory.states import FULL, MASTER_BYTES, activation_share, on_a_device, pipeline_depth
 from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.result import ModelProfile
 
@@ -73,7 +73,7 @@ class _Case:
     settings: ZeroSettings
     total: int
     trainable: int
-    shards: int
+    shards: float
     size: int
     gradient_size: int
     on_cpu: bool
@@ -124,6 +124,7 @@ def allocations(
     slots: int,
     device: str,
     micro_batch_size: int,
+    accumulation: int = 1,
 ) -> Allocations:
     """Returns the allocations of one configuration.
 
@@ -134,8 +135,9 @@ def allocations(
         slots: devices of a trial.
         device: `cuda` or `cpu`. On a CPU "offloaded" states are in the same memory.
         micro_batch_size: samples.
+        accumulation: micro-batches of an optimizer step. A stage of a pipeline may keep several at a time.
     """
-    own, shards = on_a_device(profile, slots, settings.tensor_parallel)
+    own, shards = on_a_device(profile, slots, settings.layout, profiled.layout)
     case = _Case(
         settings=settings,
         total=own.num_params,
@@ -146,7 +148,13 @@ def allocations(
         on_cpu=device == "cpu",
     )
     by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
-    activations = micro_batch_size * profile.activation_mem_per_gpu * _activation_ratio(settings, profiled)
+    ratio = _activation_ratio(settings, profiled)
+    if settings.layout.pipeline != 1 or profiled.layout.pipeline != 1:
+        # deepspeed/runtime/pipe/schedule.py `TrainSchedule`: the first stage is as many micro-batches ahead of the
+        # last as there are stages. The profile has the activations of one micro-batch in its own stages.
+        depth, then = (pipeline_depth(profile, slots, each.layout, profiled.layout) for each in (settings, profiled))
+        ratio *= then / depth * min(depth, accumulation)
+    activations = micro_batch_size * profile.activation_mem_per_gpu * ratio
     return replace(by_stage(case), activations=activations)
 
 
@@ -154,7 +162,9 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
     """Returns the activations of a configuration divided by the profiled ones. 16-bit ones take about half."""
     size, profiled_size = settings.precision.bytes_per_param, profiled.precision.bytes_per_param
     by_format = 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
-    return by_format * activation_share(settings.tensor_parallel) / activation_share(profiled.tensor_parallel)
+    of_tensors = activation_share(settings.layout.tensor) / activation_share(profiled.layout.tensor)
+    # Each rank has its part of the tokens of a sample.
+    return by_format * of_tensors * profiled.layout.sequence / settings.layout.sequence
 
 
 def _plain(case: _Case) -> Allocations:

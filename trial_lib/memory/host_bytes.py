@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil, log
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.memory.states import GRADIENT_BYTES, MASTER_BYTES, on_a_device
 from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.result import ModelProfile
@@ -52,7 +53,13 @@ class HostBytes:
         return self.held + self.on_disk
 
 
-def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, accumulates: bool) -> HostBytes:
+def host_bytes(
+    ds_config: Mapping[str, Any],
+    profile: ModelProfile,
+    slots: int,
+    accumulates: bool,
+    profiled: Layout | None = None,
+) -> HostBytes:
     """Returns the bytes that a configuration moves off a rank's device; none if it offloads nothing.
 
     Every rank may build the model on its host first. That is not counted, because the profile trial has shown that
@@ -63,11 +70,12 @@ def host_bytes(ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, 
         profile: the model.
         slots: devices of a trial.
         accumulates: whether an optimizer step has several micro-batches.
+        profiled: the layout of the profile trial; None for none.
     """
     settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
         return HostBytes()
-    own, shards = on_a_device(profile, slots, settings.tensor_parallel)
+    own, shards = on_a_device(profile, slots, settings.layout, profiled)
     case = _Case(ds_config, settings, own.num_params / shards, own.trainable_num_params / shards)
     if settings.stage < 3:
         return _partitioned_states(case, accumulates)

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from trial_lib.command.switches import switches_of
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
 from trial_lib.memory.foreseen_bytes import nearest_arm
 from trial_lib.memory.host_bytes import HOST_KNOBS, host_bytes
@@ -40,7 +41,7 @@ class HostMemory:
         self._profile = profile
         self._base = base_config
         self._slots = basis.slots
-        self._foreseen = tuple(basis.foreseen)
+        self._foreseen = tuple(basis.arms)
         self._on_cuda = basis.device == "cuda"
         self._base_offloads = _names_offload(overwrite_deepspeed_config(base_config, {}))
         self._described: dict[tuple[str, bool], tuple[float, ArmKey]] = {}
@@ -110,14 +111,15 @@ class HostMemory:
 
     def _held(self, config: Mapping[str, Any], accumulates: bool) -> float:
         """Returns the bytes that a rank of a configuration keeps in the host's memory; 0 if it offloads nothing."""
-        by_formula = host_bytes(config, self._profile, self._slots, accumulates).held
+        by_formula = host_bytes(config, self._profile, self._slots, accumulates, Layout.of(self._base)).held
         if by_formula <= 0 or not self._foreseen:
             return by_formula
         arm = nearest_arm(self._foreseen, config)
         if arm.host <= 0 or arm_key(arm.ds_config) != arm_key(config, switches_of(arm.ds_config)):
             return by_formula
         steps = arm.ds_config.get(ACCUMULATION)
-        then = host_bytes(arm.ds_config, self._profile, self._slots, isinstance(steps, int) and steps > 1).held
+        accumulated = isinstance(steps, int) and steps > 1
+        then = host_bytes(arm.ds_config, self._profile, self._slots, accumulated, Layout.of(self._base)).held
         return max(0.0, arm.host + by_formula - then)
 
 

@@ -138,7 +138,7 @@ class MemoryModel:
     """
 
     def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
-        profile, device, foreseen = basis.profile, basis.device, tuple(basis.foreseen)
+        profile, device, foreseen = basis.profile, basis.device, tuple(basis.arms)
         self._profile = profile
         self._base = basis.base_config
         self._slots = basis.slots
@@ -173,7 +173,7 @@ class MemoryModel:
             return
         described = self._describe(candidate.knobs)
         self._tried.note(described.switches, switches_of(described.config), completed=True)
-        needed = self._allocations(described, candidate.micro_batch_size)
+        needed = self._allocations(described, candidate)
         scale = _PROFILE_NOISE * self._scale(needed)
         self._peaks(described).observe(self._moments(needed), described.arm, scale, above / self._unit)
         self._forget()
@@ -183,7 +183,7 @@ class MemoryModel:
     def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
         """Returns the memory of a candidate's steps above initialisation, with its 90 % interval."""
         described = self._describe(candidate.knobs)
-        mixture = self._predict(described, self._allocations(described, candidate.micro_batch_size))
+        mixture = self._predict(described, self._allocations(described, candidate))
         record = self._arms.get(described.arm)
         return MemoryPrediction(
             value=max(0.0, mixture.mean),
@@ -194,7 +194,7 @@ class MemoryModel:
 
     def allocations(self, candidate: Candidate) -> Allocations:
         """Returns a candidate's allocations before any measurement: foreseen, or by DeepSpeed's own formulas."""
-        return self._allocations(self._describe(candidate.knobs), candidate.micro_batch_size)
+        return self._allocations(self._describe(candidate.knobs), candidate)
 
     def available(self, candidate: Candidate) -> int | None:
         """Returns the memory that initialisation leaves a candidate, from trials of its arm or of others.
@@ -202,7 +202,7 @@ class MemoryModel:
         It is None if a CPU slot has no budget.
         """
         described = self._describe(candidate.knobs)
-        left = self._budget.left(described.arm, self._allocations(described, candidate.micro_batch_size).initialize)
+        left = self._budget.left(described.arm, self._allocations(described, candidate).initialize)
         return None if left is None else int(left.mean)
 
     def probability_fits(self, candidate: Candidate, headroom: float) -> float:
@@ -218,25 +218,25 @@ class MemoryModel:
         described = self._describe(candidate.knobs)
         asked = described.lineage, candidate.micro_batch_size, headroom
         if asked not in self._known:
-            self._known[asked] = self._probability(described, candidate.micro_batch_size, headroom)
+            self._known[asked] = self._probability(described, candidate, headroom)
         return self._known[asked]
 
-    def _probability(self, described: _Described, size: int, headroom: float) -> float:
-        fits = self._fits(described, size, headroom)
+    def _probability(self, described: _Described, candidate: Candidate, headroom: float) -> float:
+        fits = self._fits(described, candidate, headroom)
         # Until a trial with these switches has run, those that keep more show what fits, and those that keep less show
         # what does not.
         for beside, values in self._tried.around(described.switches):
             other = self._describe({**described.config, PROGRAM: {**switches_of(described.config), **values}})
-            bound = self._fits(other, size, headroom)
+            bound = self._fits(other, candidate, headroom)
             fits = max(fits, bound) if beside is Keeps.LESS else min(fits, bound)
         return fits
 
-    def _fits(self, described: _Described, size: int, headroom: float) -> float:
+    def _fits(self, described: _Described, candidate: Candidate, headroom: float) -> float:
         """Returns the probability that a candidate fits, by the trials with its own switches."""
-        record = self._arms.get(described.arm)
+        record, size = self._arms.get(described.arm), candidate.micro_batch_size
         if record is not None and size <= record.fits(described.lineage):
             return 1.0
-        needed = self._allocations(described, size)
+        needed = self._allocations(described, candidate)
         if (
             record is not None
             and record.failed
@@ -266,7 +266,7 @@ class MemoryModel:
             headroom: as for `probability_fits`.
         """
         described = self._describe(candidate.knobs)
-        needed = self._allocations(described, candidate.micro_batch_size)
+        needed = self._allocations(described, candidate)
         left = self._budget.left(described.arm, needed.initialize)
         if left is None or left.mean <= 0:
             return headroom
@@ -306,7 +306,7 @@ class MemoryModel:
     def bytes_per_sample(self, candidate: Candidate) -> float:
         """Returns the memory of one more sample in the micro-batch."""
         described = self._describe(candidate.knobs)
-        needed = self._allocations(described, candidate.micro_batch_size)
+        needed = self._allocations(described, candidate)
         # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
         # counts.
         both = (replace(needed, activations=0.0, kept_activations=0.0), needed)
@@ -319,7 +319,7 @@ class MemoryModel:
             return
         described = self._describe(candidate.knobs)
         self._tried.note(described.switches, switches_of(described.config), completed=True)
-        needed = self._allocations(described, candidate.micro_batch_size)
+        needed = self._allocations(described, candidate)
         self._peaks(described).observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
         record = self._arms.setdefault(described.arm, _ArmRecord())
         record.measured += 1
@@ -336,7 +336,7 @@ class MemoryModel:
     def _observe_failure(self, candidate: Candidate) -> None:
         described = self._describe(candidate.knobs)
         self._tried.note(described.switches, switches_of(described.config), completed=False)
-        needed = self._allocations(described, candidate.micro_batch_size)
+        needed = self._allocations(described, candidate)
         left = self._budget.left(described.arm, needed.initialize)
         if left is not None:
             mixture = self._predict(described, needed)
@@ -407,16 +407,17 @@ class MemoryModel:
             self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
         return self._peaks_with[switches]
 
-    def _allocations(self, described: _Described, micro_batch_size: int) -> Allocations:
-        needed = self._by_formula(described.settings, micro_batch_size)
+    def _allocations(self, described: _Described, candidate: Candidate) -> Allocations:
+        needed = self._by_formula(described.settings, candidate)
         arm = described.foreseen
         if arm is None:
             return needed
-        of_arm = self._by_formula(ZeroSettings.of(arm.ds_config, self._profile.bytes_per_param), micro_batch_size)
-        return foreseen_allocations(arm, of_arm, needed, micro_batch_size)
+        of_arm = self._by_formula(ZeroSettings.of(arm.ds_config, self._profile.bytes_per_param), candidate)
+        return foreseen_allocations(arm, of_arm, needed, candidate.micro_batch_size)
 
-    def _by_formula(self, settings: ZeroSettings, micro_batch_size: int) -> Allocations:
-        return allocations(settings, self._profiled, self._profile, self._slots, self._device, micro_batch_size)
+    def _by_formula(self, settings: ZeroSettings, candidate: Candidate) -> Allocations:
+        batch = candidate.micro_batch_size, candidate.gradient_accumulation_steps
+        return allocations(settings, self._profiled, self._profile, self._slots, self._device, *batch)
 
     def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
         """Returns the memory at the peak of the activations, and at the optimizer's update."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.records.result import ModelProfile
 
 GRADIENT_BYTES = 4
@@ -54,30 +55,53 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
     return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
 
 
-def on_a_device(profile: ModelProfile, slots: int, tensor_parallel: int = 1) -> tuple[ModelProfile, int]:
+def on_a_device(
+    profile: ModelProfile, slots: int, layout: Layout | None = None, profiled: Layout | None = None
+) -> tuple[ModelProfile, float]:
     """Returns the part of a model on one device, and the number of devices that ZeRO partitions it over.
 
-    A stage of a pipeline has its share of the parameters. Layers may differ, so it is the mean. ZeRO partitions it over
-    the pipeline's replicas. Tensor parallelism divides the linear layers, and each device has all other parameters.
+    A stage of a pipeline has its share of the parameters. Layers may differ, so it is the mean. Tensor parallelism
+    divides the linear layers, and each device has all other parameters. Under Ulysses each device has all parameters,
+    and ZeRO partitions over all of its ranks. Experts are divided over their groups, and ZeRO partitions those of a
+    device over the groups. So the number of devices is no whole one.
 
     Args:
         profile: of the whole model.
         slots: devices of a trial.
-        tensor_parallel: devices of a tensor-parallel group.
+        layout: of the configuration; None for the profile trial's.
+        profiled: the profile trial's, as far as the settings say so; None for none.
     """
-    if not profile.pipeline_parallel and tensor_parallel > 1:
-        kept = profile.num_params - profile.linear_params * (1 - 1 / tensor_parallel)
-        share = kept / max(1, profile.num_params)
-        shares = {"num_params": ceil(kept), "trainable_num_params": ceil(profile.trainable_num_params * share)}
-        return profile.model_copy(update=shares), max(1, slots // tensor_parallel)
-    if not profile.pipeline_parallel:
-        return profile, slots
-    depth = max(1, slots // profile.data_parallel_size)
+    profiled = profiled or Layout()
+    layout = layout or profiled
+    depth = pipeline_depth(profile, slots, layout, profiled)
+    share = 1 - 1 / layout.tensor
+    whole = max(1, profile.num_params)
+    kept = whole - (profile.linear_params * share if layout.tensor > 1 else 0)
+    elsewhere = profile.expert_params * (1 - 1 / _expert_ranks(profile, layout, profiled))
+    kept -= elsewhere
+    # The devices that ZeRO partitions over have the experts of all groups together.
+    of_groups = kept / max(1.0, kept + elsewhere)
     own = {
-        "num_params": ceil(profile.num_params / depth),
-        "trainable_num_params": ceil(profile.trainable_num_params / depth),
+        "num_params": ceil(profile.num_params * kept / whole / depth),
+        "trainable_num_params": ceil(profile.trainable_num_params * kept / whole / depth),
     }
-    return profile.model_copy(update=own), profile.data_parallel_size
+    return profile.model_copy(update=own), max(1.0, slots // (layout.tensor * depth) * of_groups)
+
+
+def _expert_ranks(profile: ModelProfile, layout: Layout, profiled: Layout) -> int:
+    """Returns the devices that experts are divided over. If no switch sets them, the profile trial shows them."""
+    return max(1, profile.expert_ranks * layout.expert // profiled.expert)
+
+
+def pipeline_depth(profile: ModelProfile, slots: int, layout: Layout, profiled: Layout) -> int:
+    """Returns the stages of a configuration's pipeline; 1 without one.
+
+    Args: as for `on_a_device`. If no switch sets the stages, the profile trial's replicas show them.
+    """
+    stages = profiled.pipeline
+    if profile.pipeline_parallel:
+        stages = max(1, slots // (profile.data_parallel_size * profiled.tensor * profiled.sequence))
+    return max(1, stages * layout.pipeline // profiled.pipeline)
 
 
 def activation_share(tensor_parallel: int) -> float:
@@ -90,7 +114,7 @@ def activation_share(tensor_parallel: int) -> float:
     return (10 + 24 / tensor_parallel) / 34
 
 
-def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: int) -> int:
+def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: float) -> int:
     """Returns the bytes of parameters, gradients and Adam's states on one device, without activations.
 
     Args:

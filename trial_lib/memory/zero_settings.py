@@ -1,11 +1,11 @@
 """The settings of a DeepSpeed configuration that decide the memory of a rank, with DeepSpeed's defaults."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trial_lib.command.switches import switch_key
-from trial_lib.deepspeed_config.layout import AUTOTP, group_sizes
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.memory.states import Precision, precision_of
 
 # Defaults of deepspeed/runtime/zero/config.py (0.19.8).
@@ -34,7 +34,7 @@ class ZeroSettings:
         contiguous_gradients: whether gradients are copied into the bucket.
         max_live_parameters: the most parameters that stage 3 keeps gathered.
         sub_group_size: parameters that stage 3 updates at a time.
-        tensor_parallel: devices of a tensor-parallel group.
+        layout: how the ranks share a replica of the model.
     """
 
     stage: int
@@ -48,14 +48,14 @@ class ZeroSettings:
     contiguous_gradients: bool
     max_live_parameters: int
     sub_group_size: int
-    tensor_parallel: int = 1
+    layout: Layout = field(default_factory=Layout)
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
         """Returns the settings of a complete configuration. "auto" counts as absent.
 
         Args:
-            ds_config: the configuration.
+            ds_config: the configuration. It may have the sections of switches and of layouts.
             bytes_per_param: as in `ModelProfile`.
         """
         zero = ds_config.get("zero_optimization") or {}
@@ -77,7 +77,7 @@ class ZeroSettings:
                 int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
             ),
             sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
-            tensor_parallel=group_sizes(ds_config).get(AUTOTP, 1),
+            layout=Layout.of(ds_config),
         )
 
 
@@ -100,7 +100,7 @@ def arm_key(ds_config: Mapping[str, Any], switches: Collection[str] | None = Non
         autocast.get("enabled") is True,
         tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
         _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
-        settings.tensor_parallel,
+        settings.layout,
         switch_key(ds_config, switches),
     )
 

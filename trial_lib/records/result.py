@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from trial_lib.deepspeed_config.batch import BatchSizes
+from trial_lib.deepspeed_config.divisibility import ModelShape
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.arrival import Arrival
@@ -36,7 +37,7 @@ class ModelProfile(FrozenRecord):
     """The findings of the profile trial about the model and the device.
 
     Attributes:
-        num_params: parameters of the whole model.
+        num_params: parameters of the whole model, with all experts.
         trainable_num_params: parameters that the optimizer may change.
         activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
         gpu_mem: bytes that the model may use on a slot. On a GPU that is the device's memory. On a CPU it is the slot's
@@ -49,7 +50,11 @@ class ModelProfile(FrozenRecord):
             not be counted.
         uncounted: names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
         linear_params: parameters of the linear layers, which tensor parallelism divides.
+        expert_params: parameters of the experts of DeepSpeed's mixture.
+        expert_ranks: ranks that these experts were divided over.
         head_counts: attention heads and key-value heads, as far as the model's own configuration says.
+        expert_counts: experts of the layers of DeepSpeed's mixture, each number once.
+        layer_count: layers that the stages of a pipeline share. 0 for any other model.
         bytes_per_param: mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed
             configuration decides it (fp16, bf16).
     """
@@ -64,8 +69,17 @@ class ModelProfile(FrozenRecord):
     flops_per_sample: float
     uncounted: list[str] = Field(default_factory=list)
     linear_params: int = 0
+    expert_params: int = 0
+    expert_ranks: int = 1
     head_counts: list[int] = Field(default_factory=list)
+    expert_counts: list[int] = Field(default_factory=list)
+    layer_count: int = 0
     bytes_per_param: int | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        """The numbers of the model that groups of ranks divide, without the length of samples."""
+        return ModelShape(tuple(self.head_counts), self.layer_count, tuple(self.expert_counts))
 
 
 class Loading(FrozenRecord):

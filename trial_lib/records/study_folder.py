@@ -273,6 +273,7 @@ class StudyRecord(FrozenRecord):
         model_dir: the model directory, absolute.
         ds_config: the user's DeepSpeed configuration.
         switches: the values of the program's switches in the command as typed, by their places.
+        layouts: the kinds of those switches that are layouts, by their places.
         status: the state of the study.
         reason: why it failed or stopped. Empty otherwise.
         best_number: the winning trial.
@@ -296,6 +297,7 @@ class StudyRecord(FrozenRecord):
     model_dir: str = ""
     ds_config: dict[str, Any] = Field(default_factory=dict)
     switches: dict[str, Any] = Field(default_factory=dict)
+    layouts: dict[str, str] = Field(default_factory=dict)
     status: StudyStatus = StudyStatus.RUNNING
     reason: str = ""
     best_number: int | None = None

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from trial_lib.command.switches import AS_TYPED, PROGRAM, is_switch
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.answer_line import gain_line
@@ -141,7 +142,9 @@ def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, 
     complete = base if program is None else completed_config(base, program)
     if not record.switches:
         return complete
-    return {**complete, PROGRAM: record.switches if program is None else learned_switches(record.switches, program)}
+    layouts = {LAYOUTS: record.layouts} if record.layouts else {}
+    switches = record.switches if program is None else learned_switches(record.switches, program)
+    return {**complete, PROGRAM: switches, **layouts}
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:

@@ -10,14 +10,13 @@ from itertools import product
 from typing import Any
 
 from trial_lib.command.switches import is_switch, place_of
-from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_known, spelled
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
-from trial_lib.space.known_knobs.layout import undivided
+from trial_lib.space.known_knobs.layout import is_layout, undivided, undivided_together
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
 from trial_lib.wire.turned import is_turned
 
@@ -38,6 +37,7 @@ class RequestedKnob:
         when: coarse settings, by path. The knob is varied if each of them has one of the values.
         coarse: whether a switch decides memory or mathematics. None for a DeepSpeed setting, whose path decides that.
         changes_mathematics: whether another value of a switch trains differently. Then losses are not compared.
+        layout: the kind of the groups that a switch is the size of, as in `LAYOUT_KINDS`; empty for any other.
     """
 
     path: str
@@ -45,6 +45,7 @@ class RequestedKnob:
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     coarse: bool | None = None
     changes_mathematics: bool = False
+    layout: str = ""
 
     @property
     def is_coarse(self) -> bool:
@@ -126,16 +127,16 @@ def _resolved(request: RequestedKnob, here: Surroundings) -> RequestedKnob:
     """Returns a request in which the user's value of a switch has taken the place of None.
 
     It keeps the values alone that the program can have, if ZeroTune turns the switch, and the groups alone that divide
-    devices and heads. There may be none.
+    devices and model. There may be none.
     """
-    if request.path == AUTOTP:
-        return replace(request, values=tuple(size for size in request.values if not undivided(size, here)))
-    if not is_switch(request.path):
-        return request
-    own, place = here.own(request.path), place_of(request.path)
-    values = tuple(dict.fromkeys(own if value is None else value for value in request.values))
-    if is_turned(place):
-        values = tuple(value for value in values if value in here.turnable.get(place, ()))
+    values = request.values
+    if is_switch(request.path):
+        own, place = here.own(request.path), place_of(request.path)
+        values = tuple(dict.fromkeys(own if value is None else value for value in values))
+        if is_turned(place):
+            values = tuple(value for value in values if value in here.turnable.get(place, ()))
+    if is_layout(request.path, here):
+        values = tuple(size for size in values if not undivided(request.path, size, here))
     return replace(request, values=values)
 
 
@@ -152,6 +153,8 @@ def _every_arm(
             setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
             unasked = _fine_of_catalogue(setting, here) if catalogue else dsats_arm.fine
             arm = Arm(_knobs_of(setting, here), tuple(_fine(setting, here, unasked, asked)))
+            if undivided_together(arm.knobs, here):
+                continue
             config = overwrite_deepspeed_config(here.base_config, arm.knobs)
             if config not in found:
                 found.append(config)
@@ -202,8 +205,8 @@ def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
     device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
     optimizer = "" if here.by_accelerate else here.code_optimizer
-    layout: dict[str, Any] = {"slots": here.slots, "head_counts": here.head_counts}
-    broken = broken_rules(config, device, here.pipeline, here.replicas_of(config), optimizer, **layout)
+    replicas = here.replicas_of(config)
+    broken = broken_rules(config, device, here.pipeline, replicas, optimizer, slots=here.slots, shape=here.shape)
     reasons = {rule.name: rule.reason for rule in broken if rule.effect != "ignored"}
     stage = get_knob(config, STAGE, 0)
     if here.has_experts and stage == 3:

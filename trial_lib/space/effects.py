@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trial_lib.command.switches import is_switch
+from trial_lib.deepspeed_config.divisibility import ModelShape
 from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.space.knobs import STAGE, get_knob
 
@@ -43,7 +44,7 @@ class Surroundings:
         compiles_engine: whether the code calls `engine.compile()`.
         turnable: the switches that ZeroTune can turn in the program, by name, with their values.
         not_turnable: the other such switches, with the reasons.
-        head_counts: attention heads and key-value heads of the model, as far as they are known.
+        shape: the numbers of the model that groups of ranks divide.
     """
 
     device: str
@@ -63,7 +64,7 @@ class Surroundings:
     compiles_engine: bool = False
     turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     not_turnable: Mapping[str, str] = field(default_factory=dict)
-    head_counts: tuple[int, ...] = ()
+    shape: ModelShape = field(default_factory=ModelShape)
 
     def replicas_of(self, settings: Mapping[str, Any]) -> int:
         """Returns the model replicas of a candidate, by its knobs, its coarse setting or its complete configuration."""

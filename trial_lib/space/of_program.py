@@ -1,10 +1,10 @@
 """The search space of one program, from its profile trial."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trial_lib.command.switches import place_of, shown_switch
-from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings, shown
@@ -40,8 +40,14 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         compiles_engine=program.compiles_engine,
         turnable=program.turnable,
         not_turnable=program.not_turnable,
-        head_counts=tuple(profile.head_counts),
+        shape=replace(profile.shape, sequence_length=_fixed_length(program)),
     )
+
+
+def _fixed_length(program: ProgramProfile) -> int:
+    """Returns the tokens of every sample; 0 if samples differ, or if that is not known."""
+    longest = program.longest_sequence or 0
+    return longest if longest == program.shortest_sequence else 0
 
 
 def left_out_of_space(
@@ -56,7 +62,7 @@ def left_out_of_space(
         for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
     ]
     told += values_not_tried(requests, here)
-    told += layouts_not_tried(next((each.values for each in requests if each.path == AUTOTP), ()), here)
+    told += layouts_not_tried({each.path: each.values for each in requests}, here)
     return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
 
 

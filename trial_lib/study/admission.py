@@ -86,7 +86,7 @@ class Admission:
         """
         if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
             return None
-        broken = _broken_rule(plan.ds_config, plan.candidate, self._base_config, self._model, self._device)
+        broken = _broken_rule(plan.candidate, self._base_config, self._model, self._device)
         if broken is not None and plan.purpose is Purpose.SEARCH:
             return NotRun(Outcome.INVALID, broken)
         return self._lack(plan.candidate, self._memory)
@@ -109,15 +109,14 @@ class Admission:
 
 
 def _broken_rule(
-    ds_config: Mapping[str, Any],
     candidate: Candidate,
     base_config: Mapping[str, Any],
     model: ModelProfile,
     device: Literal["cpu", "cuda"],
 ) -> str | None:
-    """Returns why a configuration breaks a rule that the user's keeps; None if it breaks none."""
+    """Returns why a candidate breaks a rule that the user's configuration keeps; None if it breaks none."""
     pipeline, replicas = model.pipeline_parallel, candidate.data_parallel_size
-    layout: dict[str, Any] = {"slots": candidate.slots, "head_counts": model.head_counts}
+    layout: dict[str, Any] = {"slots": candidate.slots, "shape": model.shape}
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size, **layout)}
-    rules = broken_rules(ds_config, device, pipeline, replicas, **layout)
+    rules = broken_rules(candidate.complete(base_config), device, pipeline, replicas, **layout)
     return next((rule.reason for rule in rules if rule.name not in own), None)

@@ -6,6 +6,7 @@ from typing import Any
 
 from trial_lib.command.mapping_targets import typed_switch
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, own_switches, place_of
+from trial_lib.deepspeed_config.layout import LAYOUTS, size_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -27,8 +28,9 @@ class KnownProgram:
     Attributes:
         base_config: the user's DeepSpeed configuration, without the sections of tuners. If it is in the code, it is
             empty until the profile trial has run. From then on it also has the section `program`, if there are
-            switches.
+            switches, and `layouts`, if some of them are layouts.
         switches: the program's switches that are varied, by their places, with the values in the command as typed.
+        layouts: the kinds of those switches that are layouts, by their places.
         arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
         found: what the profile trial found; None before it has run.
     """
@@ -37,6 +39,7 @@ class KnownProgram:
     arg_mappings: dict[str, str] = field(default_factory=dict)
     found: ProgramProfile | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, experiment: Experiment, environment: Mapping[str, str] | None = None) -> "KnownProgram":
@@ -48,7 +51,9 @@ class KnownProgram:
         """
         mappings = {str(key): target for key, target in experiment.config.arg_mappings.items()}
         switches = {} if environment is None else typed_switches(experiment, environment)
-        return cls(without_tuning_keys(experiment.ds_config), mappings, switches=switches)
+        requests = () if environment is None else read_search_space(experiment.config.search_space)
+        layouts = {place_of(each.path): each.layout for each in requests if each.layout}
+        return cls(without_tuning_keys(experiment.ds_config), mappings, switches=switches, layouts=layouts)
 
     def learned(self, found: ProgramProfile) -> "KnownProgram":
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
@@ -57,7 +62,9 @@ class KnownProgram:
         switches = learned_switches(self.switches, found)
         if switches:
             config[PROGRAM] = switches
-        return KnownProgram(config, mappings, found, switches)
+        if self.layouts:
+            config[LAYOUTS] = dict(self.layouts)
+        return KnownProgram(config, mappings, found, switches, self.layouts)
 
     @property
     def is_batch_in_code(self) -> bool:
@@ -104,6 +111,25 @@ def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
     requests = read_search_space(experiment.config.search_space)
     places = ((place_of(each.path), each.values) for each in requests if is_switch(each.path))
     return {place: list(values) for place, values in places if is_option(place)}
+
+
+def require_sizes(switches: Mapping[str, Any], layouts: Mapping[str, str]) -> None:
+    """Checks that the sizes of the user's own layout are known.
+
+    Args:
+        switches: of the user's configuration, by their places.
+        layouts: the kinds of those that are layouts.
+
+    Raises:
+        InputError: one is neither typed nor a default that the program's parser shows.
+    """
+    for place, kind in layouts.items():
+        if not size_of(switches.get(place)):
+            raise InputError(
+                f"the size of your own {kind} layout is not known, because your command does not set it.",
+                where=f"--vary {place}",
+                remedy="Type it in your command as well.",
+            )
 
 
 def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
@@ -81,6 +82,7 @@ class TrialPlans:
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._setup.device,
+            replicas=_replicas_meant(purpose, candidate, known.base_config),
             varied_options=varied_options(self._setup.experiment) if profiled is None else {},
             **self._run_with(
                 candidate.complete(known.base_config), paths, known.arg_mappings, as_typed, candidate.switches
@@ -93,7 +95,7 @@ class TrialPlans:
             return 0.0
         accumulates = candidate.gradient_accumulation_steps > 1
         config = candidate.complete(known.base_config)
-        return host_bytes(config, profile.profile, candidate.slots, accumulates).moved
+        return host_bytes(config, profile.profile, candidate.slots, accumulates, Layout.of(known.base_config)).moved
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
         """Returns the profile trial's first run, in which the program runs as it was typed.
@@ -159,6 +161,14 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
         slots=slots,
         data_parallel_size=replicas,
     )
+
+
+def _replicas_meant(purpose: Purpose, candidate: Candidate, base_config: Mapping[str, Any]) -> int | None:
+    """Returns the replicas that a candidate's layout makes; None if it has the layout of the user's configuration."""
+    is_own = purpose in (Purpose.PROFILE, Purpose.SUBMITTED) or Layout.of(candidate.complete(base_config)) == Layout.of(
+        base_config
+    )
+    return None if is_own else candidate.data_parallel_size
 
 
 def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float | None:

@@ -33,6 +33,7 @@ class ProbeSettings:
         varied_options: the options of the program that the search varies, with the values to try. A profile records
             what the program's own parser says of them.
         traces: whether some steps after the counted ones are traced.
+        replicas: model replicas that the engine has to have, if the candidate's layout decides on them; else None.
     """
 
     window: StepWindow
@@ -46,6 +47,7 @@ class ProbeSettings:
     turned: dict[str, Any] = field(default_factory=dict)
     varied_options: dict[str, list[Any]] = field(default_factory=dict)
     traces: bool = False
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

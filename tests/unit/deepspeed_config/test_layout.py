@@ -2,7 +2,16 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Replicas, group_sizes, ranks_of_a_replica
+from trial_lib.deepspeed_config.layout import (
+    AUTOTP,
+    LAYOUTS,
+    PROGRAM,
+    SEQUENCE,
+    Layout,
+    Replicas,
+    group_sizes,
+    ranks_of_a_replica,
+)
 
 TENSOR_2 = {"tensor_parallel": {"autotp_size": 2}}
 
@@ -39,3 +48,30 @@ def test_the_stages_of_a_pipeline_stay_beside_the_groups() -> None:
 
 def test_devices_that_the_groups_do_not_divide_hold_whole_replicas_only() -> None:
     assert Replicas(slots=6, own=6, base_config={}).of({AUTOTP: 4}) == 1
+
+
+STAGES = {PROGRAM: {"--stages": 2}, LAYOUTS: {"--stages": "pipeline"}}
+
+
+def test_a_switch_of_the_program_is_a_layout_if_the_user_says_so() -> None:
+    assert Layout.of(STAGES) == Layout(pipeline=2)
+    assert Layout.of({PROGRAM: {"--stages": "4"}, LAYOUTS: {"--stages": "sequence"}}) == Layout(sequence=4)
+    assert Layout.of({PROGRAM: {"--stages": 2}}) == Layout()
+    assert ranks_of_a_replica({**STAGES, **TENSOR_2}) == 4
+
+
+@pytest.mark.parametrize("kind", ["tensor", "sequence", "pipeline"])
+def test_replicas_follow_a_switch(kind: str) -> None:
+    replicas = Replicas(8, 4, {**STAGES, LAYOUTS: {"--stages": kind}})
+    assert [replicas.of({PROGRAM: {"--stages": size}}) for size in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert replicas.of({f"{PROGRAM}.--stages": 4}) == 2
+    assert replicas.of({}) == replicas.of(STAGES) == 4
+
+
+def test_ranks_that_share_experts_have_batches_of_their_own() -> None:
+    replicas = Replicas(8, 8, {PROGRAM: {"--ep": 1}, LAYOUTS: {"--ep": "expert"}})
+    assert replicas.of({PROGRAM: {"--ep": 4}}) == 8
+
+
+def test_two_layouts_divide_the_ranks_together() -> None:
+    assert Replicas(8, 4, STAGES).of({**TENSOR_2, PROGRAM: {"--stages": 2}}) == 2

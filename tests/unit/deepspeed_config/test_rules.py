@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trial_lib.deepspeed_config.divisibility import ModelShape
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 
 VALUES = st.recursive(
@@ -107,25 +109,57 @@ def test_an_offload_to_no_device_is_none() -> None:
     assert names({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "none"}}}, "cuda") == []
 
 
+def of(**sizes: int | str) -> dict[str, Any]:
+    """Returns the settings of a program whose switches are layouts, each of a kind and a size."""
+    return {
+        PROGRAM: {f"--{kind}": size for kind, size in sizes.items()},
+        LAYOUTS: {f"--{kind}": kind for kind in sizes},
+    }
+
+
 @pytest.mark.parametrize(
-    ("config", "slots", "head_counts", "broken"),
+    ("config", "slots", "shape", "broken"),
     [
-        ({"tensor_parallel": {"autotp_size": 2}}, 4, (8, 4), []),
-        ({"tensor_parallel": {"autotp_size": 3}}, 4, (), ["undivided_devices"]),
-        ({"tensor_parallel": {"autotp_size": 3}}, None, (), []),
-        ({"tensor_parallel": {"autotp_size": 4}}, 8, (8, 2), ["undivided_heads"]),
-        ({"sequence_parallel_size": 4}, 6, (), ["undivided_devices"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, 4, ModelShape((8, 4)), []),
+        ({"tensor_parallel": {"autotp_size": 3}}, 4, ModelShape(), ["undivided_devices"]),
+        ({"tensor_parallel": {"autotp_size": 3}}, None, ModelShape(), []),
+        ({"tensor_parallel": {"autotp_size": 4}}, 8, ModelShape((8, 2)), ["undivided_heads"]),
+        ({"sequence_parallel_size": 4}, 6, ModelShape(), ["undivided_devices"]),
+        (of(sequence=4), 8, ModelShape((8, 2)), []),
+        (of(sequence=4), 8, ModelShape((8, 6)), ["unshared_heads"]),
+        (of(sequence=4), 8, ModelShape((6, 6)), ["unshared_heads"]),
+        (of(sequence=4), 8, ModelShape(sequence_length=1024), []),
+        (of(sequence=4), 8, ModelShape(sequence_length=1022), ["unshared_tokens"]),
+        (of(pipeline=4), 8, ModelShape(layer_count=6), []),
+        (of(pipeline=4), 8, ModelShape(layer_count=3), ["empty_stages"]),
+        (of(pipeline=3), 8, ModelShape(), ["undivided_devices"]),
+        (of(pipeline=4, tensor=4), 8, ModelShape(), ["undivided_devices"]),
+        (of(pipeline=2, tensor=4), 8, ModelShape(), []),
+        (of(expert=4), 8, ModelShape(expert_counts=(8, 12)), []),
+        (of(expert=4), 8, ModelShape(expert_counts=(8, 6)), ["undivided_experts"]),
+        (of(expert=4, pipeline=4), 8, ModelShape(expert_counts=(8,)), ["undivided_devices"]),
+        (of(tensor="2"), 8, ModelShape((3,)), ["undivided_heads"]),
     ],
 )
 def test_groups_of_ranks_divide_devices_and_heads(
-    config: dict[str, Any], slots: int | None, head_counts: tuple[int, ...], broken: list[str]
+    config: dict[str, Any], slots: int | None, shape: ModelShape, broken: list[str]
 ) -> None:
-    found = broken_rules(config, "cuda", False, None, slots=slots, head_counts=head_counts)
+    found = broken_rules(config, "cuda", False, None, slots=slots, shape=shape)
     assert [rule.name for rule in found] == broken
 
 
 def test_the_reason_says_what_is_not_divided() -> None:
-    (rule,) = broken_rules({"tensor_parallel": {"autotp_size": 4}}, "cuda", False, None, slots=8, head_counts=(8, 2))
+    shape = ModelShape((8, 2))
+    (rule,) = broken_rules({"tensor_parallel": {"autotp_size": 4}}, "cuda", False, None, slots=8, shape=shape)
     assert rule.reason.startswith("Tensor parallelism divides 2 heads over 4 ranks unevenly")
     (rule,) = broken_rules({"tensor_parallel": {"autotp_size": 3}}, "cuda", False, None, slots=4)
     assert rule.reason == "DeepSpeed cannot divide 4 devices into tensor-parallel groups of 3."
+    (rule,) = broken_rules(of(pipeline=4, tensor=4), "cuda", False, None, slots=8)
+    assert rule.reason == "DeepSpeed cannot divide 8 devices into 4 pipeline stages with tensor-parallel groups of 4."
+
+
+def test_stages_by_a_switch_are_a_pipeline() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    for stages, broken in ((1, []), (2, ["pipeline_with_zero_2_or_3"])):
+        found = broken_rules({**config, **of(pipeline=stages)}, "cuda", False, None)
+        assert [rule.name for rule in found] == broken

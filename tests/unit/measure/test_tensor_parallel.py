@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from trial_lib.measure.tensor_parallel import digest, head_counts, parameter_shares, tensor_parallel_size
+from trial_lib.measure.tensor_parallel import (
+    digest,
+    expert_counts,
+    expert_ranks,
+    head_counts,
+    layer_count,
+    parameter_shares,
+    tensor_parallel_size,
+)
 
 TOKENS = torch.arange(12).reshape(3, 4)
 
@@ -25,13 +33,13 @@ def test_each_parameter_counts_once_and_those_of_linear_layers_are_known() -> No
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3), nn.LayerNorm(3))
     model.head = model[1]  # tied
     model[2].weight.requires_grad = False
-    assert parameter_shares(SimpleNamespace(module=model)) == [40 + 15 + 6, 40 + 15 + 3, 15]
+    assert parameter_shares(SimpleNamespace(module=model)) == [40 + 15 + 6, 40 + 15 + 3, 15, 0]
 
 
 def test_a_replica_of_several_ranks_shares_what_it_does_not_divide() -> None:
     engine = SimpleNamespace(module=nn.Sequential(nn.Embedding(10, 4)), autotp_size=lambda: 4)
     assert tensor_parallel_size(engine) == 4
-    assert parameter_shares(engine) == [10, 10, 0]
+    assert parameter_shares(engine) == [10, 10, 0, 0]
 
 
 def test_heads_are_those_of_the_model_s_configuration() -> None:
@@ -39,3 +47,13 @@ def test_heads_are_those_of_the_model_s_configuration() -> None:
     assert head_counts(SimpleNamespace(config=config)) == [8, 2]
     assert head_counts(SimpleNamespace(config=SimpleNamespace(text_config=config))) == [8, 2]
     assert head_counts(nn.Linear(1, 1)) == []
+
+
+def test_the_ranks_of_ulysses_have_copies_of_all_parameters() -> None:
+    engine = SimpleNamespace(module=nn.Linear(3, 4), sequence_parallel_size=2)
+    assert parameter_shares(engine) == [8, 8, 8, 0]
+
+
+def test_a_model_without_experts_and_stages_has_none() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    assert (expert_counts(model), expert_ranks(model), layer_count(model)) == ([], 1, 0)

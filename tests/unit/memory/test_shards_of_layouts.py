@@ -2,6 +2,7 @@
 
 import pytest
 
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.memory.states import activation_share, on_a_device
@@ -23,9 +24,59 @@ BASE = {"optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}, "zero_optimiz
 
 
 def test_a_group_divides_the_linear_layers_and_each_rank_has_the_rest() -> None:
-    own, shards = on_a_device(PROFILE, 8, tensor_parallel=4)
+    own, shards = on_a_device(PROFILE, 8, Layout(tensor=4))
     assert (own.num_params, own.trainable_num_params, shards) == (4 * 10**8, 4 * 10**8, 2)
     assert on_a_device(PROFILE, 8) == (PROFILE, 8)
+
+
+def test_ranks_of_ulysses_have_all_parameters_and_zero_partitions_over_all_of_them() -> None:
+    assert on_a_device(PROFILE, 8, Layout(sequence=4)) == (PROFILE, 8)
+
+
+def test_stages_divide_the_layers_and_zero_partitions_over_the_replicas() -> None:
+    own, shards = on_a_device(PROFILE, 8, Layout(pipeline=4))
+    assert (own.num_params, shards) == (10**9 // 4, 2)
+    # The profile trial ran with two stages, and a switch changes them.
+    piped = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 4})
+    own, shards = on_a_device(piped, 8, Layout(pipeline=4), Layout(pipeline=2))
+    assert (own.num_params, shards) == (10**9 // 4, 2)
+
+
+def test_a_group_divides_the_experts_and_zero_partitions_as_much_as_without_groups() -> None:
+    mixture = PROFILE.model_copy(update={"expert_params": 8 * 10**8})
+    own, shards = on_a_device(mixture, 8, Layout(expert=4))
+    assert own.num_params == 4 * 10**8
+    # The experts of a rank are on two of eight ranks, so a rank keeps half of their states, and an eighth of the rest.
+    assert own.num_params / shards == pytest.approx(2 * 10**8 / 8 + 2 * 10**8 / 2)
+    # Without a switch, a program has the groups of its profile trial.
+    as_typed = mixture.model_copy(update={"expert_ranks": 4})
+    assert on_a_device(as_typed, 8)[0].num_params == 4 * 10**8
+
+
+@pytest.mark.parametrize(
+    ("typed", "tried", "accumulation", "expected"),
+    [
+        ({"sequence": 1}, {"sequence": 4}, 1, 1 / 4),
+        ({"sequence": 4}, {"sequence": 1}, 1, 4),
+        # The first of four stages keeps a quarter of the layers' activations, of four micro-batches at a time.
+        ({"pipeline": 1}, {"pipeline": 4}, 8, 1),
+        ({"pipeline": 1}, {"pipeline": 4}, 2, 1 / 2),
+        ({"pipeline": 2}, {"pipeline": 1}, 8, 2),
+        ({"expert": 1}, {"expert": 4}, 8, 1),
+    ],
+)
+def test_activations_follow_a_switch_that_is_a_layout(
+    typed: dict[str, int], tried: dict[str, int], accumulation: int, expected: float
+) -> None:
+    (kind,) = typed
+    piped = typed.get("pipeline", 1)
+    update = {"pipeline_parallel": piped > 1, "data_parallel_size": 8 // (piped * typed.get("sequence", 1))}
+    base = {**BASE, PROGRAM: {"--size": typed[kind]}, LAYOUTS: {"--size": kind}}
+    model = MemoryModel(MemoryBasis(PROFILE.model_copy(update=update), base, 8, "cuda"))
+    candidate = Candidate(
+        knobs={PROGRAM: {"--size": tried[kind]}}, micro_batch_size=1, gradient_accumulation_steps=accumulation
+    )
+    assert model.allocations(candidate).activations == pytest.approx(expected * GIB)
 
 
 def test_the_share_of_activations_is_that_of_the_source() -> None:

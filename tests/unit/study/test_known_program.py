@@ -5,7 +5,7 @@ import pytest
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study.known_program import KnownProgram, completed_config, require_switchable
+from trial_lib.study.known_program import KnownProgram, completed_config, require_sizes, require_switchable
 from trial_lib.wire.errors import InputError
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
@@ -85,3 +85,9 @@ def test_an_option_that_is_on_by_default_is_not_turned_off_by_leaving_it_out() -
     with pytest.raises(InputError, match="default of this option is true") as refused:
         require_switchable({"--pin": False}, found)
     assert "--vary \"--pin='true','false'\"" in str(refused.value)
+
+
+def test_the_users_own_layout_has_to_be_known() -> None:
+    require_sizes({"--stages": "2", "--compile": None}, {"--stages": "pipeline"})
+    with pytest.raises(InputError, match="own pipeline layout is not known"):
+        require_sizes({"--stages": None}, {"--stages": "pipeline"})

@@ -71,6 +71,8 @@ def planned_arms(
     """
     program = typed.program
     turnable: Mapping[str, Sequence[Any]] = program.get("turnable", {})
+    # A plan counts replicas and batches of one layout.
+    requests = [each for each in requests if each.path not in GROUPS]
     requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
     varied = [place_of(each.path) for each in requests if is_switch(each.path)]
     switches = {place: turnable[place][0] for place in varied if place in turnable} | {
@@ -108,8 +110,9 @@ def planned_arms(
 
 
 def is_planned(request: RequestedKnob) -> bool:
-    """Returns whether each value of a switch makes arms of a plan: it is coarse, and a foreseen run may show it."""
-    return is_switch(request.path) and request.is_coarse and is_foreseeable(place_of(request.path))
+    """Returns whether each value of a switch makes arms of a plan: it is coarse, no layout, and may be foreseen."""
+    is_free = is_switch(request.path) and request.is_coarse and not request.layout
+    return is_free and is_foreseeable(place_of(request.path))
 
 
 def changed_word(place: str, value: Any) -> str:

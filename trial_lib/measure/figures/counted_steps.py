@@ -17,7 +17,8 @@ from trial_lib.measure.figures import precision
 from trial_lib.measure.figures.over_ranks import most, of_each, total
 from trial_lib.measure.figures.precision import bytes_by_code
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
-from trial_lib.measure.tensor_parallel import head_counts, parameter_shares
+from trial_lib.measure.replicas import part_of_replica, replicas_of
+from trial_lib.measure.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
 from trial_lib.wire.free_host_memory import available_bytes
 
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
@@ -146,7 +147,7 @@ class CountedSteps:
             self._has_rested = device.is_apart
         count = len(self.steps)
         own = [*(step.seconds["latency"] for step in self.steps), *(float(step.has_compiled) for step in self.steps)]
-        samples = self._samples(watch) * int(watch.engine.dp_world_size)
+        samples = self._samples(watch) * replicas_of(watch.engine)
         *agreed, most_samples = most([*own, samples], watch.engine)
         compiled = [place for place in range(count) if agreed[count + place]]
         left_out = [] if is_over and len(compiled) == count else compiled[:_MOST_THAT_COMPILE]
@@ -181,7 +182,7 @@ class CountedSteps:
             [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
         )
         latency = statistics.median(self.slowest)
-        replicas = int(engine.dp_world_size)
+        replicas = replicas_of(engine)
         # Ranks of one replica have the same samples. An inner stage of a pipeline has as many as its engine is set to.
         samples = all_samples / ranks * replicas
         flops = _flops_per_sample(watch) if flops_per_sample is None else flops_per_sample
@@ -220,14 +221,19 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
         watch: of the engine.
         memory_bytes: that the model may use on this slot.
     """
-    replicas = int(watch.engine.dp_world_size)
+    replicas = replicas_of(watch.engine)
     counts = total(parameter_shares(watch.engine), watch.engine)
-    (activation_bytes,) = most([watch.model.activation_bytes / watch.samples_kept], watch.engine)
+    kept = watch.model.activation_bytes / watch.samples_kept
+    activation_bytes, divided_over = most([kept, float(expert_ranks(watch.engine.module))], watch.engine)
     return {
         "num_params": round(counts[0] / replicas),
         "trainable_num_params": round(counts[1] / replicas),
         "linear_params": round(counts[2] / replicas),
+        "expert_params": round(counts[3] / replicas),
+        "expert_ranks": round(divided_over),
         "head_counts": head_counts(watch.engine.module),
+        "expert_counts": expert_counts(watch.engine.module),
+        "layer_count": layer_count(watch.engine.module),
         "activation_mem_per_gpu": round(activation_bytes),
         "gpu_mem": memory_bytes,
         "host_mem": _host_bytes(watch),
@@ -251,7 +257,7 @@ def _host_bytes(watch: EngineWatch) -> int:
 def _flops_per_sample(watch: EngineWatch) -> float:
     """Returns the FLOPs of all ranks of a replica for a sample; 0 if the ranks' counts are no shares of one figure."""
     engine, samples = watch.engine, watch.samples_counted
-    own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(_first_replica(engine))]
+    own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(part_of_replica(engine))]
     counts = of_each(own, engine)
     # A stage of a pipeline may only look up embeddings, and an expert gets as many tokens as are routed to it.
     if not isinstance(watch, PipelineWatch):
@@ -262,10 +268,5 @@ def _flops_per_sample(watch: EngineWatch) -> float:
             of_parts.setdefault(part, []).append(FlopShare(flops / its_samples, elements))
         if not engine.has_moe_layers and not all(are_shares_of_one(shares) for shares in of_parts.values()):
             return 0.0
-    replicas = int(engine.dp_world_size)
+    replicas = replicas_of(engine)
     return sum(flops for flops, *_ in counts) * len(counts) / (replicas * sum(each[1] for each in counts))
-
-
-def _first_replica(engine: Any) -> int:
-    """Returns the first of the ranks that have the same part of the model as this one."""
-    return min(torch.distributed.get_process_group_ranks(engine.data_parallel_group))

@@ -1,13 +1,25 @@
 """The layout: how many ranks hold one replica of the model together."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import AUTOTP
+from trial_lib.command.switches import is_switch, place_of
+from trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM, SEQUENCE, Layout
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import broken_rules
 from trial_lib.space.effects import Effect, KnownKnob, Surroundings
+from trial_lib.space.knobs import set_knob
 
-_UNDIVIDED = ("undivided_devices", "undivided_heads")
+_IMPOSSIBLE = (
+    "undivided_devices",
+    "undivided_heads",
+    "unshared_heads",
+    "unshared_tokens",
+    "empty_stages",
+    "undivided_experts",
+    "pipeline_with_zero_2_or_3",
+)
 
 
 def _tensor_sizes(here: Surroundings, own: Any) -> tuple[int, ...]:
@@ -18,20 +30,61 @@ def _tensor_sizes(here: Surroundings, own: Any) -> tuple[int, ...]:
     """
     if not isinstance(own, int) or own <= 1:
         return ()
-    return (own, *(size for size in range(1, own) if own % size == 0 and not undivided(size, here)))
+    return (own, *(size for size in range(1, own) if own % size == 0 and not undivided(AUTOTP, size, here)))
 
 
-def undivided(size: int, here: Surroundings) -> str:
-    """Returns why tensor-parallel groups of a size are not tried; empty if they divide the devices and the heads."""
-    config = {"tensor_parallel": {"autotp_size": size}}
-    broken = broken_rules(config, "cpu", None, None, slots=here.slots, head_counts=here.head_counts)
-    return next((rule.reason for rule in broken if rule.name in _UNDIVIDED), "")
+def is_layout(path: str, here: Surroundings) -> bool:
+    """Returns whether a knob is the size of groups, by its path: of DeepSpeed, or a switch that the user calls so."""
+    kinds = here.base_config.get(LAYOUTS) or {}
+    return path in (AUTOTP, SEQUENCE) or (is_switch(path) and place_of(path) in kinds)
 
 
-def layouts_not_tried(sizes: Iterable[int], here: Surroundings) -> list[str]:
-    """Returns one sentence for each requested size of tensor-parallel groups that is not tried."""
-    reasons = {size: undivided(size, here) for size in sizes}
-    return [f"{AUTOTP} {size} is not tried: {reason}" for size, reason in reasons.items() if reason]
+def undivided(path: str, size: Any, here: Surroundings) -> str:
+    """Returns why groups of a size are not tried by themselves; empty if they divide devices and model.
+
+    Args:
+        path: of the knob.
+        size: its value.
+        here: the other facts.
+    """
+    alone: dict[str, Any] = {LAYOUTS: here.base_config.get(LAYOUTS) or {}}
+    set_knob(alone, path, size)
+    return next(iter(_reasons(alone, here)), "")
+
+
+def undivided_together(knobs: Mapping[str, Any], here: Surroundings) -> str:
+    """Returns why the groups of some knobs are not tried together; empty if they are, or if they are the user's."""
+    kinds = here.base_config.get(LAYOUTS) or {}
+    base = Layout.of(here.base_config)
+    if base.changed(knobs, kinds) == base:
+        return ""
+    own = {PROGRAM: here.base_config.get(PROGRAM) or {}, LAYOUTS: kinds}
+    for section in ("tensor_parallel", SEQUENCE):
+        if section in here.base_config:
+            own[section] = here.base_config[section]
+    return next(iter(_reasons(overwrite_deepspeed_config(own, copy.deepcopy(dict(knobs))), here)), "")
+
+
+def _reasons(config: Mapping[str, Any], here: Surroundings) -> Iterable[str]:
+    broken = broken_rules(config, "cpu", None, None, slots=here.slots, shape=here.shape)
+    return (rule.reason for rule in broken if rule.name in _IMPOSSIBLE)
+
+
+def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:
+    """Returns one sentence for each requested size of groups that is not tried.
+
+    Args:
+        asked: the requested values of each knob, by its path.
+        here: the other facts.
+    """
+    reasons = {
+        f"{place_of(path)} {size}": undivided(path, size, here)
+        for path, sizes in asked.items()
+        if is_layout(path, here)
+        for size in sizes
+        if size is not None
+    }
+    return [f"{name} is not tried: {reason}" for name, reason in reasons.items() if reason]
 
 
 LAYOUT: dict[str, KnownKnob] = {

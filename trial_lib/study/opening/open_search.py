@@ -8,6 +8,7 @@ from threadpoolctl import threadpool_limits
 
 from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.experiment.program_section import refuse_mapped
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.foreseen_bytes import ForeseenArm
@@ -80,7 +81,7 @@ def open_search(
         slots=setup.slots,
         device=setup.device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
-        can_sweep=can_sweep and not profile.pipeline_parallel,
+        can_sweep=can_sweep and not profile.pipeline_parallel and not _divides_ranks(base_config),
         only_micro_batch=_only_micro_batch(arguments, program, log),
         foreseen=foreseen,
         expected=expected,
@@ -89,6 +90,11 @@ def open_search(
     for candidate, result in known:
         search.observe(candidate, result)
     return search
+
+
+def _divides_ranks(base_config: Mapping[str, Any]) -> bool:
+    """Returns whether a switch of the program divides the ranks. Its groups would stay when the program runs again."""
+    return any(kind != "expert" for kind in (base_config.get(LAYOUTS) or {}).values())
 
 
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:

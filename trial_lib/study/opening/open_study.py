@@ -42,7 +42,7 @@ from trial_lib.study.kept.folder import (
     remove_folder,
 )
 from trial_lib.study.kept.record_file import read_record, write_study_record
-from trial_lib.study.known_program import require_switchable, typed_switches
+from trial_lib.study.known_program import KnownProgram, require_sizes, require_switchable
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
@@ -128,10 +128,11 @@ class OpenStudy:
         """Writes the metric that the study goes by. The profile trial may have replaced it.
 
         Raises:
-            InputError: leaving an option out that is varied does not turn it off.
+            InputError: leaving an option out that is varied does not turn it off, or the user's layout is not known.
         """
         self.driver.tell_plan()
         require_switchable(self._record.switches, self.driver.known.found)
+        require_sizes(self.driver.known.switches, self.driver.known.layouts)
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
@@ -267,6 +268,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
             files, plan = planned.plan
             speeds = device_speeds(paths.root.parent) if arguments.from_earlier else {}
             keep_plan(files, plan, paths.plan, speeds.get(plan.devices[0].device))
+    known = KnownProgram.of(experiment, environment_of(experiment, arguments.include, host.device))
     record = StudyRecord(
         study_id=study_id,
         name=experiment.name,
@@ -275,7 +277,8 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
         arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
         model_dir=str(experiment.model_dir),
         ds_config=experiment.ds_config,
-        switches=typed_switches(experiment, environment_of(experiment, arguments.include, host.device)),
+        switches=known.switches,
+        layouts=dict(known.layouts),
         started_at=time.time(),
         flow_run_id=flow_run_id,
     )
