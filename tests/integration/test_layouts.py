@@ -1,4 +1,4 @@
-"""Layouts by switches of programs on two CPU ranks: pipelines, Ulysses and experts keep the batch and the losses."""
+"""Layouts by switches of programs on two CPU ranks: pipelines, Ulysses and experts keep the global batch."""
 
 import dataclasses
 from typing import Any
@@ -72,7 +72,7 @@ def test_both_layouts_train_alike_and_count_each_sample_once(
     one = ran(trials, plan(trials, program, 1, *arguments))
     two = ran(trials, plan(trials, program, 2, *arguments, accumulation=steps))
     assert len(two.losses) >= 4
-    # DeepSpeed's mixture of experts draws its experts anew on each rank.
+    # Groups of experts route other tokens together.
     if program is not EXPERTS:
         assert two.losses == pytest.approx(one.losses, rel=1e-4)
     for result in (one, two):

@@ -151,6 +151,8 @@ def _why_as_typed(request: RequestedKnob) -> str:
     place = place_of(request.path)
     if is_turned(place):
         return f"{place} stays as your program has it: no foreseen run shows what it changes."
+    if request.layout:
+        return f"{place} stays as typed, because a plan counts the replicas of one layout."
     if not is_foreseeable(place):
         return f"{place} stays as typed: libraries read this variable, and no foreseen run shows what it changes."
     return f"{place} stays as typed, because it is a fine switch. With `coarse: true` its values are foreseen."

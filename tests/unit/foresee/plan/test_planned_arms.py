@@ -135,3 +135,12 @@ def test_coarse_switches_of_the_program_make_arms_with_each_value() -> None:
     assert own.knobs == {"program": {"--gc": False, "--kernel": "relu"}}
     found = {arm.label: arm.knobs["program"] for arm in others if "offload" not in arm.label}
     assert found == {"z2-gc-kernel=gelu": {"--gc": True, "--kernel": "gelu"}}
+
+
+def test_a_plan_keeps_the_layout_of_the_command_whatever_is_asked_for() -> None:
+    stages = RequestedKnob("program.--stages", (1, 2), coarse=True, layout="pipeline")
+    asked = [RequestedKnob("tensor_parallel.autotp_size", (1, 2)), stages]
+    base = {**BASE, "program": {"--stages": 1}}
+    assert [arm.label for arm in planned_arms(_typed(), base, (1, 2), asked)] == [
+        arm.label for arm in planned_arms(_typed(), BASE, (1, 2))
+    ]
