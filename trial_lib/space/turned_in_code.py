@@ -8,7 +8,7 @@ from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.records.result import ProgramProfile
 from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION
 
-_WRAPPER = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.apply_activation_checkpointing"
+_BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 
 
 def _checkpointing(kind: Any) -> str:
@@ -19,7 +19,7 @@ def _checkpointing(kind: Any) -> str:
     which = "the repeated blocks" if kind == "full" else "every second repeated block, from the first one on"
     return (
         f"activation checkpointing of {which} before deepspeed.initialize: a Hugging Face model has "
-        f"gradient_checkpointing_enable with use_reentrant=False, and any other {_WRAPPER}."
+        f"gradient_checkpointing_enable with use_reentrant=False, and any other {_BY_CALL}."
     )
 
 

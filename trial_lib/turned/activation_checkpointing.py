@@ -1,7 +1,8 @@
 """Activation checkpointing of a model: none, of all its repeated blocks, or of every second one.
 
-A Hugging Face model has a method of its own. In any other model, torch's wrapper recomputes the repeated blocks. Both
-keep the state of random numbers, so dropout draws the same again.
+A Hugging Face model has a method of its own. In any other model, the repeated blocks get a forward pass that torch
+recomputes. No module is added, so checkpoints have the names of the plain program. Both keep the state of random
+numbers, so dropout draws the same again.
 """
 
 import functools
@@ -9,11 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointWrapper,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from trial_lib.turned.found import Found
 from trial_lib.turned.models import inner_model
@@ -21,7 +18,6 @@ from trial_lib.turned.recomputed_alike import GuardedCheckpoint
 
 NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
 _BY_ITSELF = "your code recomputes activations by itself"
-_WRAPPED = "_checkpoint_wrapped_module."
 _FEWEST_BLOCKS = 2
 
 
@@ -34,7 +30,7 @@ def find(model: Any) -> Found:
         return Found.of(mine, (NONE, FULL, EVERY_SECOND))
     if hasattr(model, "activation_checkpoint_interval"):
         return Found(reason="a pipeline has its own activation_checkpoint_interval")
-    if any(isinstance(module, CheckpointWrapper) for module in model.modules()):
+    if any(isinstance(module, CheckpointWrapper) or _is_recomputed(module) for module in model.modules()):
         return Found(reason=_BY_ITSELF)
     blocks = repeated_blocks(model)
     if not blocks:
@@ -55,9 +51,10 @@ def turn(model: Any, kind: str) -> None:
         blocks = repeated_blocks(model)
         if not blocks:
             raise ValueError("Its activations cannot be recomputed: the model has no repeated blocks.")
-        chosen = {id(block) for block in _of_kind(blocks, kind)}
-        guarded = functools.partial(checkpoint_wrapper, checkpoint_fn=GuardedCheckpoint())
-        apply_activation_checkpointing(model, guarded, check_fn=lambda module: id(module) in chosen)
+        guarded = GuardedCheckpoint()
+        for block in _of_kind(blocks, kind):
+            # A copy of the model gets a copy of this, which calls the copied block.
+            block.forward = functools.partial(guarded, block, block.forward)
     elif find(model).values[0] != kind:
         # The newer name (transformers 5) warns of the older one, and means the same.
         of_transformers_5 = hasattr(own, "activation_checkpointing_enable")
@@ -69,13 +66,6 @@ def turn(model: Any, kind: str) -> None:
         layers = [module for module in _flagged(own) if not any(_flagged(child) for child in module.children())]
         for layer in set(layers) - set(_of_kind(layers, kind)):
             layer.gradient_checkpointing = False
-
-
-def restore_names(engine: Any, _kind: str) -> None:
-    """Gives an engine the parameters' own names, which it writes into its checkpoints."""
-    names = getattr(engine, "param_names", {})
-    for parameter, name in names.items():
-        names[parameter] = name.replace(_WRAPPED, "")
 
 
 def repeated_blocks(model: Any) -> list[Any]:
@@ -113,6 +103,11 @@ def _outermost(module: Any, kind: type) -> Iterator[Any]:
 
 def _of_kind(blocks: list[Any], kind: str) -> list[Any]:
     return {NONE: [], FULL: blocks, EVERY_SECOND: blocks[::2]}[kind]
+
+
+def _is_recomputed(module: Any) -> bool:
+    """Returns whether `turn` has given a module its forward pass."""
+    return isinstance(getattr(vars(module).get("forward"), "func", None), GuardedCheckpoint)
 
 
 def _has_method(model: Any) -> bool:

@@ -1,5 +1,7 @@
 """The guard of recomputed blocks: at its first call a block is computed with and without recomputation."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +19,14 @@ class GuardedCheckpoint:
         """Has compared nothing yet."""
         self._has_compared = False
 
-    def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, block: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns the block's outputs.
+
+        Args:
+            block: the module.
+            forward: its own forward pass.
+            args: for that.
+            kwargs: for that.
 
         Raises:
             ValueError: the block is another one if it is recomputed.
@@ -27,13 +35,15 @@ class GuardedCheckpoint:
         if not self._has_compared and is_real and torch.is_grad_enabled():
             self._has_compared = True
             if not any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
-                _compare(block, args, kwargs)
-        return checkpoint(block, *args, use_reentrant=False, **kwargs)
+                _compare(block, forward, args, kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _compare(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _compare(block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     buffers = [(buffer, buffer._version) for buffer in block.buffers()]
-    plain, recomputed = _computed(block, args, kwargs, False), _computed(block, args, kwargs, True)
+    parameters = [each for each in block.parameters() if each.requires_grad]
+    recomputing = functools.partial(checkpoint, forward, use_reentrant=False)
+    plain, recomputed = (_computed(each, parameters, args, kwargs) for each in (forward, recomputing))
     name = type(block).__name__
     if any(buffer._version != version for buffer, version in buffers):
         raise ValueError(f"{name} changes its buffers in a forward pass, so it cannot be recomputed.")
@@ -43,14 +53,16 @@ def _compare(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise ValueError(f"{name} has other outputs or gradients if it is recomputed.") from None
 
 
-def _computed(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any], recomputes: bool) -> list[torch.Tensor]:
+def _computed(
+    forward: Callable[..., Any], parameters: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
     """Returns the outputs of a block and the gradients of its inputs and parameters, by the same random numbers."""
     inputs = [_own(each) for each in args]
     named = {name: _own(each) for name, each in kwargs.items()}
     with torch.random.fork_rng():
-        found = checkpoint(block, *inputs, use_reentrant=False, **named) if recomputes else block(*inputs, **named)
+        found = forward(*inputs, **named)
         outputs = [each for each in _tensors(found) if each.requires_grad]
-        wanted = [each for each in (*inputs, *named.values(), *block.parameters()) if _has_gradient(each)]
+        wanted = [*(each for each in (*inputs, *named.values()) if _has_gradient(each)), *parameters]
         if not outputs or not wanted:
             return [each.detach() for each in outputs]
         sums = [each.sum() for each in outputs]

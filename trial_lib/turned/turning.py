@@ -33,11 +33,7 @@ class _Way:
 # In this order: blocks are wrapped before the whole is compiled.
 _WAYS: dict[str, _Way] = {
     ATTENTION: _Way(attention.find, before=attention.turn),
-    CHECKPOINTING: _Way(
-        checkpointing.find,
-        before=checkpointing.turn,
-        after=checkpointing.restore_names,
-    ),
+    CHECKPOINTING: _Way(checkpointing.find, before=checkpointing.turn),
     COMPILE: _Way(compiled.find, after=compiled.turn),
 }
 

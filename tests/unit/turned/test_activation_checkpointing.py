@@ -1,11 +1,13 @@
 """Activation checkpointing that a rank turns on: which blocks it recomputes, and that the training stays the same."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
+from trial_lib.flops import compiled_programs
 from trial_lib.turned.activation_checkpointing import find, repeated_blocks, turn
 
 KINDS = ("none", "full", "every_second")
@@ -56,13 +58,30 @@ def test_losses_and_gradients_are_the_same_with_dropout(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "recomputed"), [("none", []), ("full", [0, 1, 2, 3]), ("every_second", [0, 2])])
-def test_the_repeated_blocks_are_recomputed_and_keep_their_names_in_a_state(kind: str, recomputed: list[int]) -> None:
+def test_the_repeated_blocks_are_recomputed_and_every_name_stays(kind: str, recomputed: list[int]) -> None:
     model = Model()
-    names = list(model.state_dict())
+    names = [[name for name, _ in named] for named in (model.named_modules(), model.named_parameters())]
     assert find(model).values == KINDS
     turn(model, kind)
-    assert [number for number, each in enumerate(model.blocks) if isinstance(each, CheckpointWrapper)] == recomputed
-    assert list(model.state_dict()) == names
+    calls: list[int] = []
+    for number, block in enumerate(model.blocks):
+        block.linear.register_forward_hook(lambda *_, number=number: calls.append(number))
+    trained(model)
+    # The first block is compared at its first call, by two passes more, one of them recomputed.
+    again = {number: calls.count(number) for number in range(4)}
+    assert again == {number: 1 + (number in recomputed) + 3 * (recomputed[:1] == [number]) for number in range(4)}
+    assert [[name for name, _ in named] for named in (model.named_modules(), model.named_parameters())] == names
+
+
+def test_a_copy_of_a_recomputed_model_calls_its_own_blocks() -> None:
+    model = Model()
+    turn(model, "full")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+        assert model(torch.ones(2, 8)) > 0
+        assert other(torch.ones(2, 8)) == 0
 
 
 def test_models_that_cannot_or_already_do_are_left_alone_with_a_reason() -> None:
@@ -117,3 +136,18 @@ def test_a_block_that_recomputation_changes_is_refused_at_its_first_call(kind: t
     turn(model, "full")
     with pytest.raises(ValueError, match=problem):
         trained(model)
+
+
+def test_recomputed_blocks_are_compiled_into_the_one_graph_of_their_model() -> None:
+    model, graphs = Model(), []
+    turn(model, "full")
+    compiled_programs.install()
+
+    def noted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    model.compile(backend=noted)
+    trained(model)
+    assert len(graphs) == 1
+    assert sum("activation_checkpoint" in each for each in graphs[0]) == 4
