@@ -15,6 +15,7 @@ from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
+from benchmarks.foresee.public_gpus.row_interval import GROWS, ROW_PIECES_ERROR, Foreseen, ends_of, figure_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.memory.constants import GIB
 from trial_lib.foresee.memory.fits import PeakForecast, interval
@@ -61,8 +62,9 @@ def compare(row: Mapping[str, Any], store: Path = row_bytes.STORE) -> dict[str, 
         found[f"{figure}_gib"] = round(getattr(forecast, figure).mean / GIB, 2)
     # A guess decides the prediction of a row that does not say whether it recomputed activations.
     found["decided"] = is_decided(row)
-    found.update(_fit(row, _chance(row, forecast, store)))
-    found.update(_peak(row, foreseen, forecast))
+    ways = _ways(row, forecast, store)
+    found.update(_fit(row, sum(weight * each.fits(capacity(row)) for weight, each in ways)))
+    found.update(_peak(row, foreseen, ways))
     return found
 
 
@@ -79,13 +81,16 @@ def _forecast(row: Mapping[str, Any], foreseen: RowBytes) -> PeakForecast:
     )
 
 
-def _chance(row: Mapping[str, Any], forecast: PeakForecast, store: Path) -> float:
-    """Returns the probability that a row fits. If its source does not say whether it recomputes, both count."""
-    chance, other = forecast.fits(capacity(row)), row_bytes.recomputing(row)
+def _ways(row: Mapping[str, Any], forecast: PeakForecast, store: Path) -> list[tuple[float, PeakForecast]]:
+    """Returns the forecasts of a row with their probabilities.
+
+    If its source does not say whether it recomputes, both count. The first is the row's own.
+    """
+    other = row_bytes.recomputing(row)
     found = row_bytes.known(other, store) if other else None
     if not isinstance(found, RowBytes):
-        return chance
-    return RECOMPUTES * _forecast(other, found).fits(capacity(row)) + (1 - RECOMPUTES) * chance
+        return [(1.0, forecast)]
+    return [(1 - RECOMPUTES, forecast), (RECOMPUTES, _forecast(other, found))]
 
 
 def _fit(row: Mapping[str, Any], chance: float) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def _fit(row: Mapping[str, Any], chance: float) -> dict[str, Any]:
     return {"fits": round(chance, 3), "fitted": fitted, "right": (chance >= 0.5) == fitted}
 
 
-def _peak(row: Mapping[str, Any], foreseen: RowBytes, forecast: PeakForecast) -> dict[str, Any]:
+def _peak(row: Mapping[str, Any], foreseen: RowBytes, ways: Sequence[tuple[float, PeakForecast]]) -> dict[str, Any]:
     kind = row.get("memory_kind")
     if kind in (None, "upper bound") or not row.get("peak_memory_gib"):
         return {}
@@ -104,12 +109,15 @@ def _peak(row: Mapping[str, Any], foreseen: RowBytes, forecast: PeakForecast) ->
     if foreseen.at_failure is not None:
         # The device was full. The replay on one of its size ends where it fails too.
         predicted = Uncertain(foreseen.at_failure, ROW_ERROR * foreseen.at_failure)
+        low, high = interval(predicted)
     else:
-        predicted = getattr(forecast, _FIGURES[kind])
+        figure = _FIGURES[kind]
         if kind != "allocated":
             # The run ended well. A full device gives cached segments back, so no more was reserved than it has.
             most = capacity(row) - (outside(row, program_of(row)).mean if kind == "reserved" else 0.0)
-    low, high = (min(end, most) for end in interval(predicted))
+        each = [Foreseen(weight, figure_of(forecast, figure), forecast.needed) for weight, forecast in ways]
+        predicted = each[0].figure
+        low, high = ends_of(each, most, is_kept=kind != "allocated")
     mean = min(predicted.mean, most)
     return {
         "memory_kind": kind,
@@ -170,7 +178,12 @@ def results_of(rows: Iterable[Mapping[str, Any]], store: Path) -> dict[str, Any]
             compared.append({"id": row["id"], "left_out": f"{type(error).__name__}: {error}"})
     return {
         "summary": summary(compared),
-        "fitted_constants": {"ROW_ERROR": ROW_ERROR, "RECOMPUTES": RECOMPUTES},
+        "fitted_constants": {
+            "ROW_ERROR": ROW_ERROR,
+            "RECOMPUTES": RECOMPUTES,
+            "ROW_PIECES_ERROR": ROW_PIECES_ERROR,
+            "GROWS": GROWS,
+        },
         "rows": compared,
     }
 

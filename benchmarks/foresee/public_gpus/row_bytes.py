@@ -28,6 +28,7 @@ from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
 _UPDATE, _TEMPORARY = "update", KINDS.index("temporary")
 # The default of `sub_group_size` (deepspeed/runtime/zero/config.py, 0.19.8).
 _SUB_GROUP = 1e9
+_BY_MEMORY = {"fit", "no_fit", "peak_memory"}
 STORE = Path(__file__).with_name("row_bytes.json")
 EDGE = 0.15
 """How near to the memory of its device a row is run with all layers: twice `ROW_ERROR` of `memory.py`."""
@@ -208,13 +209,13 @@ def add(rows: Iterable[Mapping[str, Any]], may_run: Callable[[], bool], store: P
             _add(row, (whole_program_of(row),), may_run, store)
     for row in wanted:
         other = recomputing(row)
-        if other and known(other, store) is None and has_no_room(row, store):
+        if other and known(other, store) is None and (row.get("peak_memory_gib") or has_no_room(row, store)):
             _add(other, to_run(other, of_fewest_ranks([whole_program_of(other)])), may_run, store)
 
 
 def recomputing(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a row as if all its layers recomputed; empty if the source decides that, or says that they do."""
-    if is_decided(row) or row.get("activation_checkpointing") is True or not {"fit", "no_fit"} & set(row["use_for"]):
+    if is_decided(row) or row.get("activation_checkpointing") is True or not _BY_MEMORY & set(row["use_for"]):
         return {}
     return {**row, "id": f"{row['id']} recomputing", "activation_checkpointing": True}
 
