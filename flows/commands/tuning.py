@@ -111,10 +111,14 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             # No trial may run when the end of the study is written.
             study.driver.cancel()
             study.driver.await_begun(_BEGUN_END_S)
-            if study.record.status is StudyStatus.RUNNING:
-                finish(study, StudyStatus.FAILED, str(error) or type(error).__name__)
             if isinstance(error, InputError):
                 interrupts.resume_command = None
+                if study.is_new and not any(study.paths.trials.iterdir()):
+                    # Wrong input that shows only now leaves nothing, as any other does.
+                    study.remove()
+                    raise
+            if study.record.status is StudyStatus.RUNNING:
+                finish(study, StudyStatus.FAILED, str(error) or type(error).__name__)
             raise
         study = running.study
         # The signal came before the flow began, or the flow has cleaned up and raised it again.

@@ -13,7 +13,7 @@ Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo`
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -44,6 +44,40 @@ _CPU = torch.device("cpu")
 _PLAIN = {FakeTensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 
 
+class _Operator(NamedTuple):
+    """What is asked of an operator at each of its calls. Torch works some of it out anew each time.
+
+    Attributes:
+        func: the operator. Its number is the key, so it has to stay.
+        is_collective: whether it sends to other ranks.
+        is_ask: whether it asks for a number.
+        is_view: whether its results share the memory of its argument.
+        makes_views: whether it is a view and leaves its argument as it is.
+        repeats: whether its outputs follow from the shapes of its inputs.
+        is_of_processor: whether a processor takes memory beside its results.
+    """
+
+    func: Any
+    is_collective: bool
+    is_ask: bool
+    is_view: bool
+    makes_views: bool
+    repeats: bool
+    is_of_processor: bool
+
+    @classmethod
+    def of(cls, func: Any) -> "_Operator":
+        return cls(
+            func,
+            func.namespace == "c10d",
+            func._opname in _ASKS,
+            func.is_view,
+            func.is_view and torch.Tag.inplace_view not in func.tags,
+            output_memo.can_repeat(func),
+            func._opname in (processor_kernels.FORWARD, processor_kernels.BACKWARD),
+        )
+
+
 class FakeTensors(TorchDispatchMode):
     """The mode. Enter it once, before the program runs.
 
@@ -63,23 +97,31 @@ class FakeTensors(TorchDispatchMode):
         self._memory, self._operations, self._asks = memory, operations, asks
         self._maker = output_memo.Maker(self.fakes)
         self._memo: dict[Any, output_memo.Entry] = {}
-        self._repeats: dict[Any, bool] = {}
+        self._operators: dict[int, _Operator] = {}
+        self._is_fake: dict[Any, bool] = {}
+        self._refused: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator, fake or real."""
         if func is _DEVICE:
             return args[0]._fake_device
         kwargs = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
-            for kind in types:
-                if kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter):
-                    return NotImplemented
+        if types and (self._is_fake[types] if types in self._is_fake else self._has_fake(types)):
+            if types in self._refused:
+                return NotImplemented
             # In a backward pass each look at a tensor would ask the modes that see Python's calls.
             with torch._C.DisableTorchFunction():
                 return self._fake(func, types, args, kwargs)
         if types:
             return func(*args, **kwargs)
         return self._without_fakes(func, types, args, kwargs)
+
+    def _has_fake(self, types: Any) -> bool:
+        """Returns whether some classes have a fake tensor's, and keeps that. A run has a hundred thousand operators."""
+        found = self._is_fake[types] = any(issubclass(kind, FakeTensor) for kind in types)
+        if found and any(kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
+            self._refused.add(types)
+        return found
 
     def _without_fakes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -105,27 +147,28 @@ class FakeTensors(TorchDispatchMode):
         return bool(dtype.is_floating_point) and numbers >= _LARGE_BYTES
 
     def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func.namespace == "c10d":
+        operator = self._operators.get(id(func))
+        if operator is None:
+            operator = self._operators[id(func)] = _Operator.of(func)
+        if operator.is_collective:
             return collectives.pretend(func, args, kwargs, self._operations, self._memory)
-        if func._opname in _ASKS:
+        if operator.is_ask:
             return self._ask(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and device.type == "meta":
             return self._shape_only(func, args, kwargs)
         given = args
         args, kwargs = self._all_fake(func, args, kwargs)
-        if func.is_view and type(args[0]) is FakeTensor and torch.Tag.inplace_view not in func.tags:
+        if operator.makes_views and type(args[0]) is FakeTensor:
             out = self._maker.views(func, args[0], args[1:], kwargs)
             if _KNOWN in vars(args[0]):
                 self._keep_known(func, args, kwargs, args[:1], out)
             return out
         tensors: list[torch.Tensor] = []
         key = None
-        repeats = self._repeats.get(func)
-        if repeats is None:
-            repeats = self._repeats[func] = output_memo.can_repeat(func)
+        repeats = operator.repeats
         try:
-            key = output_memo.key_of(func, args, kwargs, tensors, func.is_view)
+            key = output_memo.key_of(func, args, kwargs, tensors, operator.is_view)
         except output_memo.UnknownArgumentError:
             repeats = False
         entry = self._memo.get(key) if repeats else None
@@ -137,7 +180,7 @@ class FakeTensors(TorchDispatchMode):
             if entry.cost is not None:
                 self._operations.note(entry.cost)
         is_moved_data = args is not given and func._opname == "_to_copy"
-        if func._opname in (processor_kernels.FORWARD, processor_kernels.BACKWARD):
+        if operator.is_of_processor:
             processor_kernels.note_made(func._opname, args, made, self._memory)
         else:
             for each in made:

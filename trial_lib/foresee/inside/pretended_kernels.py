@@ -95,6 +95,10 @@ def install(operations: OperationLog) -> None:
     """Makes DeepSpeed's builders load stand-ins, so that nothing is compiled. Call it after DeepSpeed's import."""
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.utils import nvtx
+
+    # No profiler looks on. Stage 3 would mark hundreds of thousands of ranges, each by several calls.
+    nvtx.enable_nvtx = False
 
     def load(builder: Any, verbose: bool = True) -> Any:
         """Replaces `OpBuilder.load`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trial_lib.command.switches import switch_key, switches_of
-from trial_lib.foresee.memory.growth import growth_between
+from trial_lib.foresee.memory.growth import Growth, growth_between
 from trial_lib.foresee.plan.answer import memory_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns, persistent
 from trial_lib.foresee.plan.arms import PlanArm, run_overrides, with_switches
@@ -43,12 +43,14 @@ class WantedRun:
         overrides: what it changes in the DeepSpeed configuration; empty for the program as typed. The section `program`
             has the program's switches.
         is_first: whether it is the first, which finds out what the program is.
+        is_ahead: whether it goes on beside the first.
         asked: devices that it finds, one of which is its rank's.
     """
 
     name: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
     is_first: bool = False
+    is_ahead: bool = False
     asked: AskedDevices
 
 
@@ -109,6 +111,7 @@ class ArmWork:
         self._sizes = pair_of(self._policy, typed.micro_batch)
         costs = prior_costs([_as_arm(arm, typed) for arm in arms])
         self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
+        self._growths: dict[str, Growth | None] = {}
 
     @property
     def small(self) -> list[WantedRun]:
@@ -184,9 +187,13 @@ class ArmWork:
             if switch_key(arm.knobs) != switch_key(of.knobs):
                 # It may keep other activations.
                 continue
-            pair = [runs[name] for name in self._names(arm, runs)]
+            names = self._names(arm, runs)
+            pair = [runs[name] for name in names]
             if len(pair) > 1 and not any(run.stopped for run in pair):
-                growth = growth_between(*pair)
+                # A growth takes as long as a replay, and all arms without a pair ask for the same.
+                if names[0] not in self._growths:
+                    self._growths[names[0]] = growth_between(*pair)
+                growth = self._growths[names[0]]
                 if growth is not None:
                     return growth.of(small)
         return None

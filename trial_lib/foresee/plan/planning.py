@@ -1,7 +1,6 @@
 """A plan's runs, in parallel, and the table for each kind of device."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from trial_lib.foresee.plan.counts import counted, fewest, largest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
+from trial_lib.foresee.plan.progress import Progress, Watch, paused_collector
 from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.search.batch_policy import BatchPolicy
@@ -33,7 +33,7 @@ from trial_lib.space.knobs import ZERO_STAGES
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 
-_POLL_S, _WORD_S = 0.1, 4.0
+_POLL_S = 0.1
 _LONG_S = 3.0  # of a run without its imports
 # DeepSpeed's words for a batch that belongs to another number of replicas (deepspeed/runtime/config.py).
 _DIVIDES_OTHERWISE = "Check batch related parameters"
@@ -165,9 +165,20 @@ def plan(
         ProgramNotForeseenError: the program cannot be foreseen.
         InputError: its batch cannot be divided over the devices.
     """
-    watch, said = _Watch(), _Progress(tell)
+    with paused_collector():
+        return _planned(problem, foresee, Progress(tell), check, stop)
+
+
+def _planned(
+    problem: PlanProblem,
+    foresee: Foresee,
+    said: Progress,
+    check: Callable[[], None],
+    stop: Callable[[], None],
+) -> Planned:
+    watch = Watch()
     base = max(problem.asked, key=lambda each: each.count)
-    typed, runs = _first(problem, base, lambda wanted: _all([wanted], foresee, 1, said, check, stop))
+    typed, runs = _first(problem, base, lambda wanted: _all(wanted, foresee, problem.processes, said, check, stop))
     watch.lap("the program")
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
@@ -215,30 +226,38 @@ def plan(
 
 
 def _first(
-    problem: PlanProblem, base: AskedDevices, run: Callable[[WantedRun], Mapping[str, ForeseenRun]]
+    problem: PlanProblem, base: AskedDevices, run: Callable[[Sequence[WantedRun]], Mapping[str, ForeseenRun]]
 ) -> tuple[ForeseenRun, dict[str, ForeseenRun]]:
     """Returns the first run, with the user's own accumulation, and by name. It finds out what the program is.
 
-    If the configuration states the batch, the first run is one of the user's arm.
+    If the configuration states the batch, the first run is one of the user's arm. The other run of its pair, which
+    every plan has, goes on beside it.
 
     Raises:
         ProgramNotForeseenError: the program cannot be foreseen.
     """
-    stated, accumulation = problem.stated_batch(base.count), None
+    stated, accumulation, ahead = problem.stated_batch(base.count), None, []
     if stated is None:
         wanted = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, asked=base)
     else:
         policy, size = stated
         accumulation = policy.accumulation(size)
-        wanted = wanted_run(PlanArm(own_label(problem.base_config), {}, is_own=True), base, policy, size)
-    runs = dict(run(replace(wanted, is_first=True)))
+        own = PlanArm(own_label(problem.base_config), {}, is_own=True)
+        wanted = wanted_run(own, base, policy, size)
+        if problem.processes > 1:
+            others = (each for each in pair_of(policy, size) if each != size)
+            ahead = [replace(wanted_run(own, base, policy, each), is_ahead=True) for each in others]
+    runs = dict(run([replace(wanted, is_first=True), *ahead]))
     if wanted.overrides and _DIVIDES_OTHERWISE in runs[wanted.name].stopped:
         # The code divides the ranks, as a pipeline does into stages. Only an engine shows how.
         wanted, accumulation = WantedRun(name=f"as-typed-of{base.count}", asked=base), None
-        runs = dict(run(replace(wanted, is_first=True)))
-    if runs[wanted.name].stopped:
-        raise ProgramNotForeseenError(f"{runs[wanted.name].stopped} {_INSTEAD}")
+        runs = dict(run([replace(wanted, is_first=True)]))
     first = runs[wanted.name]
+    if first.stopped:
+        raise ProgramNotForeseenError(f"{first.stopped} {_INSTEAD}")
+    # A run that was stopped says so when it is run again. So does one that lacked the flags that the first has found.
+    is_sound = not first.program.get("arg_mappings")
+    runs = {name: each for name, each in runs.items() if name == wanted.name or (is_sound and not each.stopped)}
     return replace(first, accumulation=accumulation or first.accumulation), runs
 
 
@@ -326,7 +345,7 @@ def _all(
     wanted: Sequence[WantedRun],
     foresee: Foresee,
     processes: int,
-    said: "_Progress",
+    said: Progress,
     check: Callable[[], None],
     stop: Callable[[], None],
 ) -> dict[str, ForeseenRun]:
@@ -359,60 +378,3 @@ def _all(
             stop()
             raise
     return found
-
-
-class _Progress:
-    """Says how far the runs are, and that they go on."""
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._total = self._done = 0
-        self._begun_at = self._said_at = time.monotonic()
-
-    def begin(self, total: int) -> None:
-        self._total, self._done = total, 0
-        self._said_at = time.monotonic()
-
-    def one(self, run: WantedRun, found: ForeseenRun) -> None:
-        self._done += 1
-        of = f" ({self._done} of {self._total})" if self._total > 1 else ""
-        if found.stopped and run.is_first:
-            # The plan ends with this sentence.
-            return
-        if found.stopped:
-            self._say(f"{run.name} cannot be foreseen{of}: {found.stopped}")
-        else:
-            self._say(f"foreseen: {run.name}, {found.seconds:.1f} s{of}")
-
-    def still(self, names: Sequence[str]) -> None:
-        now = time.monotonic()
-        if names and now - self._said_at > _WORD_S:
-            self._say(f"still foreseeing {', '.join(names)} ({now - self._begun_at:.0f} s since the beginning)")
-
-    def while_working(self, what: str, check: Callable[[], None]) -> Callable[[], None]:
-        """Says what begins, and returns a `check` that also says from time to time that it goes on."""
-        self._say(what)
-
-        def checked() -> None:
-            check()
-            now = time.monotonic()
-            if now - self._said_at > _WORD_S:
-                self._say(f"still {what} ({now - self._begun_at:.0f} s since the beginning)")
-
-        return checked
-
-    def _say(self, text: str) -> None:
-        self._said_at = time.monotonic()
-        self._tell(text)
-
-
-class _Watch:
-    """Measures the parts of a planning."""
-
-    def __init__(self) -> None:
-        self.shares: dict[str, float] = {}
-        self._at = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.shares[name], self._at = now - self._at, now

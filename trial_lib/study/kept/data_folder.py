@@ -1,6 +1,7 @@
 """ZeroTune's own folder: Prefect's database, the files of `zerotune up`, and operators without another place."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -19,7 +20,7 @@ def data_folder() -> Path:
 
 
 def require_data_folder(name: str) -> None:
-    """Checks that a folder in it can be made and written. It makes nothing.
+    """Checks that a folder in it can be made and written. It leaves nothing.
 
     Args:
         name: of the folder.
@@ -32,6 +33,12 @@ def require_data_folder(name: str) -> None:
         nearest = _nearest(folder)
         why = "." if nearest.is_dir() else " (it is no folder)."
         raise InputError(f"it cannot be written{why}", where=str(nearest), remedy=_REMEDY)
+    nearest = _nearest(folder)
+    try:
+        # Permissions do not show all. A kernel's own folder, or a host's that trusts no root, refuses what they allow.
+        Path(tempfile.mkdtemp(dir=nearest, prefix=".zerotune-")).rmdir()
+    except OSError as error:
+        raise InputError(f"it cannot be written ({error.strerror}).", where=str(nearest), remedy=_REMEDY) from None
 
 
 def can_be_written(folder: Path) -> bool:

@@ -282,3 +282,35 @@ def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_ar
             assert arm.peak.value == pytest.approx(rows[arm.label].peak.value, rel=0.02)
             speeds = [each.samples_per_s and each.samples_per_s.value for each in (arm, rows[arm.label])]
             assert speeds[0] == (None if speeds[1] is None else pytest.approx(speeds[1], rel=0.02))
+
+
+def _beside_the_first(**found: Any) -> list[str]:
+    """Returns the names of all runs of a plan, in which runs have found something about the program."""
+
+    class _Finds(_Foresees):
+        def __call__(self, run: WantedRun) -> ForeseenRun:
+            return replace(super().__call__(run), **found)
+
+    foresee = _Finds()
+    plan(_problem("h100-80gb:8"), foresee)
+    return [run.name for run in foresee.wanted]
+
+
+def test_the_other_run_of_the_users_pair_goes_on_beside_the_first() -> None:
+    foresee = _Foresees()
+    plan(_problem("h100-80gb:8"), foresee)
+    first, other = foresee.wanted[:2]
+    assert {first.name: first.is_first, other.name: other.is_first} == {"z0-mbs2-of8": True, "z0-mbs1-of8": False}
+    names = [run.name for run in foresee.wanted]
+    assert len(names) == len(set(names))
+
+
+def test_on_one_core_the_first_run_is_alone() -> None:
+    foresee = _Foresees()
+    plan(_problem("h100-80gb:8", processes=1), foresee)
+    assert not any(run.is_ahead for run in foresee.wanted)
+
+
+def test_a_run_that_lacked_the_flags_of_the_command_is_repeated_with_them() -> None:
+    names = _beside_the_first(program={"arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}})
+    assert (names.count("z0-mbs2-of8"), names.count("z0-mbs1-of8")) == (1, 2)

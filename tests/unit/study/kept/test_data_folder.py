@@ -48,6 +48,15 @@ def test_a_command_that_has_no_home_to_write_to_ends_before_there_is_a_study(tmp
     assert not (tmp_path / "zerotune-studies").exists()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this host has no /proc, which lets nobody make a folder")
+def test_a_home_that_refuses_what_its_permissions_allow_is_named_before_there_is_a_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/proc/zerotune-home")
+    with pytest.raises(InputError, match=r"/proc: it cannot be written"):
+        require_data_folder("prefect")
+
+
 def test_a_home_that_nobody_knows_of_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)

@@ -18,7 +18,7 @@ from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
 
 _DATA = torch.Tensor.data
-_WRITTEN = (str, torch.device)
+_WRITTEN = frozenset((str, torch.device))
 # A data-centre GPU as programs see it. Some choose number formats and kernels by it.
 _CAPABILITY = (9, 0)
 _PROCESSORS = 132
@@ -191,10 +191,8 @@ class WrittenDevices(TorchFunctionMode):
             if func.__self__ is _DATA and func.__name__ == "__set__":
                 return self._set_data(func, *args)
             return func(*args)
-        for each in args:
-            if isinstance(each, _WRITTEN):
-                args = tuple(map(_own, args))
-                break
+        if not _WRITTEN.isdisjoint(map(type, args)):
+            args = tuple(map(_own, args))
         if not kwargs:
             return func(*args)
         is_pinned = False

@@ -1,0 +1,53 @@
+"""The interval of a row's reserved memory has what no foreseen run shows, and that of allocated memory has not."""
+
+import pytest
+
+from benchmarks.foresee.public_gpus.row_interval import Foreseen, ends_of, figure_of
+from trial_lib.foresee.memory.constants import GIB
+from trial_lib.foresee.memory.fits import PeakForecast, interval
+from trial_lib.foresee.memory.live_bytes import LiveBytes
+from trial_lib.memory.budget import Uncertain
+
+FIGURE, NEEDED = Uncertain(40 * GIB, 4 * GIB), Uncertain(35 * GIB, 3 * GIB)
+WAY = Foreseen(1.0, FIGURE, NEEDED)
+
+
+def test_an_allocated_peak_has_the_interval_of_its_error_alone() -> None:
+    assert ends_of([WAY], float("inf"), is_kept=False) == pytest.approx(interval(FIGURE), rel=1e-6)
+
+
+def test_reserved_memory_may_grow_to_the_whole_device_and_not_beyond() -> None:
+    low, high = ends_of([WAY], 80 * GIB, is_kept=True)
+    assert FIGURE.mean - 2 * FIGURE.deviation < low < interval(FIGURE)[0] + GIB
+    assert interval(FIGURE)[1] + 10 * GIB < high < 80 * GIB
+
+
+def test_a_full_device_shows_anything_between_what_is_needed_and_all() -> None:
+    full = Foreseen(1.0, Uncertain(90 * GIB, 4 * GIB), Uncertain(70 * GIB, 3 * GIB))
+    low, high = ends_of([full], 80 * GIB, is_kept=True)
+    assert 64 * GIB < low < 70 * GIB
+    assert high == pytest.approx(80 * GIB)
+
+
+def test_a_source_that_leaves_recomputation_open_has_both_in_its_interval() -> None:
+    little = Foreseen(0.76, Uncertain(20 * GIB, 2 * GIB), NEEDED)
+    low, high = ends_of([Foreseen(0.24, FIGURE, NEEDED), little], float("inf"), is_kept=False)
+    assert low < 18 * GIB
+    assert high > 40 * GIB
+
+
+@pytest.mark.parametrize("figure", ["reserved", "shown"])
+def test_pieces_of_a_rebuilt_program_are_less_certain_than_those_of_the_program(figure: str) -> None:
+    forecast = PeakForecast.of(
+        micro_batch=1,
+        live=LiveBytes(place="device", moments=()),
+        allocated=40 * GIB,
+        reserved=50 * GIB,
+        least=42 * GIB,
+        outside=Uncertain(GIB, 0.3 * GIB),
+    )
+    own: Uncertain = getattr(forecast, figure)
+    found = figure_of(forecast, figure)
+    assert found.mean == own.mean
+    assert found.deviation > own.deviation + GIB
+    assert figure_of(forecast, "allocated") == forecast.allocated
