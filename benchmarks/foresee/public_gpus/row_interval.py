@@ -28,7 +28,7 @@ Read off the decided rows of reserved or shown memory: 3 of 18 have a fifth more
 """
 
 FULL = 0.5
-"""Share of runs that are read as full, if their device gets full. The others have given segments back. Set, not fitted."""
+"""Share of runs that are read as full, if their device gets full. The others have given segments back. Set by hand."""
 
 _TRIES = 60
 

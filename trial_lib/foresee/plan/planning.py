@@ -236,7 +236,8 @@ def _first(
     Raises:
         ProgramNotForeseenError: the program cannot be foreseen.
     """
-    stated, accumulation, ahead = problem.stated_batch(base.count), None, []
+    stated, accumulation = problem.stated_batch(base.count), None
+    ahead: list[WantedRun] = []
     if stated is None:
         wanted = WantedRun(name=f"as-typed-of{base.count}", overrides=problem.typed_overrides, asked=base)
     else:

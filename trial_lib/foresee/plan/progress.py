@@ -1,4 +1,4 @@
-"""How far a plan is: sentences every few seconds, the seconds of its parts, and a collector that stays out of the way."""
+"""How far a plan is: sentences every few seconds, the seconds of its parts, and no collector in its way."""
 
 import contextlib
 import gc
