@@ -113,7 +113,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             study.driver.await_begun(_BEGUN_END_S)
             if isinstance(error, InputError):
                 interrupts.resume_command = None
-                if study.is_new and not any(study.paths.trials.iterdir()):
+                if study.is_new and not any(study.paths.trials.glob("*")):
                     # Wrong input that shows only now leaves nothing, as any other does.
                     study.remove()
                     raise
