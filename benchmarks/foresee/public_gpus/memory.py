@@ -15,7 +15,7 @@ from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
-from benchmarks.foresee.public_gpus.row_interval import GROWS, ROW_PIECES_ERROR, Foreseen, ends_of, figure_of
+from benchmarks.foresee.public_gpus.row_interval import GROWS, ROW_PIECES_ERROR, ForeseenWay, ends_of, figure_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.memory.constants import GIB
 from trial_lib.foresee.memory.fits import PeakForecast, interval
@@ -115,7 +115,7 @@ def _peak(row: Mapping[str, Any], foreseen: RowBytes, ways: Sequence[tuple[float
         if kind != "allocated":
             # The run ended well. A full device gives cached segments back, so no more was reserved than it has.
             most = capacity(row) - (outside(row, program_of(row)).mean if kind == "reserved" else 0.0)
-        each = [Foreseen(weight, figure_of(forecast, figure), forecast.needed) for weight, forecast in ways]
+        each = [ForeseenWay(weight, figure_of(forecast, figure), forecast.needed) for weight, forecast in ways]
         predicted = each[0].figure
         low, high = ends_of(each, most, is_kept=kind != "allocated")
     mean = min(predicted.mean, most)

@@ -34,7 +34,7 @@ _TRIES = 60
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class ForeseenWay:
     """What was foreseen of a row in one way.
 
     Attributes:
@@ -68,7 +68,7 @@ def _outside_error(forecast: PeakForecast) -> float:
     return max(0.0, forecast.shown.deviation**2 - forecast.reserved.deviation**2) ** 0.5
 
 
-def ends_of(ways: Sequence[Foreseen], most: float, is_kept: bool) -> tuple[float, float]:
+def ends_of(ways: Sequence[ForeseenWay], most: float, is_kept: bool) -> tuple[float, float]:
     """Returns the ends of the 90 % interval of a row's figure.
 
     Args:
@@ -92,7 +92,7 @@ def _normal(figure: Uncertain) -> Callable[[float], float]:
     return NormalDist(figure.mean, max(1.0, figure.deviation)).cdf
 
 
-def _kept(way: Foreseen, most: float) -> Callable[[float], float]:
+def _kept(way: ForeseenWay, most: float) -> Callable[[float], float]:
     if way.figure.mean >= most:
         given_back = _normal(way.needed)
         return lambda size: (1 - FULL) * given_back(size)

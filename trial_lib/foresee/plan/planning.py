@@ -24,7 +24,7 @@ from trial_lib.foresee.plan.counts import counted, fewest, largest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
-from trial_lib.foresee.plan.progress import Progress, Watch, paused_collector
+from trial_lib.foresee.plan.progress import PlanProgress, PlanWatch, paused_collector
 from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.foresee.time.efficiencies import DeviceSpeed
 from trial_lib.search.batch_policy import BatchPolicy
@@ -166,17 +166,17 @@ def plan(
         InputError: its batch cannot be divided over the devices.
     """
     with paused_collector():
-        return _planned(problem, foresee, Progress(tell), check, stop)
+        return _planned(problem, foresee, PlanProgress(tell), check, stop)
 
 
 def _planned(
     problem: PlanProblem,
     foresee: Foresee,
-    said: Progress,
+    said: PlanProgress,
     check: Callable[[], None],
     stop: Callable[[], None],
 ) -> Planned:
-    watch = Watch()
+    watch = PlanWatch()
     base = max(problem.asked, key=lambda each: each.count)
     typed, runs = _first(problem, base, lambda wanted: _all(wanted, foresee, problem.processes, said, check, stop))
     watch.lap("the program")
@@ -346,7 +346,7 @@ def _all(
     wanted: Sequence[WantedRun],
     foresee: Foresee,
     processes: int,
-    said: Progress,
+    said: PlanProgress,
     check: Callable[[], None],
     stop: Callable[[], None],
 ) -> dict[str, ForeseenRun]:

@@ -23,7 +23,7 @@ def paused_collector() -> Iterator[None]:
             gc.enable()
 
 
-class Progress:
+class PlanProgress:
     """Says how far the runs are, and that they go on.
 
     Args:
@@ -75,7 +75,7 @@ class Progress:
         self._tell(text)
 
 
-class Watch:
+class PlanWatch:
     """Measures the parts of a planning.
 
     Attributes:

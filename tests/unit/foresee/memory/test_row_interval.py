@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchmarks.foresee.public_gpus.row_interval import Foreseen, ends_of, figure_of
+from benchmarks.foresee.public_gpus.row_interval import ForeseenWay, ends_of, figure_of
 from trial_lib.foresee.memory.constants import GIB
 from trial_lib.foresee.memory.fits import PeakForecast, interval
 from trial_lib.foresee.memory.live_bytes import LiveBytes
 from trial_lib.memory.budget import Uncertain
 
 FIGURE, NEEDED = Uncertain(40 * GIB, 4 * GIB), Uncertain(35 * GIB, 3 * GIB)
-WAY = Foreseen(1.0, FIGURE, NEEDED)
+WAY = ForeseenWay(1.0, FIGURE, NEEDED)
 
 
 def test_an_allocated_peak_has_the_interval_of_its_error_alone() -> None:
@@ -23,15 +23,15 @@ def test_reserved_memory_may_grow_to_the_whole_device_and_not_beyond() -> None:
 
 
 def test_a_full_device_shows_anything_between_what_is_needed_and_all() -> None:
-    full = Foreseen(1.0, Uncertain(90 * GIB, 4 * GIB), Uncertain(70 * GIB, 3 * GIB))
+    full = ForeseenWay(1.0, Uncertain(90 * GIB, 4 * GIB), Uncertain(70 * GIB, 3 * GIB))
     low, high = ends_of([full], 80 * GIB, is_kept=True)
     assert 64 * GIB < low < 70 * GIB
     assert high == pytest.approx(80 * GIB)
 
 
 def test_a_source_that_leaves_recomputation_open_has_both_in_its_interval() -> None:
-    little = Foreseen(0.76, Uncertain(20 * GIB, 2 * GIB), NEEDED)
-    low, high = ends_of([Foreseen(0.24, FIGURE, NEEDED), little], float("inf"), is_kept=False)
+    little = ForeseenWay(0.76, Uncertain(20 * GIB, 2 * GIB), NEEDED)
+    low, high = ends_of([ForeseenWay(0.24, FIGURE, NEEDED), little], float("inf"), is_kept=False)
     assert low < 18 * GIB
     assert high > 40 * GIB
 
