@@ -47,6 +47,12 @@ def test_no_file_is_too_long_to_read() -> None:
     assert too_long == {}
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports a file of tests by its name alone, and files of several folders run in one process."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def _lines(file: Path) -> int:
     return len(file.read_text().splitlines())
 
