@@ -28,7 +28,7 @@ def test_any_line_is_an_entrypoint_or_an_input_error(command: str) -> None:
         entrypoint = parse_entrypoint(command)
     except InputError:
         return
-    assert entrypoint.script or entrypoint.module
+    assert entrypoint.script or entrypoint.module or entrypoint.trial_class
 
 
 def test_a_line_may_go_on_behind_a_backslash() -> None:
