@@ -21,6 +21,7 @@ clearly less of their memory.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,9 @@ _PRECISE = 0.05  # a half interval of this size is enough; more rounds must fit 
 _MOST_HEATS = 3
 _CLEARLY_LESS = 0.85  # of the memory share of a candidate that ran out of memory the next time
 _PROCESSOR_TIME = "cpu_time_per_sample"
-_OF_LOADER = "loader:"  # the places of a data loader's switches begin so
+# A data loader's switches, ZeroTune's and a program's own: `loader:num_workers`, `--dataloader_num_workers`. No rank
+# counts the processor time of its loader's workers.
+_OF_LOADER = re.compile(r"loader|workers", re.IGNORECASE)
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
@@ -422,7 +425,7 @@ def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
 
 
 def _loads_otherwise(one: Contender, own: Contender) -> bool:
-    return any(place.startswith(_OF_LOADER) for place, _ in other_switches(one.config, own.config))
+    return any(_OF_LOADER.search(place) for place, _ in other_switches(one.config, own.config))
 
 
 def _is_near(value: float, best: float) -> bool:

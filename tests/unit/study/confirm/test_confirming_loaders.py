@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.confirm.confirmation import Confirmation, Contender
@@ -40,8 +42,9 @@ def found(**switches: Any) -> Finding:
     return confirmation.finding()
 
 
-def test_other_workers_are_compared_by_the_clock() -> None:
-    assert found(**{"loader:num_workers": 1}).quantity == "throughput"
+@pytest.mark.parametrize("place", ["loader:num_workers", "--dataloader_num_workers", "conf/train.yaml:data.workers"])
+def test_other_workers_are_compared_by_the_clock(place: str) -> None:
+    assert found(**{place: 1}).quantity == "throughput"
 
 
 def test_another_switch_is_compared_by_processor_time() -> None:
