@@ -70,13 +70,13 @@ def test_it_ends_with_exit_code_0_and_prints_exactly_one_json_document(ran: Ran)
 def test_it_says_where_the_time_of_a_step_goes(ran: Ran) -> None:
     why = json.loads(ran.ended.stdout)["why"]
     assert [account["role"] for account in why][:2] in (["winner", "own"], ["own"], ["own", "other"])
-    assert why[0]["basis"] == "traced", why[0]["failure"]
+    # The program makes 40 steps of a few milliseconds. At the user's own size all of them may be measured.
+    assert why[0]["basis"] == "traced" or why[0]["role"] == "own", why[0]["failure"]
     for account in why:
         if account["basis"] == "traced":
             assert sum(account["shares"].values()) == pytest.approx(1.0)
             assert ran.study.results[account["trial"]].traced is not None
         else:
-            # The program makes 40 steps of a few milliseconds, and all of them are measured.
             assert account["failure"] == "The program ended before enough steps could be traced."
 
 
