@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.memory.zero_settings import arm_label
+from trial_lib.memory.zero_settings import ZeroSettings, arm_key
 from trial_lib.records.answer_line import name_of
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.step_account import StepAccount, advice_on
+from trial_lib.search.expected_arms import switches_in
 from trial_lib.study.driver import StudyDriver
 
 _OWN = "your configuration"
@@ -78,7 +79,7 @@ def _measured_stages(driver: StudyDriver) -> set[int]:
         for number, result in state.results.items()
         if result.outcome is Outcome.COMPLETED and result.purpose is not Purpose.PROFILE
     ]
-    return {int((config.get("zero_optimization") or {}).get("stage") or 0) for config in configs}
+    return {ZeroSettings.of(config).stage for config in configs}
 
 
 def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
@@ -89,12 +90,13 @@ def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAcco
     plan, state, base = driver.plan, driver.state, driver.known.base_config
     if plan is None or plan.cluster is None:
         return
-    labels = {number: arm_label(candidate.complete(base)) for number, candidate in state.candidates.items()}
-    traced = {labels[account.trial] for account in told if account.trial is not None}
-    tried = {labels[number] for number, result in state.results.items() if result.purpose is not Purpose.PROFILE}
+    foreseen = switches_in(plan.expected)
+    keys = {number: arm_key(candidate.complete(base), foreseen) for number, candidate in state.candidates.items()}
+    traced = {keys[account.trial] for account in told if account.trial is not None}
+    tried = {keys[number] for number, result in state.results.items() if result.purpose is not Purpose.PROFILE}
     for arm in plan.devices.arms:
         total = sum(arm.seconds.values())
-        if arm.label in tried - traced and not arm.stopped and total > 0:
+        if plan.key_of(arm) in tried - traced and not arm.stopped and total > 0:
             shares = {part: seconds / total for part, seconds in arm.seconds.items() if seconds > 0}
             name = f"{arm.label}, micro-batch {arm.micro_batch}"
             yield StepAccount(name=name, role="arm", basis="foreseen", seconds=total, shares=shares)

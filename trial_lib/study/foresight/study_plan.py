@@ -79,7 +79,7 @@ class StudyPlan:
         """The arms in the order of the plan."""
         return tuple(
             ExpectedArm(
-                key=self._key(arm),
+                key=self.key_of(arm),
                 label=arm.label,
                 micro_batch=arm.micro_batch,
                 samples_per_s=self._samples_per_s(arm),
@@ -90,6 +90,11 @@ class StudyPlan:
             for arm in self.devices.arms
             if not arm.stopped
         )
+
+    def key_of(self, arm: PlannedArm) -> ArmKey:
+        """Returns the memory settings of one of the plan's arms."""
+        # An arm that was not run has no complete configuration.
+        return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
 
     def told(self) -> Iterator[str]:
         """Yields what the study takes from the plan, in sentences for its log."""
@@ -153,7 +158,7 @@ class StudyPlan:
     def steps(self) -> ForeseenSteps:
         """The foreseen steps of the plan's arms on the slots."""
         arms = {arm.label: arm for arm in self.devices.arms}
-        runs = {self._key(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+        runs = {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
         return ForeseenSteps(runs, self.cluster, self.replicas)
 
     def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
@@ -168,10 +173,6 @@ class StudyPlan:
             return arm.samples_per_s.value
         step = runs.step_at(self.replicas, arm.micro_batch, arm.accumulation)
         return foresee_step(step, self.cluster, self.speed.constants).samples_per_s
-
-    def _key(self, arm: PlannedArm) -> ArmKey:
-        # An arm that was not run has no complete configuration.
-        return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
 
     def _no_room(self, arm: PlannedArm) -> str:
         """Returns why an arm cannot fit on the slots; empty if it may, or if the plan is for others."""

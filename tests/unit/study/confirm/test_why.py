@@ -6,6 +6,7 @@ import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand
 from tests.unit.study.confirm.test_confirming import OTHER, OWN, arguments, driver_of, ended, searched
+from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan
@@ -94,9 +95,10 @@ def test_an_arm_without_a_trace_has_what_the_plan_foresaw_or_nothing(arguments, 
         arm_by_hand(label, 4, 20.0, 20.0, seconds={"compute": 0.3, "gathering": 0.1}) for label in ("z1", "z2", "z3")
     ]
     devices = devices_by_hand("h100-80gb", 80 * GIB, arms=tuple(arms))
-    driver.plan = SimpleNamespace(cluster=None, devices=devices)
+    plan = {"devices": devices, "expected": (), "key_of": lambda arm: arm_key(arm.ds_config)}
+    driver.plan = SimpleNamespace(cluster=None, **plan)
     assert len(answer_of(driver).why) == 2
-    driver.plan = SimpleNamespace(cluster="these devices", devices=devices)
+    driver.plan = SimpleNamespace(cluster="these devices", **plan)
     (account,) = answer_of(driver).why[2:]
     # z1 is traced, and z3 was not tried.
     assert (account.name, account.basis, account.shares["gathering"]) == ("z2, micro-batch 4", "foreseen", 0.25)
