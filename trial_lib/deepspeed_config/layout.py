@@ -101,6 +101,9 @@ class Replicas:
         """
         base = Layout.of(self.base_config)
         layout = base.changed(settings, self.base_config.get(LAYOUTS) or {})
+        if layout == base:
+            # The settings may say of groups that the engine does not have.
+            return self.own
         others = max(1, self.slots // self.own)
         for size in (base.tensor, base.sequence, base.pipeline):
             # A group of the configuration that the engine does not have is none.

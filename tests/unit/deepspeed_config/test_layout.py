@@ -75,3 +75,8 @@ def test_ranks_that_share_experts_have_batches_of_their_own() -> None:
 
 def test_two_layouts_divide_the_ranks_together() -> None:
     assert Replicas(8, 4, STAGES).of({**TENSOR_2, PROGRAM: {"--stages": 2}}) == 2
+
+
+def test_the_users_own_layout_has_the_replicas_that_the_profile_has_counted() -> None:
+    """The switch makes no stages, whatever the user says."""
+    assert [Replicas(8, 8, STAGES).of(knobs) for knobs in ({}, STAGES, {PROGRAM: {"--stages": 1}})] == [8, 8, 8]
