@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.command.switches import PROGRAM, is_foreseeable, is_switch, place_of, shown_switch, switches_of
 from trial_lib.deepspeed_config.batch import resolve_batch
-from trial_lib.deepspeed_config.layout import GROUPS, group_sizes, ranks_of_a_replica
+from trial_lib.deepspeed_config.layout import GROUPS, Layout, group_sizes, ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
@@ -14,7 +14,7 @@ from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import is_coarse
 from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves, switch_word
+from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves, set_knob, switch_word
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import is_turned
@@ -101,9 +101,11 @@ def planned_arms(
     own = arm_key(overwrite_deepspeed_config(base_config, {}))
     found = [PlanArm(own_label(base_config), own_switches, is_own=True)]
     seen = {own}
-    for arm in build_space(stages, here, requests, catalogue=True).arms:
-        key = arm_key(overwrite_deepspeed_config(base_config, arm.knobs))
-        if key not in seen and _is_asked_for(arm, asked):
+    for each in build_space(stages, here, requests, catalogue=True).arms:
+        config = overwrite_deepspeed_config(base_config, each.knobs)
+        key, arm = arm_key(config), _without_groups(each)
+        # The catalogue has smaller groups than the user's as well.
+        if key not in seen and Layout.of(config) == Layout.of(base_config) and _is_asked_for(arm, asked):
             seen.add(key)
             found.append(_with_label(arm, switches))
     return tuple(found)
@@ -152,6 +154,17 @@ def own_label(base_config: Mapping[str, Any]) -> str:
         if path.endswith(".device"):
             arm["zero_optimization"][path.split(".")[1]] = {"device": value}
     return Arm(arm).label
+
+
+def _without_groups(arm: Arm) -> Arm:
+    """Returns an arm without the sizes of groups of ranks, which the user's configuration has."""
+    if not any(path in GROUPS for path, _ in leaves(arm.knobs)):
+        return arm
+    knobs: dict[str, Any] = {}
+    for path, value in leaves(arm.knobs):
+        if path not in GROUPS:
+            set_knob(knobs, path, value)
+    return Arm(knobs, arm.fine)
 
 
 def _is_asked_for(arm: Arm, asked: Iterable[str]) -> bool:

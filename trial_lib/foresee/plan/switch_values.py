@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from trial_lib.command.switches import PROGRAM, is_foreseeable, is_switch, place_of, shown_switch
+from trial_lib.deepspeed_config.layout import GROUPS
 from trial_lib.foresee.plan.arms import PlanArm, changed_word, is_planned
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import is_turned
+
+_ONE_LAYOUT = "because a plan counts the replicas of one layout."
 
 
 class NamedRun(Protocol):
@@ -76,7 +79,9 @@ class SwitchValues(Generic[RunT]):
         kept: list[RequestedKnob] = []
         notes: list[str] = []
         for request in self._requests:
-            if is_switch(request.path) and not is_planned(request):
+            if request.path in GROUPS:
+                notes.append(f"{request.path} stays as you have it, {_ONE_LAYOUT}")
+            elif is_switch(request.path) and not is_planned(request):
                 notes.append(_why_as_typed(request))
             elif not _is_tried(request):
                 kept.append(request)
@@ -152,7 +157,7 @@ def _why_as_typed(request: RequestedKnob) -> str:
     if is_turned(place):
         return f"{place} stays as your program has it: no foreseen run shows what it changes."
     if request.layout:
-        return f"{place} stays as typed, because a plan counts the replicas of one layout."
+        return f"{place} stays as typed, {_ONE_LAYOUT}"
     if not is_foreseeable(place):
         return f"{place} stays as typed: libraries read this variable, and no foreseen run shows what it changes."
     return f"{place} stays as typed, because it is a fine switch. With `coarse: true` its values are foreseen."

@@ -144,3 +144,11 @@ def test_a_plan_keeps_the_layout_of_the_command_whatever_is_asked_for() -> None:
     assert [arm.label for arm in planned_arms(_typed(), base, (1, 2), asked)] == [
         arm.label for arm in planned_arms(_typed(), BASE, (1, 2))
     ]
+
+
+def test_a_plan_has_the_users_groups_of_ranks_in_all_arms_and_no_smaller_ones() -> None:
+    grouped = {**BASE, "tensor_parallel": {"autotp_size": 2}}
+    typed = _typed(replicas=4)
+    arms = planned_arms(typed, grouped, (1, 2))
+    assert [arm.label for arm in arms] == ["z2", "z1", "z1-offload-optimizer", "z2-offload-optimizer"]
+    assert not any("tensor_parallel" in arm.knobs for arm in arms)

@@ -147,3 +147,13 @@ def test_an_option_that_was_typed_has_rows_without_it_beside_the_users_own() -> 
     assert rows["z0-no-twice"].ds_config["program"] == {"--twice": False}
     assert configuration(rows["z1-no-twice"]).startswith("ZeRO 1 with no --twice, micro-batch")
     assert found.devices[0].best.endswith("-no-twice")
+
+
+def test_a_request_for_another_layout_is_named_and_left_out() -> None:
+    asked = (RequestedKnob("tensor_parallel.autotp_size", (1, 2)), replace(SWITCHES[1], layout="pipeline"))
+    found = planned(Foresees(), requests=asked)
+    because = "because a plan counts the replicas of one layout."
+    assert found.notes == (
+        f"tensor_parallel.autotp_size stays as you have it, {because}",
+        f"--layers stays as typed, {because}",
+    )
