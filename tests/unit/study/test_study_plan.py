@@ -6,7 +6,7 @@ import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand, plan_by_hand, plan_folder, span
 from trial_lib.device.host.base import Host
-from trial_lib.foresee.plan.plan_record import read_run, write_run
+from trial_lib.foresee.plan.plan_record import PlanPaths, read_run, write_run
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
@@ -125,6 +125,14 @@ def test_the_memory_of_the_arms_is_that_of_the_number_of_slots(opened):
         next(each for each in one.foreseen if arm_key(each.ds_config)[1] == "none") for one in (whole, half)
     )
     assert of_half.initialize.constant > 1.5 * of_whole.initialize.constant
+
+
+def test_the_replicas_of_a_pipeline_in_the_code_are_those_of_its_runs(opened, tmp_path):
+    plan = opened(record(devices("h100-80gb", 79.1)), H100)
+    assert plan.replicas == 8
+    for file in PlanPaths(tmp_path).runs.iterdir():
+        write_run(file, replace(read_run(file), world=8, replicas=4))
+    assert [study_plan(tmp_path, H100, slots).replicas for slots in (8, 4)] == [4, 2]
 
 
 def test_a_plan_without_its_runs_gives_an_order_alone(opened, tmp_path):

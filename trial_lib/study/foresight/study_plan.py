@@ -66,7 +66,12 @@ class StudyPlan:
     @cached_property
     def replicas(self) -> int:
         """Replicas of the model on the slots."""
-        return max(1, self.slots // ranks_of_a_replica(self.record.ds_config))
+        ranks = ranks_of_a_replica(self.record.ds_config)
+        run = next((runs.small for runs in self.runs.values() if not runs.stopped), None)
+        if run is not None:
+            # The code may divide the ranks, as a pipeline does into stages.
+            ranks = max(ranks, run.world // max(1, run.replicas))
+        return max(1, self.slots // ranks)
 
     @cached_property
     def foreseen(self) -> tuple[ForeseenArm, ...]:
