@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from trial_lib.command.switches import unforeseen_switches
+from trial_lib.deepspeed_config.layout import LAYOUTS, Layout
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.search.arm_priors import prior_costs
@@ -47,6 +48,21 @@ def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
     return frozenset(place for arm in expected for place in arm.switches)
 
 
+def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], foreseen: Collection[str]) -> ArmKey:
+    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's.
+
+    A plan keeps the user's layout, and does not record which switches are layouts.
+
+    Args:
+        config: a complete configuration.
+        base_config: the user's.
+        foreseen: the places of the switches that the plan has foreseen.
+    """
+    if Layout.of(config) != Layout.of(base_config):
+        return ()
+    return arm_key({key: value for key, value in config.items() if key != LAYOUTS}, foreseen)
+
+
 def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] = ()) -> ArmKey:
     """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them.
 
@@ -55,7 +71,7 @@ def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] =
         base_config: the user's DeepSpeed configuration.
         foreseen: the places of the switches that the plan has foreseen.
     """
-    key = arm_key(overwrite_deepspeed_config(base_config, arm.lineage(0)), foreseen)
+    key = key_in_plan(overwrite_deepspeed_config(base_config, arm.lineage(0)), base_config, foreseen)
     return (*key, *unforeseen_switches(arm.knobs, base_config, foreseen))
 
 

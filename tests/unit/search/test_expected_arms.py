@@ -5,11 +5,12 @@ import math
 import pytest
 from adaptive_world import SPACE, SimulatedModel, adaptive, drive, ended, problem, trials
 
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
 from trial_lib.search.arm_priors import prior_costs
-from trial_lib.search.expected_arms import ExpectedArm, expected_costs, key_of, without_hopeless
+from trial_lib.search.expected_arms import ExpectedArm, expected_costs, key_in_plan, key_of, without_hopeless
 
 BASE = problem().base_config
 KEYS = {arm.label: key_of(arm, BASE) for arm in SPACE.arms}
@@ -55,6 +56,14 @@ def test_an_arm_that_cannot_fit_is_not_tried_unless_it_has_run():
     assert without_hopeless(SPACE, BASE, plan, ran={KEYS["z0"]}) == (SPACE, [])
     # A plan by which nothing fits leaves the search its space.
     assert without_hopeless(SPACE, BASE, [expected(label, no_room="x") for label in LABELS], ran=()) == (SPACE, [])
+
+
+@pytest.mark.parametrize("typed", [1, 2])
+def test_a_plan_has_the_arms_of_the_layout_that_was_typed(typed):
+    own = {**BASE, PROGRAM: {"--stages": typed}, LAYOUTS: {"--stages": "pipeline"}}
+    assert {arm.label: key_of(arm, own) for arm in SPACE.arms} == KEYS
+    other = {**own, PROGRAM: {"--stages": 3 - typed}}
+    assert key_in_plan(other, own, ()) not in KEYS.values()
 
 
 def test_the_first_trial_is_the_plans_answer():

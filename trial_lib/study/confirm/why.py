@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.memory.zero_settings import ZeroSettings, arm_key
+from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.answer_line import name_of
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.step_account import StepAccount, advice_on
-from trial_lib.search.expected_arms import switches_in
+from trial_lib.search.expected_arms import key_in_plan, switches_in
 from trial_lib.study.driver import StudyDriver
 
 _OWN = "your configuration"
@@ -91,7 +91,8 @@ def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAcco
     if plan is None or plan.cluster is None:
         return
     foreseen = switches_in(plan.expected)
-    keys = {number: arm_key(candidate.complete(base), foreseen) for number, candidate in state.candidates.items()}
+    candidates = state.candidates.items()
+    keys = {number: key_in_plan(candidate.complete(base), base, foreseen) for number, candidate in candidates}
     traced = {keys[account.trial] for account in told if account.trial is not None}
     tried = {keys[number] for number, result in state.results.items() if result.purpose is not Purpose.PROFILE}
     for arm in plan.devices.arms:

@@ -15,6 +15,7 @@ from trial_lib.foresee.plan.plan_record import write_run
 from trial_lib.foresee.time.devices import Cluster, known_devices
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
+from trial_lib.search.expected_arms import key_in_plan
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 _END = ".json.gz"
@@ -43,7 +44,7 @@ class ForeseenSteps:
         """
         config = candidate.complete(base_config)
         foreseen = {place for runs in self.runs.values() for place in switches_of(runs.small.ds_config)}
-        runs = self.runs.get(arm_key(config, foreseen))
+        runs = self.runs.get(key_in_plan(config, base_config, foreseen))
         if runs is None or unforeseen_switches(candidate.knobs, base_config, foreseen):
             return None
         size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)

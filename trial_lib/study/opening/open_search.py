@@ -14,11 +14,10 @@ from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
 from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.expected_arms import ExpectedArm, switches_in, without_hopeless
+from trial_lib.search.expected_arms import ExpectedArm, key_in_plan, switches_in, without_hopeless
 from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
@@ -67,7 +66,7 @@ def open_search(
     no_room = HostMemory(basis).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
     ran = {
-        arm_key(candidate.complete(base_config), switches_in(expected))
+        key_in_plan(candidate.complete(base_config), base_config, switches_in(expected))
         for candidate, result in known
         if result.outcome is Outcome.COMPLETED
     }
