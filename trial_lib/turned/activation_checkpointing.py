@@ -81,7 +81,8 @@ def repeated_blocks(model: Any) -> list[Any]:
         size = len(children), sum(_elements(each) for child in children for each in child.parameters())
         if size[1] and size > longest:
             longest, kind = size, type(children[0])
-    return [] if kind is None else list(_outermost(model, kind))
+    # A block may be in two lists. Turned twice, it would be recomputed within its own recomputation.
+    return [] if kind is None else list(dict.fromkeys(_outermost(model, kind)))
 
 
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)

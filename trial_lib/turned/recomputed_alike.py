@@ -19,7 +19,7 @@ class GuardedCheckpoint:
         """Has compared nothing yet."""
         self._has_compared = False
 
-    def __call__(self, block: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, block: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Returns the block's outputs.
 
         Args:
@@ -31,12 +31,19 @@ class GuardedCheckpoint:
         Raises:
             ValueError: the block is another one if it is recomputed.
         """
-        is_real = not torch.compiler.is_compiling() and not any(isinstance(each, FakeTensor) for each in args)
-        if not self._has_compared and is_real and torch.is_grad_enabled():
+        # In this order: compiled code must not depend on what has been compared, or it would be compiled again.
+        if not torch.compiler.is_compiling() and not self._has_compared and torch.is_grad_enabled():
+            self._compare_once(block, forward, args, kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    def _compare_once(
+        self, block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        is_real = not any(isinstance(each, FakeTensor) for each in (*_tensors(args), *_tensors(kwargs)))
+        if is_real:
             self._has_compared = True
             if not any(hasattr(parameter, "ds_id") for parameter in block.parameters()):
                 _compare(block, forward, args, kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _compare(block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

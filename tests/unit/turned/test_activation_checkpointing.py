@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trial_lib.flops import compiled_programs
 from trial_lib.turned.activation_checkpointing import find, repeated_blocks, turn
@@ -105,6 +106,20 @@ def test_the_class_that_repeats_most_is_found_in_all_its_places() -> None:
     assert [type(block) for block in repeated_blocks(stages)] == [Block] * 4
 
 
+def test_a_block_that_is_in_two_lists_is_recomputed_once() -> None:
+    model = Model()
+    model.also = torch.nn.Sequential(*model.blocks)
+    assert repeated_blocks(model) == list(model.blocks)
+    turn(model, "every_second")
+    calls: list[int] = []
+    for number, block in enumerate(model.blocks):
+        block.linear.register_forward_hook(lambda *_, number=number: calls.append(number))
+    trained(model)
+    calls.clear()
+    trained(model)
+    assert [calls.count(number) for number in range(4)] == [2, 1, 2, 1]
+
+
 class Counting(Block):
     """Changes a buffer in each forward pass."""
 
@@ -136,6 +151,42 @@ def test_a_block_that_recomputation_changes_is_refused_at_its_first_call(kind: t
     turn(model, "full")
     with pytest.raises(ValueError, match=problem):
         trained(model)
+
+
+class ByName(Model):
+    """Calls its blocks with named inputs alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x=x)
+        return x.square().mean()
+
+
+def test_a_foreseen_block_with_named_inputs_is_not_compared() -> None:
+    model = ByName()
+    turn(model, "full")
+    calls: list[int] = []
+    model.blocks[0].linear.register_forward_hook(lambda *_: calls.append(0))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        model(fakes.from_tensor(torch.ones(2, 8))).backward()
+    assert len(calls) == 2
+
+
+def test_an_eager_step_between_compiled_steps_compiles_nothing_again() -> None:
+    model, graphs = Model(), []
+    turn(model, "full")
+    compiled_programs.install()
+
+    def noted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model.compile(backend=noted)
+    trained(model)
+    with compiled_programs.eagerly():
+        trained(model)
+    trained(model)
+    assert len(graphs) == 1
 
 
 def test_recomputed_blocks_are_compiled_into_the_one_graph_of_their_model() -> None:
