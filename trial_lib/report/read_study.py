@@ -221,7 +221,7 @@ def _changes(
     base: Mapping[str, Any], best: Mapping[str, Any], profile: TrialResult | None
 ) -> tuple[SettingChange, ...]:
     """Returns the changes. A batch key is none if DeepSpeed derives the same from the user's other two."""
-    own = dict(base)
+    own = {key: value for key, value in base.items() if key != LAYOUTS}
     if profile is not None and profile.profile is not None:
         with contextlib.suppress(InputError):
             sizes = resolve_batch(base, profile.profile.data_parallel_size)

@@ -41,6 +41,12 @@ def test_a_finished_study_has_its_answer_what_it_changes_and_how_to_use_it(tmp_p
     assert (len(view.trials), view.searched, view.failed) == (35, 22, 0)
 
 
+def test_the_kind_of_a_layout_is_no_change(tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    change_record(paths, switches={"--stages": 1}, layouts={"--stages": "pipeline"})
+    assert not any("stages" in change.setting for change in read_study(paths.root).changes)
+
+
 def test_what_was_measured_again_stands_beside_the_users_own(tmp_path: Path) -> None:
     own, winner = read_study(recorded_study(tmp_path).root).confirmed
     assert (own.name, own.gain, own.is_winner) == ("your configuration", None, False)
