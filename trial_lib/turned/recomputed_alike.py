@@ -34,7 +34,7 @@ class GuardedCheckpoint:
         # In this order: compiled code must not depend on what has been compared, or it would be compiled again.
         if not torch.compiler.is_compiling() and not self._has_compared and torch.is_grad_enabled():
             self._compare_once(block, forward, args, kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return _recomputed(forward, *args, **kwargs)
 
     def _compare_once(
         self, block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -46,10 +46,28 @@ class GuardedCheckpoint:
                 _compare(block, forward, args, kwargs)
 
 
+def _recomputed(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Returns the outputs of a forward pass that is recomputed in the backward pass.
+
+    torch keeps the random numbers of the devices of positional inputs only (torch/utils/checkpoint.py
+    get_device_states), and takes some named inputs for its own. So all inputs are positional here.
+    """
+    if not kwargs:
+        return checkpoint(forward, *args, use_reentrant=False)
+    by_name = functools.partial(_by_name, forward, tuple(kwargs))
+    return checkpoint(by_name, *args, *kwargs.values(), use_reentrant=False)
+
+
+def _by_name(forward: Callable[..., Any], names: tuple[str, ...], *inputs: Any) -> Any:
+    """Calls a forward pass. The last inputs have names."""
+    first = len(inputs) - len(names)
+    return forward(*inputs[:first], **dict(zip(names, inputs[first:], strict=True)))
+
+
 def _compare(block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     buffers = [(buffer, buffer._version) for buffer in block.buffers()]
     parameters = [each for each in block.parameters() if each.requires_grad]
-    recomputing = functools.partial(checkpoint, forward, use_reentrant=False)
+    recomputing = functools.partial(_recomputed, forward)
     plain, recomputed = (_computed(each, parameters, args, kwargs) for each in (forward, recomputing))
     name = type(block).__name__
     if any(buffer._version != version for buffer, version in buffers):

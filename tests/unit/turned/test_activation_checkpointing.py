@@ -153,13 +153,42 @@ def test_a_block_that_recomputation_changes_is_refused_at_its_first_call(kind: t
         trained(model)
 
 
+class Named(Block):
+    """Has an input with a name that torch's own function has too."""
+
+    def forward(self, x: torch.Tensor, debug: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x) + (0 if debug is None else debug)
+
+
 class ByName(Model):
     """Calls its blocks with named inputs alone."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Named() for _ in range(4))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = block(x=x)
+            x = block(debug=x, x=x)
         return x.square().mean()
+
+
+def test_named_inputs_reach_a_recomputed_block_and_torch_sees_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = ByName(), []
+    other = copy.deepcopy(model)
+    turn(other, "full")
+    own = torch.utils.checkpoint._infer_device_type
+
+    def noted(*args: Any) -> Any:
+        seen.append([type(each) for each in args])
+        return own(*args)
+
+    monkeypatch.setattr(torch.utils.checkpoint, "_infer_device_type", noted)
+    expected, found = trained(model), trained(other)
+    assert torch.equal(expected[0], found[0])
+    assert all(map(torch.equal, expected[1], found[1]))
+    assert seen
+    assert all(each == [torch.Tensor] * 2 for each in seen)
 
 
 def test_a_foreseen_block_with_named_inputs_is_not_compared() -> None:
@@ -189,8 +218,9 @@ def test_an_eager_step_between_compiled_steps_compiles_nothing_again() -> None:
     assert len(graphs) == 1
 
 
-def test_recomputed_blocks_are_compiled_into_the_one_graph_of_their_model() -> None:
-    model, graphs = Model(), []
+@pytest.mark.parametrize("kind", [Model, ByName])
+def test_recomputed_blocks_are_compiled_into_the_one_graph_of_their_model(kind: type[Model]) -> None:
+    model, graphs = kind(), []
     turn(model, "full")
     compiled_programs.install()
 
