@@ -21,6 +21,7 @@ from trial_lib.space.arms import RequestedKnob, without_effect
 from trial_lib.space.catalogue import KNOBS
 from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, ZERO_STAGES, set_knob
+from trial_lib.space.known_knobs.adam import TORCH_ADAM
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -105,6 +106,9 @@ PAIRS = (
     # Stage 0 refuses it, see `rules`.
     Pair("data_types.grad_accum_dtype", ("fp32", "bf16"), BF16, stages=(1, 2, 3)),
     Pair("disable_python_gc", SWITCH),
+    Pair(TORCH_ADAM, SWITCH),
+    Pair(TORCH_ADAM, SWITCH, OFFLOADED, stages=(1, 2, 3)),
+    Pair("optimizer.params.fused", SWITCH),
     *(Pair(path, SWITCH) for path in KNOBS if path.startswith("compile.")),
 )
 CASES = [(pair, stage) for pair in PAIRS for stage in pair.stages]
@@ -322,7 +326,9 @@ def holdings(engine: Any) -> dict[str, Any]:
     names = {id(parameter): index for index, parameter in enumerate(parameters)}
     states = [value for state in getattr(optimizer, "optimizer", optimizer).state.values() for value in state.values()]
     buckets = [getattr(bucket, "buffer", None) for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
+    basic = engine.basic_optimizer
     return {
+        "updates": [type(basic).__name__, bool(basic.defaults.get("fused"))],
         "device": str(getattr(optimizer, "device", "")),
         "offloads": [bool(getattr(optimizer, key, False)) for key in ("cpu_offload", "offload_optimizer")],
         "buckets": [buffer.numel() for buffer in buckets if isinstance(buffer, torch.Tensor)],

@@ -10,6 +10,7 @@ from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.space.effects import KnownKnob
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.space.known_knobs.activations import ACTIVATIONS
+from trial_lib.space.known_knobs.adam import ADAM
 from trial_lib.space.known_knobs.engine import ENGINE
 from trial_lib.space.known_knobs.layout import LAYOUT
 from trial_lib.space.known_knobs.offload import OFFLOAD
@@ -27,6 +28,7 @@ KNOBS: dict[str, KnownKnob] = {
     **ACTIVATIONS,
     **ENGINE,
     **LAYOUT,
+    **ADAM,
 }
 
 # Sections whose every setting decides memory or mathematics, whether the catalogue has it or not.
