@@ -101,7 +101,7 @@ class Replicas:
         """
         base = Layout.of(self.base_config)
         layout = base.changed(settings, self.base_config.get(LAYOUTS) or {})
-        if layout == base:
+        if replace(layout, expert=base.expert) == base:
             # The settings may say of groups that the engine does not have.
             return self.own
         others = max(1, self.slots // self.own)

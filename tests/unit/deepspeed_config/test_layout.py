@@ -80,3 +80,5 @@ def test_two_layouts_divide_the_ranks_together() -> None:
 def test_the_users_own_layout_has_the_replicas_that_the_profile_has_counted() -> None:
     """The switch makes no stages, whatever the user says."""
     assert [Replicas(8, 8, STAGES).of(knobs) for knobs in ({}, STAGES, {PROGRAM: {"--stages": 1}})] == [8, 8, 8]
+    both = {PROGRAM: {"--stages": 2, "--ep": 1}, LAYOUTS: {"--stages": "pipeline", "--ep": "expert"}}
+    assert Replicas(8, 8, both).of({PROGRAM: {"--ep": 4}}) == 8
