@@ -74,6 +74,8 @@ def planned_arms(
     # A plan counts replicas and batches of one layout.
     requests = [each for each in requests if each.path not in GROUPS]
     requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
+    own_values = {place: values[0] for place, values in turnable.items()} | switches_of(base_config)
+    requests = _where_conditions_hold(requests, own_values)
     varied = [place_of(each.path) for each in requests if is_switch(each.path)]
     switches = {place: turnable[place][0] for place in varied if place in turnable} | {
         place: value for place, value in switches_of(base_config).items() if place in varied and value is not None
@@ -115,6 +117,18 @@ def is_planned(request: RequestedKnob) -> bool:
     """Returns whether each value of a switch makes arms of a plan: it is coarse, no layout, and may be foreseen."""
     is_free = is_switch(request.path) and request.is_coarse and not request.layout
     return is_free and is_foreseeable(place_of(request.path))
+
+
+def _where_conditions_hold(requests: Sequence[RequestedKnob], own: Mapping[str, Any]) -> list[RequestedKnob]:
+    """Returns requests without the conditions on switches that stay as typed, and without those that do not hold."""
+    varied = {request.path for request in requests}
+    found = []
+    for request in requests:
+        stays = {path for path in request.when if is_switch(path) and path not in varied}
+        if all(own.get(place_of(path)) in request.when[path] for path in stays):
+            left = {path: values for path, values in request.when.items() if path not in stays}
+            found.append(replace(request, when=left))
+    return found
 
 
 def changed_word(place: str, value: Any) -> str:

@@ -152,3 +152,12 @@ def test_a_plan_has_the_users_groups_of_ranks_in_all_arms_and_no_smaller_ones() 
     arms = planned_arms(typed, grouped, (1, 2))
     assert [arm.label for arm in arms] == ["z2", "z1", "z1-offload-optimizer", "z2-offload-optimizer"]
     assert not any("tensor_parallel" in arm.knobs for arm in arms)
+
+
+@pytest.mark.parametrize(("typed", "labels"), [(1, ["z2", "z1-gc", "z1", "z2-gc"]), (2, ["z2", "z1"])])
+def test_a_condition_on_a_switch_that_stays_as_typed_holds_or_does_not(typed: int, labels: list[str]) -> None:
+    stages = RequestedKnob("program.--stages", (1, 2), coarse=True, layout="pipeline")
+    checkpointing = RequestedKnob("program.--gc", (True, False), {"program.--stages": (1,)}, coarse=True)
+    base = {**BASE, "program": {"--stages": typed, "--gc": False}}
+    arms = planned_arms(_typed(), base, (1, 2), [stages, checkpointing])
+    assert [arm.label for arm in arms if "offload" not in arm.label] == labels
