@@ -65,7 +65,7 @@ class AdaptiveSearch(Search):
         self._policy.check()
         self._min_gain = settings.min_gain
         self._headroom = settings.memory_headroom
-        self._coordinates = SpaceCoordinates(problem.space)
+        self._coordinates = SpaceCoordinates(problem.space, problem.device)
         self._arms = problem.space.arms
         self._prior_costs = expected_costs(self._arms, problem.base_config, problem.expected)
         self._limits = [ArmLimits() for _ in self._arms]

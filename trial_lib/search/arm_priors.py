@@ -37,25 +37,28 @@ _TENSOR_PARALLEL = {1: 0.0, 2: 0.05, 4: 0.1, 8: 0.35, 16: 1.35, 32: 2.95}
 
 # Fine switches whose effect has one direction: the expected cost of the value at the wrong end. The workers vary
 # only if the program waits at least 3 % of a step for its data (trial_lib/measure/loading_survey.py), and some programs
-# wait far longer. One kernel that updates all parameters saves launches and passes over them: PyTorch's documentation
-# of Adam expects `fused` to be the fastest form. Both figures are assumptions.
+# wait far longer. On a GPU one kernel that updates all parameters saves launches and passes over them: PyTorch's
+# documentation of Adam expects `fused` to be the fastest form there. It says nothing of a CPU: the best candidate of
+# small_llama (benchmarks/replay) has no fused form. Both figures are assumptions.
 _NO_WORKERS, _NOT_FUSED = 0.05, 0.02
-ONE_WAY = frozenset([path_of(WORKERS), path_of(FUSED)])
-"""The paths of these switches."""
+ONE_WAY = {"cuda": frozenset([path_of(WORKERS), path_of(FUSED)]), "cpu": frozenset([path_of(WORKERS)])}
+"""The paths of these switches, by device."""
 
 
-def fine_cost(path: str, value: Any, values: Sequence[Any]) -> float:
+def fine_cost(path: str, value: Any, values: Sequence[Any], device: str) -> float:
     """Returns the expected cost of a fine knob's value beside its best one, as a logarithm; 0 if none is expected.
 
     Args:
         path: of the knob.
         value: one of its values.
         values: all of them.
+        device: `cuda` or `cpu`.
     """
     if path == path_of(WORKERS):
         numbers = [each for each in values if isinstance(each, int)]  # None leaves the program's own
         return _NO_WORKERS * (1 - value / max(1, *numbers)) if len(numbers) > 1 and value is not None else 0.0
-    return _NOT_FUSED if path == path_of(FUSED) and value is False and True in values else 0.0
+    is_known = path == path_of(FUSED) and path in ONE_WAY[device]
+    return _NOT_FUSED if is_known and value is False and True in values else 0.0
 
 
 def prior_costs(arms: Sequence[Arm]) -> list[float]:

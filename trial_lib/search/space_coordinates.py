@@ -30,9 +30,10 @@ class SpaceCoordinates:
         arms: of the space, in its order.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
-        """Reads the knobs of all arms."""
+    def __init__(self, space: SearchSpace, device: str = "cuda") -> None:
+        """Reads the knobs of all arms. The device, `cuda` or `cpu`, decides which switches have one direction."""
         self.arms = space.arms
+        self._device = device
         coarse = [dict(_leaves(arm.knobs)) for arm in self.arms]
         paths = sorted({path for leaves in coarse for path in leaves})
         values = {path: [plain(leaves.get(path)) for leaves in coarse] for path in paths}
@@ -48,7 +49,7 @@ class SpaceCoordinates:
         self._scales = {
             path: _scale(
                 [value for arm in self.arms for knob in arm.fine if knob.path == path for value in knob.values],
-                path in ONE_WAY,
+                path in ONE_WAY[device],
             )
             for path in self._paths
         }
@@ -108,7 +109,7 @@ class SpaceCoordinates:
             known, left = 0.0, index
             for knob in self.arms[number].fine:
                 left, position = divmod(left, len(knob.values))
-                known += fine_cost(knob.path, knob.values[position], knob.values)
+                known += fine_cost(knob.path, knob.values[position], knob.values, self._device)
             self._fine_costs[number, index] = known
         return known
 
