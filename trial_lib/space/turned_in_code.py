@@ -6,7 +6,17 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.records.result import ProgramProfile
-from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION
+from trial_lib.wire.turned import (
+    ATTENTION,
+    CHECKPOINTING,
+    COMPILE,
+    FUSED,
+    LOADER_OPTIONS,
+    OPTIMIZER_OPTION,
+    PERSISTENT,
+    PREFETCH,
+    WORKERS,
+)
 
 _BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 
@@ -107,8 +117,11 @@ def left_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Co
 
 
 def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Returns the switches with another value than the program's own."""
-    return [place for place, value in turned.items() if value != own.get(place)]
+    """Returns the switches with another value than the program's own, as far as they have an effect."""
+    others = [place for place, value in turned.items() if value != own.get(place)]
+    # Without workers ranks leave these out, because torch and the Trainer refuse them.
+    without = () if turned.get(WORKERS, own.get(WORKERS)) != 0 else (PREFETCH, PERSISTENT)
+    return [place for place in others if place not in without]
 
 
 def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, str]:

@@ -1,8 +1,10 @@
 """The line to write for a winner whose loader or Adam ZeroTune has turned."""
 
+import pytest
+
 from trial_lib.records.result import Loading, ProgramProfile
 from trial_lib.space.turned_in_code import left_to_write, lines_to_write, trainer_options
-from trial_lib.wire.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PINNED, WORKERS
+from trial_lib.wire.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PERSISTENT, PINNED, PREFETCH, WORKERS
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}
 SCRIPT = ProgramProfile(
@@ -55,3 +57,19 @@ def test_an_optimizer_of_the_code_stays_a_line_to_write() -> None:
     turned, offered = {WORKERS: 2, PINNED: False, FUSED: True}, LOADER_OPTIONS.values()
     assert trainer_options(turned, OWN, offered) == {"--dataloader_num_workers": "2"}
     assert left_to_write(turned, OWN, offered) == {FUSED: True}
+
+
+@pytest.mark.parametrize("own", [{**OWN, PREFETCH: 2, PERSISTENT: False}, {WORKERS: 2, PREFETCH: 2, PERSISTENT: False}])
+def test_a_winner_without_workers_has_no_setting_of_workers(own: dict[str, object]) -> None:
+    """Torch and the Trainer refuse both without workers, and ranks leave them out."""
+    turned, offered = {WORKERS: 0, PREFETCH: 4, PERSISTENT: True}, LOADER_OPTIONS.values()
+    workers = {} if own[WORKERS] == 0 else {"--dataloader_num_workers": "0"}
+    assert trainer_options(turned, own, offered) == workers
+    assert len(lines_to_write(turned, own, SCRIPT)) == len(workers)
+    assert not left_to_write(turned, own, offered)
+    with_workers = trainer_options({**turned, WORKERS: 4}, own, offered)
+    assert with_workers == {
+        "--dataloader_num_workers": "4",
+        "--dataloader_prefetch_factor": "4",
+        "--dataloader_persistent_workers": "True",
+    }
