@@ -133,8 +133,8 @@ class MemoryModel:
 
     Args:
         basis: the model and the devices. Its foreseen arms are the prior, or else the formulas are.
-        coarse_switches: places of the program's switches that decide memory. Trials with other values of them say
-            nothing of a candidate's activations.
+        coarse_switches: places of the program's switches that decide memory. Trials with other values of them bound
+            a candidate's memory if these keep more activations or fewer. Otherwise they say nothing of it.
     """
 
     def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
@@ -209,7 +209,8 @@ class MemoryModel:
         """Returns the probability that a candidate runs without going out of memory.
 
         It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
-        smaller need completed, with or without the headroom.
+        smaller need completed, with or without the headroom. Until a trial with its switches has completed, the
+        same holds of trials with switches that keep fewer or more activations.
 
         Args:
             candidate: what would run.

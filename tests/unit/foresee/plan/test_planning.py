@@ -56,7 +56,8 @@ def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> 
     foresee = _Foresees()
     found = plan(_problem("h100-80gb:8", "a100-40gb:2x8"), foresee)
     names = [run.name for run in foresee.wanted]
-    assert names[0] == "z0-mbs2-of16"
+    # The other run of its pair begins at the same time, so either may be noted first.
+    assert "z0-mbs2-of16" in names[:2]
     assert sorted(name for name in names if name.startswith("z3-mbs")) == [
         "z3-mbs1-of16",
         "z3-mbs1-of8",
