@@ -1,0 +1,67 @@
+"""A whole study in which layouts race on two ranks. Each keeps the global batch, and their losses are compared."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from study_fixtures import Zerotune
+
+from flows.servers.prefect_server import PrefectServer
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome
+from trial_lib.space.knobs import get_knob
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+GLOBAL_BATCH = 8
+CONFIG = {
+    "train_batch_size": GLOBAL_BATCH,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
+}
+STAGES = "program.--pipeline_stages"
+
+OPTIONS = ("--json", "-z", "1", "--max-trials", "8", "-m", "throughput")
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)]
+
+
+@pytest.fixture
+def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
+    found = Zerotune(tmp_path, home, slots=2)
+    shutil.copy(PROGRAMS / "layouts" / "stages.py", tmp_path)
+    (tmp_path / "ds_config.json").write_text(json.dumps(CONFIG))
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    return found
+
+
+def raced(zerotune: Zerotune, path: str, *words: str) -> dict[str, Any]:
+    """Runs a study, and returns its answer after a look at the batch and the losses of every trial."""
+    ended = zerotune.run(*words, timeout=800)
+    assert ended.returncode == 0, ended.stderr
+    study, sizes = zerotune.study, set()
+    own = study.results[1].losses
+    for number, result in study.results.items():
+        candidate = Candidate.model_validate_json(study.paths.trial(number).candidate.read_text())
+        size = get_knob(candidate.knobs, path)
+        if size is None or result.outcome not in (Outcome.COMPLETED, Outcome.TOO_SLOW):
+            continue
+        sizes.add(size)
+        assert candidate.data_parallel_size == 2 // size
+        assert candidate.micro_batch_size * candidate.gradient_accumulation_steps * (2 // size) == GLOBAL_BATCH
+        assert result.losses[:2] == pytest.approx(own[:2], rel=1e-3)
+    assert sizes == {1, 2}
+    document: dict[str, Any] = json.loads(ended.stdout)
+    return document
+
+
+def test_stages_of_a_pipeline_race_by_a_switch(zerotune: Zerotune) -> None:
+    vary = "--pipeline_stages={values: [1, 2], layout: pipeline}"
+    command = ("deepspeed", "--num_gpus", "2", "stages.py", "--deepspeed_config", "ds_config.json")
+    document = raced(zerotune, STAGES, "tune", *OPTIONS, "--vary", vary, "--", *command)
+    best = document["best"]["knobs"].get("program", {}).get("--pipeline_stages", 1)
+    assert best == 1 or f"--pipeline_stages {best}" in document["command"]
+    assert not json.loads(zerotune.study.paths.best_ds_config.read_text()).keys() & {"program", "layouts"}
