@@ -17,14 +17,15 @@ from trial_lib.memory.budget import Uncertain
 ROW_PIECES_ERROR = 0.5
 """Standard deviation of the memory that the allocator cannot use, as a share of it, for a program of a row's facts.
 
-Read off the decided rows of reserved or shown memory, as the root of the mean square of their errors is. A foreseen run
-of the program itself has `PIECES_ERROR`.
+Read off the decided rows of reserved or shown memory, or of an unknown kind, as the root of the mean square of their
+errors is. A foreseen run of the program itself has `PIECES_ERROR`.
 """
 
 GROWS = 0.2
 """Share of runs whose reserved memory grows on after the foreseen steps, to anything up to the whole device.
 
-Read off the decided rows of reserved or shown memory: 3 of 18 have a fifth more than is foreseen, or over.
+Read off the decided rows of reserved or shown memory, or of an unknown kind: 3 of 18 have a fifth more than is
+foreseen, or over. Two of the three are of an unknown kind.
 """
 
 FULL = 0.5
