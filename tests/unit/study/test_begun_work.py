@@ -7,12 +7,22 @@ from typing import Any, cast
 
 import pytest
 
+from benchmarks.operations.instant_starter import InstantStarter
+from trial_lib.device.host.base import Host
+from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.launch.place import ThisHost
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
 from trial_lib.study.kept.disk_room import DiskFullError
+from trial_lib.study.kept.history import HistoryReader, Told
 from trial_lib.study.runner import Runner, Work
+from trial_lib.study.setup import StudySetup
+
+MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 
 
 class SlowPlace:
@@ -107,3 +117,33 @@ def test_waiting_for_begun_work_ends_with_it_or_with_the_time(runner: Runner, pl
     place.go.set()
     runner.await_begun(timeout_s=30)
     assert runner.next_ended(timeout_s=5) is not None
+
+
+def driver_of(folder: Path, **arguments: Any) -> StudyDriver:
+    """A driver of the study in a folder, new or resumed."""
+    given = StudyArguments(config_path=MODEL / "deepspeed.yaml", model_dir=MODEL, method="random", **arguments)
+    paths, host = StudyPaths(folder / "study"), Host("cpu", ["0"], 10 * 2**30)
+    paths.trials.mkdir(parents=True, exist_ok=True)
+    place = ThisHost(InstantStarter(), host, folder / "locks")
+    setup = StudySetup.now("s", 0.0, read_experiment(MODEL / "deepspeed.yaml", MODEL), given, paths, host)
+    return StudyDriver(setup, place, logging.getLogger("s"))
+
+
+def test_a_profile_trial_that_ended_before_its_study_began_is_not_lost_and_not_run_again(tmp_path: Path) -> None:
+    first = driver_of(tmp_path)
+    first.begin_profile()
+    first.await_begun(timeout_s=30)
+    assert first.state.profile is None
+    # The server did not come up, so nothing has told the driver of the end.
+    resumed = driver_of(tmp_path)
+    assert resumed.state.profile is not None
+    resumed.begin_profile()
+    assert resumed.next_ended(timeout_s=0.05) is None
+    told = [event for event in HistoryReader(resumed.setup.paths.history).read() if isinstance(event, Told)]
+    assert [event.number for event in told] == [0]
+
+
+def test_a_study_on_a_cluster_begins_nothing_before_its_task_runs(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path, ray_address="auto")
+    driver.begin_profile()
+    assert not driver.state.candidates
