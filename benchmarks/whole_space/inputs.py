@@ -16,7 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-_LABELS, _PICTURES, _SIDE = ("heath", "marsh", "sand", "wood"), 150, 64
+# So many pictures of each label that an epoch is longer than a training of 25 steps: workers start anew in each epoch.
+_LABELS, _PICTURES, _SIDE = ("heath", "marsh", "sand", "wood"), 300, 64
 _VOCABULARY, _LINES = 1024, 6000
 _SECTION = {"stage": 2, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000}
 _CONFIG = {
