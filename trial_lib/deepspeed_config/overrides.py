@@ -54,11 +54,10 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
 
     As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, and any other value
     replaces the old one. Neither argument is changed. If the overrides set the micro-batch size and the accumulation
-    without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. It is dropped
-    too if several ranks hold one replica. Under AutoTP DeepSpeed takes each rank for a replica then, and would refuse
-    the true number. A ZeRO section
-    that is `true` or `false`, and the deprecated names `cpu_offload` and `cpu_offload_param`, become what DeepSpeed
-    makes of them. An offload section that is None is left out.
+    without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. It is
+    dropped too if several ranks hold one replica. Under AutoTP DeepSpeed takes each rank for a replica then, and
+    would refuse the true number. A ZeRO section that is `true` or `false`, and the deprecated names `cpu_offload`
+    and `cpu_offload_param`, become what DeepSpeed makes of them. An offload section that is None is left out.
 
     Args:
         base: a DeepSpeed configuration, or the path of its JSON file.
