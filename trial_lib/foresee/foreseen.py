@@ -18,8 +18,9 @@ from typing import Any
 
 from trial_lib.command.launchers import launcher_named
 from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
+from trial_lib.foresee.endable_starter import Launches
 from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, RankStarter, StarterClosedError
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -71,7 +72,7 @@ def foresee(
     overrides: Mapping[str, Any],
     pretended: Pretended,
     folder: Path,
-    starter: RankStarter,
+    starter: Launches,
     deadline_s: float = DEADLINE_S,
     steps: int = 2,
     varied_options: Mapping[str, Sequence[Any]] | None = None,

@@ -151,6 +151,7 @@ def plan(
     tell: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
     stop: Callable[[], None] = lambda: None,
+    end: Callable[[str], None] = lambda name: None,
 ) -> Planned:
     """Foresees all arms and returns their tables.
 
@@ -160,25 +161,28 @@ def plan(
         tell: called with a sentence every few seconds.
         check: called often. Its error ends the planning.
         stop: ends the runs that are under way, because the planning has ended.
+        end: ends the run of a name if it is under way, because it is of no use.
 
     Raises:
         ProgramNotForeseenError: the program cannot be foreseen.
         InputError: its batch cannot be divided over the devices.
     """
     with paused_collector():
-        return _planned(problem, foresee, PlanProgress(tell), check, stop)
+        said = PlanProgress(tell)
+        return _planned(
+            problem, lambda wanted: _all(wanted, foresee, problem.processes, said, check, stop, end), said, check
+        )
 
 
 def _planned(
     problem: PlanProblem,
-    foresee: Foresee,
+    foresee_all: Callable[[Sequence[WantedRun]], Mapping[str, ForeseenRun]],
     said: PlanProgress,
     check: Callable[[], None],
-    stop: Callable[[], None],
 ) -> Planned:
     watch = PlanWatch()
     base = max(problem.asked, key=lambda each: each.count)
-    typed, runs = _first(problem, base, lambda wanted: _all(wanted, foresee, problem.processes, said, check, stop))
+    typed, runs = _first(problem, base, foresee_all)
     watch.lap("the program")
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
@@ -186,7 +190,7 @@ def _planned(
 
     def run_all(wanted: Sequence[WantedRun]) -> None:
         missing = [each for each in wanted if each.name not in runs]
-        runs.update(_all(missing, foresee, problem.processes, said, check, stop) if missing else {})
+        runs.update(foresee_all(missing) if missing else {})
 
     program = typed.program
     own = own_switches(problem.switches, program.get("switches", {}), program.get("turnable", {}))
@@ -256,10 +260,15 @@ def _first(
     first = runs[wanted.name]
     if first.stopped:
         raise ProgramNotForeseenError(f"{first.stopped} {_INSTEAD}")
-    # A run that was stopped says so when it is run again. So does one that lacked the flags that the first has found.
-    is_sound = not first.program.get("arg_mappings")
-    runs = {name: each for name, each in runs.items() if name == wanted.name or (is_sound and not each.stopped)}
+    # A run that was stopped says so when it is run again.
+    use = _is_of_use_beside(first)
+    runs = {name: each for name, each in runs.items() if name == wanted.name or (use and not each.stopped)}
     return replace(first, accumulation=accumulation or first.accumulation), runs
+
+
+def _is_of_use_beside(first: ForeseenRun) -> bool:
+    """Returns whether a run ahead has what the plan needs. It lacks the flags that the first run has found."""
+    return not first.stopped and not first.program.get("arg_mappings")
 
 
 def _takes_long(run: ForeseenRun) -> bool:
@@ -349,8 +358,9 @@ def _all(
     said: PlanProgress,
     check: Callable[[], None],
     stop: Callable[[], None],
+    end: Callable[[str], None],
 ) -> dict[str, ForeseenRun]:
-    """Foresees runs, so many at once. The first error ends all."""
+    """Foresees runs, so many at once. The first error ends all, and the first run may end those that are ahead."""
     ended = threading.Event()
 
     def one(run: WantedRun) -> ForeseenRun:
@@ -359,6 +369,7 @@ def _all(
         return foresee(run)
 
     found: dict[str, ForeseenRun] = {}
+    ends_those_ahead = False
     with ThreadPoolExecutor(max_workers=max(1, processes), thread_name_prefix="foresee") as pool:
         waiting: dict[Future[ForeseenRun], WantedRun] = {pool.submit(one, run): run for run in wanted}
         said.begin(len(waiting))
@@ -370,6 +381,13 @@ def _all(
                     run = waiting.pop(future)
                     found[run.name] = future.result()
                     said.one(run, found[run.name])
+                    ends_those_ahead |= run.is_first and not _is_of_use_beside(found[run.name])
+                for future, run in list(waiting.items()):
+                    if ends_those_ahead and run.is_ahead:
+                        # Again and again, because it may be about to start.
+                        end(run.name)
+                        if future.cancel():
+                            del waiting[future]
                 said.still([run.name for future, run in waiting.items() if future.running()])
         except BaseException:
             ended.set()

@@ -16,13 +16,14 @@ from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.foresee.endable_starter import EndableStarter
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arm_work import file_word
 from trial_lib.foresee.plan.arms import PlanArm, own_label, planned_arms, run_overrides
 from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import Launched, LaunchRequest, RankStarter
+from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.zero_settings import ArmKey, arm_key
 from trial_lib.records.candidate import Candidate
@@ -88,7 +89,7 @@ class Foresight:
     ) -> None:
         self._kept = kept
         self._setup = setup
-        self._starter = _EndableStarter(starter)
+        self._starter = EndableStarter(starter)
         self.folder = folder
         self._foresees = foresees
         self._known = KnownProgram.of(setup.experiment, setup.environment)
@@ -262,31 +263,3 @@ def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
         data_parallel_size=typed.replicas,
     )
     return run_overrides(candidate)
-
-
-class _EndableStarter:
-    """A starter whose running processes can be ended without ending the starter."""
-
-    def __init__(self, starter: RankStarter) -> None:
-        self._starter = starter
-        self._lock = threading.Lock()
-        self._running: list[Launched] = []
-        self.has_ended = False
-
-    def launch(self, request: LaunchRequest) -> Launched:
-        """See `RankStarter.launch`."""
-        launched = self._starter.launch(request)
-        with self._lock:
-            self._running.append(launched)
-            ended = self.has_ended
-        if ended:
-            launched.cancel()
-        return launched
-
-    def end(self) -> None:
-        """Ends the processes that run, and those that still start."""
-        with self._lock:
-            self.has_ended = True
-            running = list(self._running)
-        for launched in running:
-            launched.cancel()

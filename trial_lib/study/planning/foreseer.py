@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trial_lib.foresee.endable_starter import EndableStarter
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.program import Program
@@ -45,6 +46,7 @@ class Foreseer:
         self._note = note
         self._starter: WarmStarter | None = None
         self._starting = threading.Lock()
+        self._running: dict[str, EndableStarter] = {}
         self._is_closed = False
 
     def __enter__(self) -> "Foreseer":
@@ -59,7 +61,7 @@ class Foreseer:
         """Returns a run.
 
         Args:
-            name: of the run.
+            name: of the run. No other run of this name is under way.
             program: the user's program.
             overrides: merged into the DeepSpeed configuration of the engine that trains.
             asked: the devices that the program finds.
@@ -69,9 +71,12 @@ class Foreseer:
             world=asked.count, ranks_per_host=cluster.per_host, device_bytes=int(cluster.device.memory)
         )
         folder = self._opened.scratch / name
-        starter = self._started(program)
+        starter = self._running[name] = EndableStarter(self._started(program))
         deadline, options = self._opened.read.arguments.deadline, varied_options(self._opened.read.experiment)
-        run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
+        try:
+            run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
+        finally:
+            del self._running[name]
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
     def prime(self, modules: Sequence[str]) -> None:
@@ -80,6 +85,12 @@ class Foreseer:
             starter = None if self._is_closed else self._starter
         if starter is not None:
             starter.prime(list(modules), without=CUDA_PACKAGES)
+
+    def end(self, name: str) -> None:
+        """Ends a run. It does nothing if no run of this name is under way."""
+        starter = self._running.get(name)
+        if starter is not None:
+            starter.end()
 
     def stop(self) -> None:
         """Ends all runs and the fork server."""

@@ -45,6 +45,9 @@ class ForeseesRuns(Protocol):
     def prime(self, modules: Sequence[str]) -> None:
         """Has the modules of the program imported before the next run."""
 
+    def end(self, name: str) -> None:
+        """Ends a run. It does nothing if no run of this name is under way."""
+
     def stop(self) -> None:
         """Ends all runs that are under way."""
 
@@ -88,7 +91,7 @@ def run_plan(
         allocator=opened.allocator,
         switches=opened.switches,
     )
-    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop)
+    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop, foresee.end)
     check()
     record = _record(opened, found)
     _write(opened, record)

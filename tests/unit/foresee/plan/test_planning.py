@@ -285,18 +285,6 @@ def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_ar
             assert speeds[0] == (None if speeds[1] is None else pytest.approx(speeds[1], rel=0.02))
 
 
-def _beside_the_first(**found: Any) -> list[str]:
-    """Returns the names of all runs of a plan, in which runs have found something about the program."""
-
-    class _Finds(_Foresees):
-        def __call__(self, run: WantedRun) -> ForeseenRun:
-            return replace(super().__call__(run), **found)
-
-    foresee = _Finds()
-    plan(_problem("h100-80gb:8"), foresee)
-    return [run.name for run in foresee.wanted]
-
-
 def test_the_other_run_of_the_users_pair_goes_on_beside_the_first() -> None:
     foresee = _Foresees()
     plan(_problem("h100-80gb:8"), foresee)
@@ -312,6 +300,35 @@ def test_on_one_core_the_first_run_is_alone() -> None:
     assert not any(run.is_ahead for run in foresee.wanted)
 
 
-def test_a_run_that_lacked_the_flags_of_the_command_is_repeated_with_them() -> None:
-    names = _beside_the_first(program={"arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}})
-    assert (names.count("z0-mbs2-of8"), names.count("z0-mbs1-of8")) == (1, 2)
+class _WaitsAhead(_Foresees):
+    """Foresees by hand, but its run ahead goes on until it is ended."""
+
+    def __init__(self, **first: Any) -> None:
+        super().__init__()
+        self.ended: set[str] = set()
+        self._first = first
+        self._end = threading.Event()
+
+    def __call__(self, run: WantedRun) -> ForeseenRun:
+        found = super().__call__(run)
+        if run.is_ahead and not self._end.wait(20):
+            raise TimeoutError(f"{run.name} was not ended")
+        return replace(found, **self._first) if run.is_first else found
+
+    def end(self, name: str) -> None:
+        self.ended.add(name)
+        self._end.set()
+
+
+def test_a_run_beside_the_first_ends_at_once_if_the_first_was_stopped() -> None:
+    foresee = _WaitsAhead(stopped="train.py:3 was at it when 300 s were over.")
+    with pytest.raises(ProgramNotForeseenError, match="300 s were over"):
+        plan(_problem("h100-80gb:8"), foresee, end=foresee.end)
+    assert foresee.ended == {"z0-mbs1-of8"}
+
+
+def test_a_run_that_lacked_the_flags_of_the_command_ends_and_is_repeated_with_them() -> None:
+    foresee = _WaitsAhead(program={"arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}})
+    plan(_problem("h100-80gb:8", stages=(0,)), foresee, end=foresee.end)
+    assert foresee.ended == {"z0-mbs1-of8"}
+    assert [run.name for run in foresee.wanted if not run.is_ahead].count("z0-mbs1-of8") == 1
