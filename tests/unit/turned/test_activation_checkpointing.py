@@ -153,6 +153,52 @@ def test_a_block_that_recomputation_changes_is_refused_at_its_first_call(kind: t
         trained(model)
 
 
+class AddsInAnyOrder(torch.autograd.Function):
+    """Has a backward pass that rounds otherwise at each call, as a GPU's atomic additions do."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        AddsInAnyOrder.calls += 1
+        # One unit in the last place of the largest element, which is all that the smallest have.
+        return gradient + gradient.abs().max() * torch.finfo(gradient.dtype).eps * (-1) ** AddsInAnyOrder.calls
+
+
+class Rounding(Block):
+    """Computes in bfloat16, with other roundings at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x + self.drop(torch.relu(AddsInAnyOrder.apply(self.linear(x.bfloat16())))).to(x.dtype)
+
+
+class Autocast(Block):
+    """Computes a part in bfloat16, though its weights, its outputs and their gradients are float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(AddsInAnyOrder.apply(self.linear(x)).relu()).float()
+
+
+@pytest.mark.parametrize("kind", [Rounding, Autocast])
+def test_a_block_that_a_device_rounds_otherwise_at_each_call_is_recomputed(kind: type[Block]) -> None:
+    model = Model()
+    model.blocks = torch.nn.ModuleList(kind() for _ in range(4))
+    turn(model, "full")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, gradients = trained(model)
+    assert torch.isfinite(loss)
+    assert len(gradients) == 12
+
+
 class Named(Block):
     """Has an input with a name that torch's own function has too."""
 
