@@ -6,19 +6,18 @@ numbers, so dropout draws the same again.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from trial_lib.turned.found import Found
 from trial_lib.turned.models import inner_model
 from trial_lib.turned.recomputed_alike import GuardedCheckpoint
+from trial_lib.turned.repeated_blocks import repeated_blocks
 
 NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
 _BY_ITSELF = "your code recomputes activations by itself"
-_FEWEST_BLOCKS = 2
+_NO_BLOCKS = "the model has no repeated blocks of several operations"
 
 
 def find(model: Any) -> Found:
@@ -34,7 +33,7 @@ def find(model: Any) -> Found:
         return Found(reason=_BY_ITSELF)
     blocks = repeated_blocks(model)
     if not blocks:
-        return Found(reason="the model has no repeated blocks")
+        return Found(reason=_NO_BLOCKS)
     if any(_keeps_statistics(module) for block in blocks for module in block.modules()):
         return Found(reason="the repeated blocks keep statistics of their batches, which recomputation counts twice")
     return Found.of(NONE, (NONE, FULL, EVERY_SECOND))
@@ -44,13 +43,13 @@ def turn(model: Any, kind: str) -> None:
     """Gives a model another kind of checkpointing. Call it before its engine exists.
 
     Raises:
-        ValueError: the model has no repeated blocks.
+        ValueError: the model has no blocks that are worth it.
     """
     own = inner_model(model)
     if not _has_method(own):
         blocks = repeated_blocks(model)
         if not blocks:
-            raise ValueError("Its activations cannot be recomputed: the model has no repeated blocks.")
+            raise ValueError(f"Its activations cannot be recomputed: {_NO_BLOCKS}.")
         guarded = GuardedCheckpoint()
         for block in _of_kind(blocks, kind):
             # A copy of the model gets a copy of this, which calls the copied block.
@@ -66,40 +65,6 @@ def turn(model: Any, kind: str) -> None:
         layers = [module for module in _flagged(own) if not any(_flagged(child) for child in module.children())]
         for layer in set(layers) - set(_of_kind(layers, kind)):
             layer.gradient_checkpointing = False
-
-
-def repeated_blocks(model: Any) -> list[Any]:
-    """Returns the modules of the class that repeats most in a list or a sequence of the model, in their order."""
-    longest: tuple[int, int] = (_FEWEST_BLOCKS - 1, 0)
-    kind: type | None = None
-    for module in model.modules():
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
-            continue
-        children = list(module.children())
-        if len({type(child) for child in children}) != 1 or isinstance(children[0], _LISTS):
-            continue
-        size = len(children), sum(_elements(each) for child in children for each in child.parameters())
-        if size[1] and size > longest:
-            longest, kind = size, type(children[0])
-    # A block may be in two lists. Turned twice, it would be recomputed within its own recomputation.
-    return [] if kind is None else list(dict.fromkeys(_outermost(model, kind)))
-
-
-_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
-
-
-def _elements(parameter: Any) -> int:
-    """Returns the elements of a parameter, which ZeRO-3 may have partitioned."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-def _outermost(module: Any, kind: type) -> Iterator[Any]:
-    """Yields the modules of a class that are not within another of it."""
-    for child in module.children():
-        if type(child) is kind:
-            yield child
-        else:
-            yield from _outermost(child, kind)
 
 
 def _of_kind(blocks: list[Any], kind: str) -> list[Any]:

@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trial_lib.flops import compiled_programs
-from trial_lib.turned.activation_checkpointing import find, repeated_blocks, turn
+from trial_lib.turned.activation_checkpointing import find, turn
+from trial_lib.turned.repeated_blocks import repeated_blocks
 
 KINDS = ("none", "full", "every_second")
 
