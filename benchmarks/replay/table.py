@@ -2,7 +2,8 @@
 
 A trial of a recorded candidate is one of its repeats, drawn at random, but for its throughput: the truth is what all
 repeats of the table let expect of it (`denoise.py`), and a trial reads that with a disturbance drawn from those of all
-repeats. Its own few would be off the truth in every trial alike. Throughput is taken from CPU time (samples per CPU
+repeats. Its own few would be off the truth in every trial alike. A trial whose row ended with an error does so too, and
+so do unrecorded sizes nearest to that row. Throughput is taken from CPU time (samples per CPU
 second times ranks), which a busy machine disturbs less. A wait for data takes no processor time. So the time in which a
 store answers, which is a constant of its program's command, is added to it. Between recorded sizes of a lineage, step
 time and memory are linear; what lies beyond the recorded sizes does not fit.
@@ -12,7 +13,7 @@ import json
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
@@ -119,17 +120,23 @@ class TableWorld(World):
         if lineage.crashes:
             return self.crashed(candidate, lineage.failed_phases(size))
         if row is not None and row.outcome is not Outcome.COMPLETED:
-            return self.out_of_memory(candidate, row.phases)
+            return self._failed(candidate, row, row.phases)
         if row is None and not lineage.fits(size):
-            return self.out_of_memory(candidate, lineage.failed_phases(size))
+            return self._failed(candidate, lineage.failed_beside(size), lineage.failed_phases(size))
         throughput = lineage.true_throughput(size) * math.exp(draws.choice(self._disturbances or [0.0]))
         if row is not None:
             return self.completed(candidate, throughput, row.step_times, row.memory, row.phases)
         near = draws.choice(lineage.completed[min(lineage.sizes, key=lambda other: abs(other - size))])
         return self.completed(candidate, throughput, near.step_times, lineage.memory(size), lineage.phases(size))
 
+    def _failed(self, candidate: Candidate, row: TableRow | None, phases: Mapping[str, float]) -> TrialResult:
+        """Returns the result of a trial that ends as a row did. Beyond all rows it runs out of memory."""
+        if row is not None and row.outcome is Outcome.CRASHED:
+            return self.crashed(candidate, phases)
+        return self.out_of_memory(candidate, phases)
+
     def truth(self, candidate: Candidate) -> float | None:
-        """Returns what is expected of a training; None where a repeat did not fit: it would end so some day."""
+        """Returns what is expected of a training; None where a repeat failed: it would end so some day."""
         lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
         return lineage.true_throughput(size) if lineage.fits(size) else None
 
@@ -208,11 +215,16 @@ class _RecordedLineage:
         names = self.completed[self.sizes[0]][0].phases
         return {name: max(0.0, self._line(size, self._median_phase(name))) for name in names}
 
+    def failed_beside(self, size: int) -> TableRow | None:
+        """Returns the failed row nearest to a size that does not fit; None if all sizes above the fitting ones ran."""
+        above = [repeats for other, repeats in self.rows.items() if not self.sizes or other > self.sizes[-1]]
+        failed = [row for repeats in above for row in repeats if row.outcome is not Outcome.COMPLETED]
+        return min(failed, key=lambda row: abs(row.candidate.micro_batch_size - size), default=None)
+
     def failed_phases(self, size: int) -> dict[str, float]:
         """Returns the seconds of each phase of a size that was not recorded and does not fit."""
-        failed = [row for repeats in self.rows.values() for row in repeats if row.outcome is not Outcome.COMPLETED]
-        if failed:
-            return min(failed, key=lambda row: abs(row.candidate.micro_batch_size - size)).phases
+        if (failed := self.failed_beside(size)) is not None:
+            return failed.phases
         phases = self.phases(self.sizes[-1])
         return {name: phases[name] for name in (*START_UP, "first_step", "end")}
 

@@ -149,3 +149,29 @@ def test_a_lineage_whose_every_trial_ended_with_an_error_does_so_at_all_sizes():
     assert {run(world, SMALL_BUCKET, size).outcome for size in (1, 4, 6, 8)} == {Outcome.CRASHED}
     assert world.truth(candidate(SMALL_BUCKET, 4)) is None
     assert run(world, LARGE_BUCKET, 6).outcome is Outcome.COMPLETED
+
+
+def crashed(knobs, size, repeat=0):
+    return failed(knobs, size, repeat).model_copy(update={"outcome": Outcome.CRASHED})
+
+
+def test_a_row_that_ended_with_an_error_does_not_count_as_out_of_memory():
+    growing = [ran(PLAIN, size, 80.0, need) for size, need in ((4, 100), (8, 200))]  # 25 a sample; 300 are available
+    world = TableWorld(table(*growing, crashed(PLAIN, 16), failed(PLAIN, 32)))
+    outcomes = {size: run(world, PLAIN, size).outcome for size in (8, 11, 13, 16, 20, 31, 32, 40)}
+    assert [size for size, outcome in outcomes.items() if outcome is Outcome.COMPLETED] == [8, 11]
+    assert [size for size, outcome in outcomes.items() if outcome is Outcome.CRASHED] == [13, 16, 20]
+    assert [size for size, outcome in outcomes.items() if outcome is Outcome.OUT_OF_MEMORY] == [31, 32, 40]
+    assert world.truth(candidate(PLAIN, 16)) is None
+
+
+def test_an_error_below_the_sizes_that_ran_says_nothing_of_larger_ones():
+    world = TableWorld(table(crashed(PLAIN, 4), *(ran(PLAIN, size, 80.0, 100) for size in (8, 16))))
+    outcomes = [run(world, PLAIN, size).outcome for size in (4, 12, 20)]
+    assert outcomes == [Outcome.CRASHED, Outcome.COMPLETED, Outcome.OUT_OF_MEMORY]
+
+
+def test_a_size_that_ended_with_an_error_once_may_run_in_a_trial_but_is_no_answer():
+    world = TableWorld(table(ran(PLAIN, 4, 80.0, 100), ran(PLAIN, 8, 80.0, 200), crashed(PLAIN, 8, repeat=1)))
+    assert {run(world, PLAIN, 8, seed).outcome for seed in range(20)} == {Outcome.COMPLETED, Outcome.CRASHED}
+    assert world.truth(candidate(PLAIN, 8)) is None
