@@ -7,12 +7,13 @@ It models the memory of the steps above initialisation. The memory of initialisa
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from trial_lib.command.switches import PROGRAM, switch_key, switches_of
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.memory.allocations import Allocations, allocations
+from trial_lib.memory.arm_record import ArmRecord, Described
 from trial_lib.memory.budget import Budget
 from trial_lib.memory.foreseen_bytes import ForeseenArm, foreseen_allocations, nearest_arm
 from trial_lib.memory.memory_basis import MemoryBasis
@@ -71,51 +72,6 @@ class MemoryPrediction:
     measured: int
 
 
-@dataclass(frozen=True)
-class _Described:
-    """The part of a candidate that is the same for all micro-batch sizes of some knobs.
-
-    Attributes:
-        settings: what DeepSpeed's part says.
-        arm: its coarse knobs.
-        switches: its coarse switches, without those that count as part of an arm.
-        lineage: all of its knobs.
-        foreseen: the nearest foreseen arm.
-        keeps: its activations beside those as typed, or beside those of a foreseen arm.
-        config: the complete configuration.
-    """
-
-    settings: ZeroSettings
-    arm: ArmKey
-    switches: Switches
-    lineage: str
-    foreseen: ForeseenArm | None
-    keeps: Keeps
-    config: Mapping[str, Any]
-
-
-@dataclass
-class _ArmRecord:
-    """The trials of an arm.
-
-    Attributes:
-        measured: completed trials.
-        largest: the largest completed micro-batch size, by lineage.
-        failed: the smallest size that ran out of memory, with its allocations, by lineage.
-        bound: bytes that do not fit, including initialisation; None until they are computed again.
-    """
-
-    measured: int = 0
-    largest: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
-    bound: float | None = None
-
-    def fits(self, lineage: str) -> int:
-        """Returns the largest completed micro-batch size of a lineage below its failed ones."""
-        largest = self.largest.get(lineage, 0)
-        return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
-
-
 def measured_above_initialize(memory: Memory) -> int | None:
     """Returns the bytes above initialisation on the rank that took most; None if not measured."""
     return max(memory.above_initialize, default=None)
@@ -154,10 +110,12 @@ class MemoryModel:
         self._typed = without_arm_like(self._switches_in(self._base), device)
         self._peaks_with: dict[Switches, PeakRegression] = {}
         self._budget = Budget(profile.gpu_mem, device)
-        self._arms: dict[ArmKey, _ArmRecord] = {}
-        self._described: dict[str, _Described] = {}
+        self._arms: dict[ArmKey, ArmRecord] = {}
+        self._described: dict[str, Described] = {}
         self._tried = TriedSwitches()
-        self._known: dict[tuple[str, int, float], float] = {}  # probabilities, until a trial ends
+        # Until a trial ends: probabilities, and what bounds them.
+        self._known: dict[tuple[str, int, float], float] = {}
+        self._beside: dict[str, list[tuple[Keeps, Described]]] = {}
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
@@ -209,8 +167,8 @@ class MemoryModel:
         """Returns the probability that a candidate runs without going out of memory.
 
         It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
-        smaller need completed, with or without the headroom. Until a trial with its switches has completed, the
-        same holds of trials with switches that keep fewer or more activations.
+        smaller need completed, with or without the headroom. The same holds of trials with switches that keep fewer or
+        more activations, if no trial with its own decides. Until one has completed, their expectations are bounds too.
 
         Args:
             candidate: what would run.
@@ -222,31 +180,44 @@ class MemoryModel:
             self._known[asked] = self._probability(described, candidate, headroom)
         return self._known[asked]
 
-    def _probability(self, described: _Described, candidate: Candidate, headroom: float) -> float:
-        fits = self._fits(described, candidate, headroom)
-        # Until a trial with these switches has run, those that keep more show what fits, and those that keep less show
-        # what does not.
-        for beside, values in self._tried.around(described.switches):
-            other = self._describe({**described.config, PROGRAM: {**switches_of(described.config), **values}})
-            bound = self._fits(other, candidate, headroom)
+    def _probability(self, described: Described, candidate: Candidate, headroom: float) -> float:
+        decided = self._decided(described, candidate)
+        if decided is not None:
+            return decided
+        fits, has_run = self._fits(described, candidate, headroom), self._tried.has_run(described.switches)
+        # Trials with switches that keep more show what fits, and those with switches that keep less show what does not.
+        for beside, other in self._around(described):
+            bound = self._decided(other, candidate)
+            if bound is None and has_run:
+                continue  # a measured need is nearer than the expectation of another one
+            bound = self._fits(other, candidate, headroom) if bound is None else bound
             fits = max(fits, bound) if beside is Keeps.LESS else min(fits, bound)
         return fits
 
-    def _fits(self, described: _Described, candidate: Candidate, headroom: float) -> float:
-        """Returns the probability that a candidate fits, by the trials with its own switches."""
-        record, size = self._arms.get(described.arm), candidate.micro_batch_size
-        if record is not None and size <= record.fits(described.lineage):
-            return 1.0
+    def _around(self, described: Described) -> list[tuple[Keeps, Described]]:
+        """Returns the same knobs with the tried switches that bound a candidate's activations."""
+        if described.lineage not in self._beside:
+            config, program = described.config, switches_of(described.config)
+            self._beside[described.lineage] = [
+                (beside, self._describe({**config, PROGRAM: {**program, **values}}))
+                for beside, values in self._tried.around(described.switches)
+            ]
+        return self._beside[described.lineage]
+
+    def _decided(self, described: Described, candidate: Candidate) -> float | None:
+        """Returns whether a candidate fits, as 1 or 0, if trials with its own switches have shown it."""
+        record = self._arms.get(described.arm)
+        if record is None:
+            return None
+        decided = record.decided(described.lineage, candidate.micro_batch_size)
+        if decided is not None or not record.failed:
+            return decided
         needed = self._allocations(described, candidate)
-        if (
-            record is not None
-            and record.failed
-            and (
-                size >= record.failed.get(described.lineage, (math.inf,))[0]
-                or self._counted(described, needed) >= self._bound(record, described)
-            )
-        ):
-            return 0.0
+        return 0.0 if self._counted(described, needed) >= self._bound(record, described) else None
+
+    def _fits(self, described: Described, candidate: Candidate, headroom: float) -> float:
+        """Returns the probability that an undecided candidate fits, by the trials with its own switches."""
+        needed = self._allocations(described, candidate)
         left = self._budget.left(described.arm, needed.initialize)
         if left is None:
             return 1.0
@@ -322,7 +293,7 @@ class MemoryModel:
         self._tried.note(described.switches, switches_of(described.config), completed=True)
         needed = self._allocations(described, candidate)
         self._peaks(described).observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
-        record = self._arms.setdefault(described.arm, _ArmRecord())
+        record = self._arms.setdefault(described.arm, ArmRecord())
         record.measured += 1
         # At the edge: it has run, but a longer training of it may not.
         if not memory.was_short:
@@ -348,29 +319,30 @@ class MemoryModel:
             self._peaks(described).observe_above(
                 self._moments(needed), described.arm, self._scale(needed), bound, deviation
             )
-        record = self._arms.setdefault(described.arm, _ArmRecord())
+        record = self._arms.setdefault(described.arm, ArmRecord())
         smallest = record.failed.get(described.lineage)
         if smallest is None or candidate.micro_batch_size < smallest[0]:
             record.failed[described.lineage] = candidate.micro_batch_size, needed
         self._forget()
 
-    def _bound(self, record: _ArmRecord, described: _Described) -> float:
+    def _bound(self, record: ArmRecord, described: Described) -> float:
         """Returns the least expected need of an arm's candidate that ran out of memory."""
         if record.bound is None:
             expected = (self._counted(described, needed) for _, needed in record.failed.values())
             record.bound = min(expected, default=math.inf)
         return record.bound
 
-    def _counted(self, described: _Described, needed: Allocations) -> float:
+    def _counted(self, described: Described, needed: Allocations) -> float:
         """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
         return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
 
     def _forget(self) -> None:
         self._known.clear()
+        self._beside.clear()
         for record in self._arms.values():
             record.bound = None
 
-    def _describe(self, knobs: Mapping[str, Any]) -> _Described:
+    def _describe(self, knobs: Mapping[str, Any]) -> Described:
         key = json.dumps(knobs, sort_keys=True)
         described = self._described.get(key)
         if described is None:
@@ -383,7 +355,7 @@ class MemoryModel:
             switches = without_arm_like(switches, self._device)
             beside = Keeps.AS_MUCH if self._is_foreseen(foreseen, config) else keeps(switches, self._typed)
             lineage = json.dumps(config, sort_keys=True)
-            described = _Described(settings, arm, switches, lineage, foreseen, beside, config)
+            described = Described(settings, arm, switches, lineage, foreseen, beside, config)
             self._described[key] = described
         return described
 
@@ -401,14 +373,14 @@ class MemoryModel:
         coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)
         return tuple(sorted((place, repr(value)) for place, value in coarse))
 
-    def _peaks(self, described: _Described) -> PeakRegression:
+    def _peaks(self, described: Described) -> PeakRegression:
         """Returns the regression of all arms with a candidate's values of the coarse switches."""
         switches = described.switches
         if switches not in self._peaks_with:
             self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
         return self._peaks_with[switches]
 
-    def _allocations(self, described: _Described, candidate: Candidate) -> Allocations:
+    def _allocations(self, described: Described, candidate: Candidate) -> Allocations:
         needed = self._by_formula(described.settings, candidate)
         arm = described.foreseen
         if arm is None:
@@ -436,7 +408,7 @@ class MemoryModel:
         return max(sum(mean * part for mean, part in zip(self._means, moment, strict=True)) for moment in moments)
 
     def _predict(
-        self, described: _Described, needed: Allocations, moment: int | None = None, scatter: float = 1.0
+        self, described: Described, needed: Allocations, moment: int | None = None, scatter: float = 1.0
     ) -> Mixture:
         """Returns the bytes of the largest moment, or of the moment in one place, with a share of their scatter."""
         peaks, scale = self._peaks(described), self._scale(needed)

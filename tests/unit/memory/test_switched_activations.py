@@ -81,12 +81,39 @@ def test_a_program_that_keeps_less_fits_wherever_the_one_that_keeps_more_has_run
 def test_a_program_that_keeps_more_does_not_fit_where_the_one_that_keeps_less_failed() -> None:
     memory = with_trials(4)
     small = 6
-    eager = {ATTENTION: "eager", CHECKPOINTING: "none"}
-    before = fits(memory, small, **eager)
-    assert before > 0.05
-    memory.observe(candidate(small, **{CHECKPOINTING: "none"}), OUT_OF_MEMORY)
-    assert fits(memory, small, **eager) == 0.0
+    none = {CHECKPOINTING: "none"}
+    for attention in ("eager", "sdpa"):
+        assert fits(memory, small, **none, **{ATTENTION: attention}) > 0.05
+    memory.observe(candidate(small, **none, **{ATTENTION: "flash_attention_2"}), OUT_OF_MEMORY)
+    for attention in ("eager", "sdpa"):
+        assert fits(memory, small, **none, **{ATTENTION: attention}) == 0.0
     assert fits(memory, small, **{CHECKPOINTING: "full"}) > 0.9
+
+
+def test_a_failure_of_sdpa_rules_out_no_attention_as_written() -> None:
+    memory, small = with_trials(4), 6
+    none = {CHECKPOINTING: "none"}
+    memory.observe(candidate(small, **none), OUT_OF_MEMORY)
+    # Without a fused kernel, `sdpa` keeps more than attention as written.
+    assert fits(memory, small, **none, **{ATTENTION: "eager"}) > 0.0
+    assert keeps(key(**{ATTENTION: "eager"}), key(**{ATTENTION: "sdpa"})) is Keeps.MORE
+    assert keeps(key(**{ATTENTION: "eager"}), key(**{ATTENTION: "sdpa"}), surely=True) is Keeps.UNKNOWN
+    flash = key(**{ATTENTION: "flash_attention_2"})
+    assert keeps(key(**{ATTENTION: "eager"}), flash, surely=True) is Keeps.MORE
+    assert keeps(key(**{ATTENTION: "sdpa"}), flash, surely=True) is Keeps.MORE
+
+
+def test_trials_with_other_switches_bound_a_program_that_has_run_itself() -> None:
+    memory, none, full = with_trials(4), {CHECKPOINTING: "none"}, {CHECKPOINTING: "full"}
+    memory.observe(candidate(4, **none), ran(4 * 270 * MIB))
+    memory.observe(candidate(4, **full), ran(4 * 250 * MIB))
+    assert fits(memory, 40, **none) < 1.0
+    assert fits(memory, 6, **none) > 0.0
+    memory.observe(candidate(40), ran(40 * 260 * MIB))
+    assert fits(memory, 40, **full) == 1.0
+    memory.observe(candidate(41), OUT_OF_MEMORY)
+    assert fits(memory, 41, **none) == 0.0
+    assert fits(memory, 41, **full) > 0.0
 
 
 def test_a_trial_with_its_own_switches_counts_more_than_one_with_others() -> None:
