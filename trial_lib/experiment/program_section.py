@@ -1,12 +1,11 @@
 """The switches of `search_space`: its section `program`, `--vary`, and their check against the command."""
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from trial_lib.command.entrypoint import CONFIG_FLAGS, Entrypoint
 from trial_lib.command.mapping_targets import (
@@ -20,7 +19,10 @@ from trial_lib.command.mapping_targets import (
 )
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
 from trial_lib.deepspeed_config.layout import LAYOUT_KINDS, size_of
+from trial_lib.experiment.yaml_document import describe, parse_yaml
 from trial_lib.space.arms import RequestedKnob
+from trial_lib.space.catalogue import KNOBS, catalogues_name
+from trial_lib.space.knobs import STAGE
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import TURNED, TURNED_PLACE, is_turned
 
@@ -31,8 +33,10 @@ COARSE, MATHEMATICS, LAYOUT_KIND = "coarse", "changes_mathematics", "layout"
 _OF_RANKS = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
 )
+_PAIRS = (("[", "]"), ("{", "}"), ("(", ")"))
 _ITEM = re.compile(r"""\s*(?:'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>[^,'"]*?))\s*(?:,|$)""")
 _SAID = "Write the place, `=` and its values, such as `--vary '--gradient_checkpointing=true,false'`."
+_MAPPED = "Write such as `--vary 'OMP_NUM_THREADS={values: [1, 2], coarse: true}'`, or the values with commas alone."
 
 
 def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
@@ -78,12 +82,16 @@ def check_value(place: str, value: Any, where: str) -> None:
     """Checks a value of a switch.
 
     Raises:
-        InputError: it is a list or a mapping, or none of those of a switch that ZeroTune turns.
+        InputError: it is no text, number or boolean, or none of those of a switch that ZeroTune turns.
     """
     if isinstance(value, (list, Mapping)):
         raise InputError(
             f"{place}: a value is one word of the command.", where=where, remedy="Write a text, a number or true."
         )
+    is_word = value is None or isinstance(value, (bool, int, float, str))
+    if not is_word or (isinstance(value, float) and not math.isfinite(value)):
+        what = f"{place}: {describe(value)} is no text, and no number that has one spelling."
+        raise InputError(what, where=where, remedy="Put it in quotes.")
     if is_turned(place) and value is not None and not TURNED[place].has(value):
         known = ", ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in TURNED[place].values)
         raise InputError(f"{place} cannot be {value}.", where=where, remedy=f"Its values are {known}.")
@@ -209,7 +217,7 @@ def _check_owner(place: str, entrypoint: Entrypoint, arg_mappings: Mapping[Any, 
             where=place,
             remedy="Name its settings in search_space instead.",
         )
-    if place in _OF_RANKS:
+    if place in _OF_RANKS or same_place(place, "--local_rank"):
         raise InputError(f"ZeroTune itself sets {place} for each rank.", where=place, remedy="Leave it out.")
     if is_option(place) and typed_as(place, entrypoint.launcher) and not typed_as(place, entrypoint.arguments):
         raise InputError(
@@ -226,6 +234,12 @@ def _check_name(place: str, entrypoint: Entrypoint, environment: Mapping[str, st
             f"{entrypoint.trial_class} is a trial class, which has no command line.",
             where=place,
             remedy="Vary an environment variable, which it can read.",
+        )
+    if not variable and catalogues_name(place) in (STAGE, *KNOBS) and not typed_as(place, entrypoint.arguments):
+        raise InputError(
+            f"{place} is a setting of DeepSpeed, which a search varies without this.",
+            where=place,
+            remedy=f"Name it in search_space of a YAML to bound it, or write ++{place} for an override.",
         )
     if variable and place != place.upper() and place not in environment:
         raise InputError(
@@ -254,7 +268,7 @@ def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable
     for word in words:
         place, equals, text = word.partition("=")
         where = f"--vary {word}"
-        if not equals and not is_turned(place):
+        if place and not equals and not is_turned(place):
             raise InputError(f"{place} has no values.", where=where, remedy=_SAID)
         check_place(place, list(section), where)
         if not equals:
@@ -271,13 +285,9 @@ def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable
 
 def _mapping(text: str, where: str) -> dict[str, Any]:
     try:
-        said = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "it is no YAML"
-        raise InputError(f"{text} cannot be read ({problem}).", where=where, remedy=_SAID) from None
-    if not isinstance(said, dict):
-        raise InputError(f"{text} is no mapping.", where=where, remedy=_SAID)
-    return said
+        return parse_yaml(text, "--vary").data
+    except InputError as error:
+        raise InputError(error.what, where=where, remedy=_MAPPED) from None
 
 
 def _listed(text: str, place: str, where: str) -> list[Any]:
@@ -288,6 +298,13 @@ def _listed(text: str, place: str, where: str) -> list[Any]:
         if item is None:
             raise InputError(f"{text} has an open quote.", where=where, remedy="Close it.")
         quoted = item["single"] if item["single"] is not None else item["double"]
+        if quoted is None and any(
+            item["plain"].count(opened) != item["plain"].count(closed) for opened, closed in _PAIRS
+        ):
+            what = f"{item['plain']} has a bracket without its other half."
+            raise InputError(
+                what, where=where, remedy="Write values with commas alone, and quote one that has a comma."
+            )
         values.append(_value(item["plain"], place) if quoted is None else quoted)
         if item.end() == len(text) and not item[0].endswith(","):
             break

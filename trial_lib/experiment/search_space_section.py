@@ -231,7 +231,7 @@ def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Wh
     """Returns evenly spaced values from the least to the largest; whole numbers if both ends are."""
     kind = _kind(path)
     if path == STAGE or kind not in (None, "count", "share"):
-        raise InputError(f"{path} has no range.", where=where(place), remedy="List its values.")
+        raise InputError(f"{place_of(path)} has no range.", where=where(place), remedy="List its values.")
     low, high = (_number(path, said, key, place, where) for key in ("min", "max"))
     log, count = said.get("log", False), said.get("count", _DEFAULT_COUNT)
     if not isinstance(log, bool):
@@ -261,7 +261,9 @@ def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Wh
 
 def _number(path: str, said: Mapping[str, Any], key: str, place: tuple[str, ...], where: Where) -> int | float:
     if key not in said:
-        raise InputError(f"the range of {path} has no {key}.", where=where(place), remedy="Write `min` and `max`.")
+        raise InputError(
+            f"the range of {place_of(path)} has no {key}.", where=where(place), remedy="Write `min` and `max`."
+        )
     value = said[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(

@@ -96,6 +96,7 @@ def test_a_condition_may_name_the_value_that_was_typed_if_that_is_tried() -> Non
         ("OMP=1,2", [1, 2]),
         ("--lr=0.5,1e-3,007", [0.5, "1e-3", "007"]),
         ('CONF="a:1,b:2",', ["a:1,b:2"]),
+        ("trainer.devices=[0],'[0,1]'", ["[0]", "[0,1]"]),
         ("CONF=,expandable_segments:True", [None, "expandable_segments:True"]),
         ("CONF=null,''", [None, ""]),
         ("--a=b=c", ["b=c"]),
@@ -114,7 +115,16 @@ def test_vary_says_the_same_in_one_word(word: str, values: Any) -> None:
     [
         (["--gc"], "--vary --gc", "--gc has no values"),
         (["--gc='true"], "--vary --gc='true", "open quote"),
-        (["--gc={values: ["], "--vary --gc={values: [", "cannot be read"),
+        (["--gc={values: ["], "--vary --gc={values: [", "not valid YAML"),
+        (["--gc={1: 2}"], "--vary --gc={1: 2}", "a key is text, this one 1 is of type int"),
+        (["--gc={true,false}"], "--vary --gc={true,false}", "a key is text"),
+        (["--gc={values: [1], when: {1: 1}}"], "--vary --gc={values: [1], when: {1: 1}}", "a key is text"),
+        (["--gc={values: 1, values: 2}"], "--vary --gc={values: 1, values: 2}", 'the key "values" occurs twice'),
+        (["--gc=[true,false]"], "--vary --gc=[true,false]", "[true has a bracket without its other half"),
+        (["--gc={values: [2026-11-27, 1]}"], "--vary --gc", "2026-11-27 (a date) is no text"),
+        (["--gc={values: [.nan, 1]}"], "--vary --gc", "the number nan is no text"),
+        (["--gc={min: 1}"], "--vary --gc", "the range of --gc has no max"),
+        ([""], "--vary ", '"" is no place in a command'),
         (["--gc={values: [1], fine: true}"], "--vary --gc", 'unknown key "fine"'),
         (["--gc=1", "--gc=2"], "--vary --gc=2", "varied twice"),
         (["--gc=1,2,1"], "--vary --gc", "--gc has 1 twice"),
@@ -134,7 +144,7 @@ def check(place: str, command: str = "deepspeed --num_gpus 2 train.py --deepspee
 
 
 def test_what_the_command_may_have_is_accepted() -> None:
-    for place in ("--gc", "a", "trainer.a", "own", "OMP_NUM_THREADS", "argv:4"):
+    for place in ("--gc", "a", "trainer.a", "own", "OMP_NUM_THREADS", "argv:4", "++zero_optimization.stage"):
         check(place)
 
 
@@ -145,6 +155,8 @@ def test_what_the_command_may_have_is_accepted() -> None:
         ("--deepspeed_config", "names the DeepSpeed configuration"),
         ("--num_gpus", "an option of the launcher"),
         ("RANK", "ZeroTune itself sets RANK"),
+        ("--local-rank", "ZeroTune itself sets --local-rank"),
+        ("zero_optimization.stage", "a setting of DeepSpeed, which a search varies without this"),
         ("other", "the command has no argument other=..."),
         ("argv:9", "there is no word 9"),
         ("conf.yaml:a.b", "no argument of the program is conf.yaml"),
