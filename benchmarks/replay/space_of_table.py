@@ -1,13 +1,15 @@
 """The search space that a table was recorded over, rebuilt from its lineages."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.command.switches import PROGRAM, switches_of
 from trial_lib.deepspeed_config.layout import AUTOTP
+from trial_lib.experiment.program_section import coarse_switches
 from trial_lib.space.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
-from trial_lib.wire.turned import TURNED
+from trial_lib.wire.turned import is_turned
 
 _ZERO, _LAYOUT = "zero_optimization", AUTOTP.partition(".")[0]
 _COARSE = ("stage", "offload_optimizer", "offload_param")
@@ -66,7 +68,8 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
 
 def _coarse(knobs: Mapping[str, Any]) -> dict[str, Any]:
     zero = {key: value for key, value in knobs[_ZERO].items() if key in _COARSE}
-    switches = {place: value for place, value in switches_of(knobs).items() if place in TURNED and TURNED[place].coarse}
+    is_coarse = coarse_switches(switches_of(knobs))
+    switches = {place: value for place, value in switches_of(knobs).items() if is_coarse[place]}
     layout = {_LAYOUT: knobs[_LAYOUT]} if _LAYOUT in knobs else {}
     return {_ZERO: zero, **layout, **({PROGRAM: switches} if switches else {})}
 
@@ -77,11 +80,23 @@ def _arm(coarse: dict[str, Any], settings: Sequence[Mapping[str, Any]]) -> Arm:
         for key in settings[0].get(section, {}):
             if key not in coarse.get(section, {}):
                 values = {knobs[section][key] for knobs in settings}
-                # A search tries the most workers first, because only a program that waits has the knob.
-                default = max(values) if section == PROGRAM else _FIRST.get(key, settings[0][section][key])
+                if section != PROGRAM:
+                    default = _FIRST.get(key, settings[0][section][key])
+                else:
+                    # A search tries the most workers first, because only a program that waits has the knob. The order
+                    # of the program's own switches is not in a table.
+                    default = max(values) if is_turned(key) else min(values, key=repr)
                 fine.append(Knob(f"{section}.{key}", tuple(_by_distance(values, default))))
     return Arm(coarse, tuple(fine))
 
 
-def _by_distance(values: Iterable[float], wanted: float) -> list[float]:
-    return sorted(values, key=lambda value: abs(value - wanted))
+def _by_distance(values: Iterable[Any], wanted: Any) -> list[Any]:
+    """Returns values by their distance from the wanted one. Texts have none, and follow by the alphabet."""
+
+    def place(value: Any) -> tuple[float, str]:
+        if value == wanted:
+            return 0.0, ""
+        are_numbers = isinstance(value, int | float) and isinstance(wanted, int | float)
+        return (abs(value - wanted), "") if are_numbers else (math.inf, repr(value))
+
+    return sorted(values, key=place)
