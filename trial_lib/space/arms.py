@@ -344,7 +344,7 @@ def _value_of(path: str, setting: CoarseSetting, here: Surroundings) -> Any:
     """Returns the value of a coarse knob in a candidate of a setting, set there or not."""
     if path in setting:
         return setting[path]
-    own = here.own(path)
+    own = here.own_at(setting[STAGE], path)
     return own if own is not None or path not in KNOBS else KNOBS[path].default
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from trial_lib.command.switches import is_switch
 from trial_lib.deepspeed_config.divisibility import ModelShape
 from trial_lib.deepspeed_config.layout import Replicas
-from trial_lib.space.knobs import STAGE, get_knob
+from trial_lib.space.knobs import STAGE, get_knob, withdrawn
 
 Kind = Literal["switch", "count", "size", "share", "names"] | tuple[str, ...]
 """The kind of a knob's values: true or false, whole numbers from 0 or from 1 on, numbers from 0 to 1, lists of names,
@@ -74,6 +74,14 @@ class Surroundings:
         """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
         value = get_knob(self.base_config, path)
         return None if value == "auto" and not is_switch(path) else value
+
+    def own_at(self, stage: int, path: str) -> Any:
+        """Returns the value that `own` returns, as far as candidates of a stage keep it."""
+        for section, neutral in withdrawn(stage, self.base_config).items():
+            whole = f"zero_optimization.{section}"
+            if path == whole or (neutral is None and path.startswith(f"{whole}.")):
+                return neutral
+        return self.own(path)
 
 
 ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]

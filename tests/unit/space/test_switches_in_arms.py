@@ -82,6 +82,17 @@ def test_conditions_hold_between_switches_and_the_stage() -> None:
     assert told(never, stages=(0, 1)) == ["program.--level has no effect: no candidate meets its condition."]
 
 
+def test_a_condition_on_what_a_stage_withdraws_reads_what_the_candidate_has() -> None:
+    """At stage 0 DeepSpeed offloads no optimizer, so there the user's own offload counts as none."""
+    offload = "zero_optimization.offload_optimizer.device"
+    of_offload = RequestedKnob("program.--a", (1, 2), {offload: ("cpu",)}, coarse=True)
+    of_none = RequestedKnob("program.--b", (1, 2), {offload: ("none",)}, coarse=True)
+    own = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}, "program": {"--a": 1, "--b": 1}}
+    space = space_of(of_offload, of_none, base={**BASE, **own})
+    varied = {(each.stage, get_knob(each.knobs, offload), *each.knobs["program"]) for each in space.arms}
+    assert varied == {(0, None, "--b"), (1, None, "--b"), (1, "cpu", "--a")}
+
+
 def test_names_tell_switches_apart() -> None:
     names = CandidateNames()
     places: list[dict[str, Any]] = [
