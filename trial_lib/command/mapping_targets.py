@@ -150,6 +150,14 @@ def with_switch(place: str, arguments: Sequence[str], value: SwitchValue) -> tup
     return with_target(place, arguments, text_of(value, typed[-1].value if typed else ""))
 
 
+def without_option(option: str, arguments: Sequence[str]) -> list[str]:
+    """Returns a program's arguments without an option that takes a value, and without its value."""
+    words = list(arguments)
+    for typed in reversed(typed_as(option, arguments)):
+        del words[typed.begin : typed.end]
+    return words
+
+
 def typed_switch(
     place: str, values: Iterable[SwitchValue], arguments: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> SwitchValue:

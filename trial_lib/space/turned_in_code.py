@@ -18,6 +18,9 @@ from trial_lib.wire.turned import (
     WORKERS,
 )
 
+_OF_WORKERS = (PREFETCH, PERSISTENT)
+"""Settings of workers. Torch and the Trainer refuse them if there are none."""
+
 _BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 
 
@@ -46,10 +49,13 @@ _SAID: dict[str, Callable[[Any], str]] = {CHECKPOINTING: _checkpointing, COMPILE
 
 def _loader(place: str, value: Any, found: ProgramProfile) -> str:
     name = place.partition(":")[2]
-    if found.loading is not None and found.loading.by_trainer:
-        return f"{_typed(LOADER_OPTIONS[place].lstrip('-'), value)} of the training arguments."
+    by_trainer = found.loading is not None and found.loading.by_trainer
+    refused = [f"{'dataloader_' if by_trainer else ''}{each.partition(':')[2]}" for each in _OF_WORKERS]
+    without = f", without {' and '.join(refused)}" if (place, value) == (WORKERS, 0) else ""
+    if by_trainer:
+        return f"{_typed(LOADER_OPTIONS[place].lstrip('-'), value)} of the training arguments{without}."
     line = found.loading.made_at if found.loading is not None else ""
-    return f"{name}={value} in the DataLoader{f' at {line}' if line else ''}."
+    return f"{name}={value} in the DataLoader{f' at {line}' if line else ''}{without}."
 
 
 def _fused(value: Any, found: ProgramProfile) -> str:
@@ -108,6 +114,16 @@ def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: 
     return options
 
 
+def options_to_remove(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> list[str]:
+    """Returns the options of a Trainer's command line that it refuses with the options of `trainer_options`.
+
+    Args: as for `trainer_options`.
+    """
+    # Without workers the Trainer refuses the user's own settings of workers too.
+    has_none = trainer_options(turned, own, offered).get(LOADER_OPTIONS[WORKERS]) == "0"
+    return [LOADER_OPTIONS[place] for place in _OF_WORKERS] if has_none else []
+
+
 def left_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, Any]:
     """Returns the switches that no option of the Trainer's sets.
 
@@ -120,7 +136,7 @@ def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Returns the switches with another value than the program's own, as far as they have an effect."""
     others = [place for place, value in turned.items() if value != own.get(place)]
     # Without workers ranks leave these out, because torch and the Trainer refuse them.
-    without = () if turned.get(WORKERS, own.get(WORKERS)) != 0 else (PREFETCH, PERSISTENT)
+    without = () if turned.get(WORKERS, own.get(WORKERS)) != 0 else _OF_WORKERS
     return [place for place in others if place not in without]
 
 

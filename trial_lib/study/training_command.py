@@ -12,6 +12,7 @@ from typing import Any
 
 from trial_lib.command.entrypoint import Entrypoint
 from trial_lib.command.launchers import launcher_named, launcher_of
+from trial_lib.command.mapping_targets import without_option
 from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.command.trial_command import trial_command
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
@@ -20,7 +21,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.secrets.by_name import redact
 from trial_lib.space.knobs import STAGE, get_knob
-from trial_lib.space.turned_in_code import left_to_write, lines_to_write, trainer_options
+from trial_lib.space.turned_in_code import left_to_write, lines_to_write, options_to_remove, trainer_options
 from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
@@ -74,7 +75,10 @@ def training_command(
         if entrypoint.launcher
         else _own_launcher(experiment, setup.device, paths)
     )
-    typed = _assignments(variables) + shlex.join([*words, *command.arguments])
+    arguments = command.arguments
+    for option in options_to_remove(turned, own, offered):
+        arguments = without_option(option, arguments)
+    typed = _assignments(variables) + shlex.join([*words, *arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     to_write = [] if _is_told(entrypoint) else _to_set_in_code(known, config, paths)
     if known.is_batch_in_code:

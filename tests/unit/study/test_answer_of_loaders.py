@@ -3,7 +3,7 @@
 import pytest
 
 from trial_lib.records.result import Loading, ProgramProfile
-from trial_lib.space.turned_in_code import left_to_write, lines_to_write, trainer_options
+from trial_lib.space.turned_in_code import left_to_write, lines_to_write, options_to_remove, trainer_options
 from trial_lib.wire.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PERSISTENT, PINNED, PREFETCH, WORKERS
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}
@@ -73,3 +73,18 @@ def test_a_winner_without_workers_has_no_setting_of_workers(own: dict[str, objec
         "--dataloader_prefetch_factor": "4",
         "--dataloader_persistent_workers": "True",
     }
+
+
+def test_a_line_without_workers_says_what_torch_refuses_with_it() -> None:
+    (line,) = lines_to_write({WORKERS: 0}, {WORKERS: 2}, SCRIPT)
+    expected = "num_workers=0 in the DataLoader at train.py:41, without prefetch_factor and persistent_workers."
+    assert line.endswith(expected)
+    (option,) = lines_to_write({WORKERS: 0}, {WORKERS: 2}, TRAINER)
+    assert option.endswith(", without dataloader_prefetch_factor and dataloader_persistent_workers.")
+
+
+@pytest.mark.parametrize(("turned", "own", "removed"), [(0, 2, True), (4, 2, False), (0, 0, False)])
+def test_what_the_user_typed_of_workers_is_removed_if_the_winner_has_none(turned: int, own: int, removed: bool) -> None:
+    options = options_to_remove({WORKERS: turned}, {WORKERS: own}, LOADER_OPTIONS.values())
+    assert options == ([LOADER_OPTIONS[PREFETCH], LOADER_OPTIONS[PERSISTENT]] if removed else [])
+    assert not options_to_remove({WORKERS: turned}, {WORKERS: own}, ()), "the code makes the loader"

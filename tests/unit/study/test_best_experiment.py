@@ -137,3 +137,22 @@ def test_a_switch_that_zerotune_turned_is_an_option_of_the_trainer_or_a_line_to_
     assert "gradient_checkpointing_enable" in lines[0]
     assert "engine.compile()" in lines[1]
     assert f"zerotune train {setup.paths.best_experiment}" in by_zerotune
+
+
+def test_what_the_user_typed_of_workers_leaves_the_command_if_the_winner_has_none(folder: Path) -> None:
+    """The Trainer refuses `--dataloader_prefetch_factor` without workers, and torch `persistent_workers`."""
+    typed = "--dataloader_num_workers 2 --dataloader_prefetch_factor 4 --dataloader_persistent_workers --lr 1"
+    vary = {"loader:num_workers": [0, 2, 4]}
+    experiment = read(folder, f"deepspeed --num_gpus 2 train.py --deepspeed ds.json {typed}", vary)
+    setup = setup_of(experiment, folder / "study")
+    setup.paths.root.mkdir()
+    options = ["--dataloader_num_workers", "--dataloader_persistent_workers", "--dataloader_prefetch_factor"]
+    found = ProgramProfile(turnable={"loader:num_workers": [2, 0, 4]}, trainer_options=options)
+    known = KnownProgram.of(experiment, setup.environment).learned(found)
+
+    def answer(workers: int) -> list[str]:
+        (_, command) = training_command(setup, known, CONFIG, {"loader:num_workers": workers}).splitlines()
+        return shlex.split(command)[6:]
+
+    assert answer(0) == ["--dataloader_num_workers", "0", "--lr", "1"]
+    assert answer(4) == typed.replace("workers 2", "workers 4").split(" ")
