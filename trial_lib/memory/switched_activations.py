@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from trial_lib.memory.peak_regression import Prior
-from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE
+from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE_PLACES
 
 Switches: TypeAlias = tuple[tuple[str, str], ...]
 """Place and value (its `repr`) of each switch that decides memory."""
@@ -30,7 +30,7 @@ _FROM_MOST = {
 # `tests/unit/memory/test_attention_as_kept.py` shows it again.
 _UNSURE = frozenset(repr(value) for value in ("eager", "sdpa"))
 # Such a switch changes no more than another arm does. On a CPU the compiler stays in the resident memory of a rank.
-_LIKE_AN_ARM = {"cuda": frozenset([COMPILE, "--torch_compile"]), "cpu": frozenset[str]()}
+_LIKE_AN_ARM = {"cuda": frozenset(COMPILE_PLACES), "cpu": frozenset[str]()}
 
 
 class Keeps(Enum):

@@ -7,7 +7,7 @@ from typing import Any
 from trial_lib.command.switches import path_of, switches_of
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.space.knobs import Arm, get_knob
-from trial_lib.wire.turned import FUSED, WORKERS
+from trial_lib.wire.turned import FUSED, WORKERS, compiles
 
 # Shares of a step without offload. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al., ZeRO,
 # arXiv 1910.02054, section 7): half as much again, of a share of about a tenth. Stage 3 also gathers and releases each
@@ -30,7 +30,7 @@ _SWITCHED = {
 }
 # Llama 3.1 8B on 8 H100: 6,667 tokens/s compiled, 5,762 without (torchtitan, docs/performance.md, December 2024). Half
 # of it is expected here, because graph breaks and short steps lose some.
-_COMPILED, _COMPILE = log(5762 / 6667) / 2, ("model:compile", "--torch_compile")
+_COMPILED = log(5762 / 6667) / 2
 # Tokens/s on a GPU at tensor-parallel groups of 2, 4, 8, 16 and 32: 14,167, 13,460, 10,889, 6,159 and 3,610 (Hugging
 # Face, The Ultra-Scale Playbook, 2025). No figure is given without groups, so the first doubling counts as the second.
 _TENSOR_PARALLEL = {1: 0.0, 2: 0.05, 4: 0.1, 8: 0.35, 16: 1.35, 32: 2.95}
@@ -80,4 +80,4 @@ def _prior_cost(arm: Arm) -> float:
     share += sum(_SWITCHED.get(each, 0.0) for each in switches.items())
     group = get_knob(arm.knobs, AUTOTP) or 1
     share += max(cost for size, cost in _TENSOR_PARALLEL.items() if size <= group)
-    return log(1 + share) + (_COMPILED if any(switches.get(place) is True for place in _COMPILE) else 0.0)
+    return log(1 + share) + (_COMPILED if compiles(switches) else 0.0)

@@ -10,6 +10,7 @@ from trial_lib.wire.turned import (
     ATTENTION,
     CHECKPOINTING,
     COMPILE,
+    COMPILE_OPTION,
     FUSED,
     LOADER_OPTIONS,
     OPTIMIZER_OPTION,
@@ -144,7 +145,7 @@ def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, s
     if place == ATTENTION:
         options = {"--attn_implementation": str(value)}
     elif place == COMPILE:
-        options = {"--torch_compile": str(value)}
+        options = {COMPILE_OPTION: str(value)}
     elif place == FUSED:
         options = {OPTIMIZER_OPTION: _adam(value)}
     elif place in LOADER_OPTIONS:

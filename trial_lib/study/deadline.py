@@ -3,7 +3,7 @@
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.turned import COMPILE
+from trial_lib.wire.turned import compiles
 
 # Nothing is known before this trial. It may read a large model from a slow disk.
 PROFILE_DEADLINE_S = 1800.0
@@ -24,7 +24,7 @@ def deadline_s(
 
     It is a floor plus five times the start, with its first step, plus five times the window's first steps at the
     profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states comes on top,
-    because the profile trial did not show it. So does a compilation that ZeroTune has turned on.
+    because the profile trial did not show it. So does a compilation that a switch has turned on.
 
     Args:
         profile: the result of the profile trial.
@@ -40,5 +40,5 @@ def deadline_s(
     profiled_samples = profiled.micro_batch_size * profiled.gradient_accumulation_steps
     step = profile.metrics["latency"] * samples / profiled_samples
     moving = offloaded / _HOST_BYTES_PER_S * (1 + window.end_step)
-    compilation = _COMPILATION_S if candidate.switches.get(COMPILE) else 0.0
+    compilation = _COMPILATION_S if compiles(candidate.switches) else 0.0
     return compilation + _FLOOR_S + _PATIENCE * (setup + step * window.end_step + window.max_seconds + moving)

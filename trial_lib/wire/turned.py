@@ -21,6 +21,12 @@ FORESEEN = (CHECKPOINTING, ATTENTION)
 LOADER_OPTIONS = {place: f"--dataloader_{place.partition(':')[2]}" for place in (WORKERS, PREFETCH, PINNED, PERSISTENT)}
 """Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes."""
 
+COMPILE_OPTION = "--torch_compile"
+"""The option of a Hugging Face Trainer's program that compiles the model."""
+
+COMPILE_PLACES = (COMPILE, COMPILE_OPTION)
+"""The switches that are known to compile the model."""
+
 OPTIMIZER_OPTION = "--optim"
 """The option that sets the form of an Adam that the Trainer makes."""
 
@@ -29,7 +35,7 @@ TRAINER_OPTIONS = (
     "--attn_implementation",
     "--gradient_checkpointing",
     "--gradient_checkpointing_kwargs",
-    "--torch_compile",
+    COMPILE_OPTION,
     OPTIMIZER_OPTION,
     *LOADER_OPTIONS.values(),
 )
@@ -88,6 +94,15 @@ def turned_among(switches: Mapping[str, Any]) -> dict[str, Any]:
 def in_command(switches: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the switches that have a place in the program's command."""
     return {place: value for place, value in switches.items() if not is_turned(place)}
+
+
+def compiles(switches: Mapping[str, Any]) -> bool:
+    """Returns whether a known switch, of ZeroTune or of a Trainer's program, compiles the model.
+
+    Args:
+        switches: by their places, with the values of a candidate. A value may be the text of a word.
+    """
+    return any(str(switches.get(place)).lower() == "true" for place in COMPILE_PLACES)
 
 
 def settings_of(owner: str, turned: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,3 +54,12 @@ def test_what_is_offloaded_has_to_be_filled_and_gone_through_in_each_step() -> N
 
 def test_phases_that_a_failed_rank_did_not_reach_count_nothing() -> None:
     assert deadline_s(profile(latency=0.0), PROFILED, PROFILED, WINDOW) == 120 + 5 * 2.0
+
+
+@pytest.mark.parametrize("place", ["model:compile", "--torch_compile"])
+def test_a_model_that_only_a_switch_compiles_has_time_for_it(place: str) -> None:
+    def seconds(is_on: bool) -> float:
+        candidate = Candidate(knobs={"program": {place: is_on}}, micro_batch_size=1)
+        return deadline_s(profile(), PROFILED, candidate, WINDOW)
+
+    assert seconds(True) - seconds(False) == pytest.approx(900)
