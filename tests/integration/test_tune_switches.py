@@ -124,7 +124,7 @@ def test_switches_of_a_trainer_are_turned_and_their_defaults_are_known(zerotune:
     for name in ("trainer_switches.py", "model.py", "ds_auto.json"):
         shutil.copy(SWITCHED.parent / "any" / name, zerotune.folder)
     command = ("trainer_switches.py", "--deepspeed", "ds_auto.json", "--output_dir", "out", "--max_steps", "200")
-    vary = ("--vary", "--gradient_checkpointing=true,false", "--vary", "--attention=sdpa,eager")
+    vary = ("--vary", "--gradient_checkpointing=true,false", "--vary", "--attn_implementation=sdpa,eager")
     options = ("--json", "-z", "1", "--max-trials", "7", "--max-micro-batch", "8", "-m", "throughput", *vary)
     typed = ("deepspeed", "--num_gpus", "1", *command, "--report_to", "none", *TRAINER_FLAGS)
     ended = zerotune.run("tune", *options, "--", *typed, timeout=800)
@@ -132,7 +132,7 @@ def test_switches_of_a_trainer_are_turned_and_their_defaults_are_known(zerotune:
     study = zerotune.study
     # The flag has no default of its own in newer versions, which is off as well.
     base = json.loads(study.paths.trial(0).result.read_text())["program"]["switches"]
-    assert (base["--attention"], base.get("--gradient_checkpointing", False)) == ("sdpa", False)
+    assert (base["--attn_implementation"], base.get("--gradient_checkpointing", False)) == ("sdpa", False)
     seen = set()
     for number, result in study.results.items():
         shown = re.search(r"checkpointing (\w+) attention (\w+)", Path(result.logs[0]).read_text())
@@ -140,7 +140,7 @@ def test_switches_of_a_trainer_are_turned_and_their_defaults_are_known(zerotune:
             continue
         knobs = json.loads(study.paths.trial(number).candidate.read_text())["knobs"].get("program", {})
         had = (shown[1] == "True", shown[2])
-        assert had == (knobs.get("--gradient_checkpointing", False), knobs.get("--attention", "sdpa"))
+        assert had == (knobs.get("--gradient_checkpointing", False), knobs.get("--attn_implementation", "sdpa"))
         seen.add(had)
     assert {checkpoints for checkpoints, _ in seen} == {True, False}
     assert {attention for _, attention in seen} == {"sdpa", "eager"}

@@ -41,7 +41,7 @@ def test_recomputed_blocks_keep_fewer_activations_and_the_losses(trials: Any, st
 
 
 LLAMA = {"model_dir": PROGRAMS / "turned", "window": StepWindow(2, 4, max_steps=3), "deadline_s": 500.0}
-SHOWN = re.compile(r"^step \d+ graphs (\d+) fused (\d+) recomputed (\d+) loss ([\d.]+)$", re.MULTILINE)
+SHOWN = re.compile(r"^step \d+ graphs (\d+) attention \w+ fused (\d+) recomputed (\d+) loss ([\d.]+)$", re.MULTILINE)
 
 
 def shown(trials: Any, result: TrialResult) -> tuple[list[int], set[int], set[int], list[float]]:

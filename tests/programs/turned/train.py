@@ -1,8 +1,8 @@
 """Trains a small Llama by a loop of its own, and prints what a reader of the log cannot see otherwise.
 
-Each step prints the graphs that were compiled in it, the calls of torch's fused attention, the layers that recompute,
-and the loss. --itself: the program does `checkpoint` or `compile` by itself. --recompute: it has Hugging Face's own
-method recompute its layers.
+Each step prints the graphs that were compiled in it, the model's attention, the calls of torch's fused one, the layers
+that recompute, and the loss. --itself: the program does `checkpoint` or `compile` by itself. --recompute: it has
+Hugging Face's own method recompute its layers.
 """
 
 import argparse
@@ -94,8 +94,7 @@ for step in range(args.steps):
         getattr(getattr(model, "model", None), "gradient_checkpointing", False)
     )
     now = graphs()
-    print(
-        f"step {step + 1} graphs {max(0, now - before)} fused {calls} recomputed {recomputed} loss {loss.item():.6f}",
-        flush=True,
-    )
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    made = f"graphs {max(0, now - before)} attention {attention} fused {calls} recomputed {recomputed}"
+    print(f"step {step + 1} {made} loss {loss.item():.6f}", flush=True)
     before = now
