@@ -8,6 +8,7 @@ from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.records.result import ModelProfile
+from trial_lib.wire.turned import COMPILE_PLACES
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,21 @@ class MemoryBasis:
 
     @property
     def arms(self) -> tuple[ForeseenArm, ...]:
-        """The foreseen arms, each in the layout of the command as typed, which no foreseen run changes."""
+        """The foreseen arms, each in the layout of the command as typed, which no foreseen run changes.
+
+        On a CPU the compiler stays in the resident memory of a rank. No foreseen run has it, so the arms do not say
+        there whether they are compiled.
+        """
         layouts = self.base_config.get(LAYOUTS) or {}
         typed = {place: switches_of(self.base_config).get(place) for place in layouts}
-        if not layouts:
-            return tuple(self.foreseen)
-        return tuple(
-            replace(
-                arm, ds_config={**arm.ds_config, PROGRAM: {**typed, **switches_of(arm.ds_config)}, LAYOUTS: layouts}
-            )
-            for arm in self.foreseen
-        )
+        hidden = frozenset(COMPILE_PLACES if self.device == "cpu" else ())
+
+        def shown(arm: ForeseenArm) -> ForeseenArm:
+            switches = switches_of(arm.ds_config)
+            if not layouts and not hidden & switches.keys():
+                return arm
+            seen = {place: value for place, value in switches.items() if place not in hidden}
+            groups = {LAYOUTS: layouts} if layouts else {}
+            return replace(arm, ds_config={**arm.ds_config, PROGRAM: {**typed, **seen}, **groups})
+
+        return tuple(map(shown, self.foreseen))

@@ -15,8 +15,9 @@ WORKERS, PREFETCH = "loader:num_workers", "loader:prefetch_factor"
 PINNED, PERSISTENT = "loader:pin_memory", "loader:persistent_workers"
 FUSED = "optimizer:fused"
 
-FORESEEN = (CHECKPOINTING, ATTENTION)
-"""The switches whose memory and time a foreseen run sees. It runs a compiled model as it is written."""
+FORESEEN = (CHECKPOINTING, ATTENTION, COMPILE)
+"""The switches whose memory and time are foreseen. A compiled model runs as it is written, and its kernels are fused
+afterwards (`trial_lib/foresee/time/fused.py`)."""
 
 LOADER_OPTIONS = {place: f"--dataloader_{place.partition(':')[2]}" for place in (WORKERS, PREFETCH, PINNED, PERSISTENT)}
 """Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes."""

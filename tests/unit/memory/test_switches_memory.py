@@ -1,5 +1,6 @@
 """What the memory model says of a program with other switches than those that have run."""
 
+import pytest
 from test_memory_model import HEADROOM, MIB, PROFILE, ran
 
 from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
@@ -69,3 +70,14 @@ def test_a_foreseen_arm_has_the_activations_of_its_own_switches() -> None:
     assert spread(memory, candidate(40, **{place: "full"})) < 1.5
     unknown = candidate(40, **{place: "every_second"})
     assert spread(memory, unknown) > 1.5 * spread(memory, candidate(40, **{place: "full"}))
+
+
+@pytest.mark.parametrize(("device", "shows"), [("cuda", True), ("cpu", False)])
+def test_a_foreseen_arm_on_a_cpu_does_not_say_that_it_is_compiled(device: str, shows: bool) -> None:
+    """No foreseen run has the compiler, which stays in the resident memory of a rank there."""
+    line = SizeLine(100.0 * MIB)
+    config = {"zero_optimization": {"stage": 2}, "program": {"model:compile": True, "model:attention": "eager"}}
+    arm = ForeseenArm(ds_config=config, initialize=line, backward=line, update=line)
+    (found,) = MemoryBasis(PROFILE, BASE, slots=4, device=device, foreseen=(arm,)).arms
+    assert ("model:compile" in found.ds_config["program"]) == shows
+    assert found.ds_config["program"]["model:attention"] == "eager"

@@ -13,7 +13,7 @@ from trial_lib.deepspeed_config.layout import GROUPS
 from trial_lib.foresee.plan.arms import PlanArm, changed_word, is_planned
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.foreseen_run import ForeseenRun
-from trial_lib.wire.turned import is_turned
+from trial_lib.wire.turned import compiles, is_turned
 
 _ONE_LAYOUT = "because a plan counts the replicas of one layout."
 
@@ -125,7 +125,7 @@ class SwitchValues(Generic[RunT]):
             if run.stopped:
                 notes.append(f"{shown_switch(place, value)} cannot be foreseen: {run.stopped}")
                 continue
-            like = None if keeps_all else next((other for other in seen if _does_the_same(run, other[1])), None)
+            like = None if keeps_all else next((each for each in seen if _is_like((value, run), each, place)), None)
             if like is None:
                 seen.append((value, run))
                 values.append(value)
@@ -140,6 +140,11 @@ class SwitchValues(Generic[RunT]):
 
 def _is_tried(request: RequestedKnob) -> bool:
     return is_planned(request) and not request.when and not is_turned(place_of(request.path))
+
+
+def _is_like(one: tuple[Any, ForeseenRun], other: tuple[Any, ForeseenRun], place: str) -> bool:
+    """Returns whether two values of a switch have the same rows. A compiled model runs as it is written."""
+    return compiles({place: one[0]}) == compiles({place: other[0]}) and _does_the_same(one[1], other[1])
 
 
 def _does_the_same(one: ForeseenRun, other: ForeseenRun) -> bool:

@@ -8,10 +8,11 @@ measured; order and fit are what it is for.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Efficiencies
+from trial_lib.foresee.time.fused import fused, is_compiled
 from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
 from trial_lib.foresee.time.links import COLLECTIVES, collective_seconds, copy_seconds, group_of
 from trial_lib.foresee.time.timeline import Timeline
@@ -71,6 +72,8 @@ class ForeseenStep:
 def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None = None) -> ForeseenStep:
     """Returns the foreseen step of a run on a cluster.
 
+    If a switch in the run's configuration compiles the model, what inductor fuses counts as such (`fused.py`).
+
     Args:
         run: of as many ranks as the cluster has; see `by_world.py` for another number.
         cluster: the devices.
@@ -79,6 +82,15 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
     Raises:
         ValueError: the run has no step.
     """
+    written = _foresee_written(run, cluster, efficiencies)
+    if not is_compiled(run):
+        return written
+    # More may be read and written than in one pass for each kernel, up to what the written model does.
+    return replace(_foresee_written(fused(run), cluster, efficiencies), high=written.high)
+
+
+def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None) -> ForeseenStep:
+    """Returns the step of a run whose operations are done one by one."""
     constants = efficiencies or Efficiencies()
     timeline, busy = _Layer(run, cluster, constants).lay(step_of(run))
     seconds = sum(timeline.parts.values()) * constants.whole.value

@@ -109,11 +109,11 @@ def test_switches_that_a_foreseen_run_can_have_make_arms_and_the_users_own_has_t
     place = "model:activation_checkpointing"
     asked = [
         RequestedKnob(f"program.{place}", ("none", "full"), coarse=True),
-        RequestedKnob("program.model:compile", (False, True), coarse=True),
+        RequestedKnob("program.optimizer:fused", (False, True), coarse=False),
         RequestedKnob("program.--gc", (True, False), coarse=False),
         RequestedKnob("program.OMP_NUM_THREADS", (1, 2), coarse=True),
     ]
-    typed = _typed(program={"turnable": {place: ["none", "full", "every_second"], "model:compile": [False, True]}})
+    typed = _typed(program={"turnable": {place: ["none", "full", "every_second"], "optimizer:fused": [False, True]}})
     own, *others = planned_arms(typed, BASE, (2, 3), asked)
     assert own.knobs == {"program": {place: "none"}}
     found = {(arm.label, arm.knobs["program"][place]) for arm in others if "offload" not in arm.label}
@@ -123,6 +123,13 @@ def test_switches_that_a_foreseen_run_can_have_make_arms_and_the_users_own_has_t
         ("z3-activation-checkpointing=full", "full"),
     }
     assert all(arm.knobs["program"].keys() == {place} for arm in others)
+
+
+def test_a_compiled_model_has_arms_of_its_own() -> None:
+    asked = [RequestedKnob("program.model:compile", (False, True), coarse=True)]
+    own, *others = planned_arms(_typed(program={"turnable": {"model:compile": [False, True]}}), BASE, (2,), asked)
+    assert own.knobs == {"program": {"model:compile": False}}
+    assert ("z2-compile", {"model:compile": True}) in [(arm.label, arm.knobs["program"]) for arm in others]
 
 
 def test_coarse_switches_of_the_program_make_arms_with_each_value() -> None:

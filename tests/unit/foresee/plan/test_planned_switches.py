@@ -157,3 +157,14 @@ def test_a_request_for_another_layout_is_named_and_left_out() -> None:
         f"tensor_parallel.autotp_size stays as you have it, {because}",
         f"--layers stays as typed, {because}",
     )
+
+
+def test_a_compiled_model_has_rows_though_it_runs_as_it_is_written() -> None:
+    asked = (RequestedKnob("program.--torch_compile", (True, False), coarse=True),)
+    (devices,) = planned(Foresees(), requests=asked, switches={"--torch_compile": False}).devices
+    rows = {arm.label: arm for arm in devices.arms if "offload" not in arm.label}
+    assert rows.keys() == {f"z{stage}{word}" for stage in (0, 1) for word in ("", "-torch-compile")}
+    plain, compiled = (rows[label].samples_per_s for label in ("z1", "z1-torch-compile"))
+    assert plain is not None
+    assert compiled is not None
+    assert compiled.value >= plain.value
