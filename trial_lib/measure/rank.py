@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,13 +25,12 @@ from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.imported_modules import imported_modules
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
+from trial_lib.measure.versions import versions_here
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
 from trial_lib.wire.turned import settings_of
 from trial_lib.wire.whole_files import write_whole
 
-# Libraries of the user's in which a training may spend its time.
-_ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "transformers", "triton", "xformers")
 # In a trial the program sees a replacement of it.
 _exit_now = os._exit
 _INITIALIZE_FRAME = ("trial_lib/measure/libraries/interception.py", "initialize")
@@ -59,7 +57,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         _end(code)
 
     def record(size: SizeOrder, measurement: dict[str, Any]) -> None:
-        measurement["versions"] = _versions()
+        measurement["versions"] = versions_here()
         measurement["trained_on"] = expected.found()
         measurement["host"] = platform.node()
         measurement["files"] = sizes.way_of_files
@@ -233,16 +231,3 @@ def _end(code: int) -> NoReturn:
         with contextlib.suppress(BaseException):
             stream.flush()
     _exit_now(code)
-
-
-def _versions() -> dict[str, str]:
-    import deepspeed
-    import torch
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "deepspeed": deepspeed.__version__}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    for package in _ALSO_DECIDE_SPEED:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions

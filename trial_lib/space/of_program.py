@@ -1,4 +1,4 @@
-"""The search space of one program, from its profile trial."""
+"""The search space of one program, from its profile trial or from its foreseen run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +9,7 @@ from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.space.arms import RequestedKnob, not_known, stages_not_tried, without_effect
 from trial_lib.space.effects import Surroundings, shown
 from trial_lib.space.known_knobs.layout import layouts_not_tried
+from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import TURNED, is_turned
 
 
@@ -23,7 +24,9 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
     """
     profile, program = profiled.profile, profiled.program or ProgramProfile()
     assert profile is not None
-    return Surroundings(
+    return _surroundings(
+        program,
+        profiled.versions,
         device=device,
         slots=slots,
         replicas=profile.data_parallel_size,
@@ -31,8 +34,38 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         trainable_num_params=profile.trainable_num_params,
         base_config=base_config,
         pipeline=profile.pipeline_parallel,
+        shape=replace(profile.shape, sequence_length=_fixed_length(program)),
+    )
+
+
+def foreseen_surroundings(typed: ForeseenRun, base_config: Mapping[str, Any], device: str) -> Surroundings:
+    """Returns the facts that decide which knobs have an effect on a program that has not run yet.
+
+    Nothing is known of the shape of its model, so no rule of divisibility is broken.
+
+    Args:
+        typed: the foreseen run of the program as it was typed.
+        base_config: the user's DeepSpeed configuration.
+        device: `cpu` or `cuda`.
+    """
+    return _surroundings(
+        ProgramProfile(**typed.program),
+        typed.versions,
+        device=device,
+        slots=typed.world,
+        replicas=typed.replicas,
+        num_params=typed.parameters,
+        trainable_num_params=typed.trainable,
+        base_config=base_config,
+        pipeline=typed.is_pipeline,
+    )
+
+
+def _surroundings(program: ProgramProfile, versions: Mapping[str, str], **of_model: Any) -> Surroundings:
+    return Surroundings(
+        **of_model,
         reads_activation_checkpointing=program.reads_activation_checkpointing,
-        deepspeed=profiled.versions.get("deepspeed", ""),
+        deepspeed=versions.get("deepspeed", ""),
         code_optimizer=program.optimizer,
         by_accelerate=program.by_accelerate,
         has_experts=program.has_experts,
@@ -40,7 +73,6 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         compiles_engine=program.compiles_engine,
         turnable=program.turnable,
         not_turnable=program.not_turnable,
-        shape=replace(profile.shape, sequence_length=_fixed_length(program)),
     )
 
 

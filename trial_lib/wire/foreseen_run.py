@@ -164,6 +164,7 @@ class ForeseenRun:
         peak_bytes: of the process that foresaw.
         notes: sentences for the reader: what differs from a run on the device.
         imported: installed modules that the program has imported, for a fork server to have them ahead.
+        versions: of Python, torch, DeepSpeed and others in its process. Empty in records of earlier versions.
         stopped: why the program cannot be foreseen, in one sentence with its line; empty if it was.
     """
 
@@ -194,6 +195,7 @@ class ForeseenRun:
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
     stopped: str = ""
 
     def to_json(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.replicas import replicas_of
+from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -163,6 +164,7 @@ class Foreseeing:
             process_bytes=self._process_bytes,
             notes=tuple(self._notes),
             imported=tuple(imported_modules()),
+            versions=versions_here(),
             stopped=stopped,
         )
 

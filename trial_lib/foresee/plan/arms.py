@@ -13,8 +13,8 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import is_coarse
-from trial_lib.space.effects import Surroundings
 from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves, set_knob, switch_word
+from trial_lib.space.of_program import foreseen_surroundings
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import is_turned
@@ -69,8 +69,7 @@ def planned_arms(
         requests: the `search_space` of the experiment. A switch stays as typed unless it `is_planned`.
         device: `cuda` or `cpu`.
     """
-    program = typed.program
-    turnable: Mapping[str, Sequence[Any]] = program.get("turnable", {})
+    turnable: Mapping[str, Sequence[Any]] = typed.program.get("turnable", {})
     # A plan counts replicas and batches of one layout.
     requests = [each for each in requests if each.path not in GROUPS]
     requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
@@ -82,23 +81,7 @@ def planned_arms(
     }
     own_switches = {PROGRAM: switches} if switches else {}
     base_config = {**{key: value for key, value in base_config.items() if key != PROGRAM}, **own_switches}
-    here = Surroundings(
-        device=device,
-        slots=typed.world,
-        replicas=typed.replicas,
-        num_params=typed.parameters,
-        trainable_num_params=typed.trainable,
-        base_config=base_config,
-        pipeline=typed.is_pipeline,
-        reads_activation_checkpointing=bool(program.get("reads_activation_checkpointing", False)),
-        code_optimizer=program.get("optimizer", ""),
-        by_accelerate=bool(program.get("by_accelerate", False)),
-        has_experts=bool(program.get("has_experts", False)),
-        repeats_backward=bool(program.get("repeats_backward", False)),
-        compiles_engine=bool(program.get("compiles_engine", False)),
-        turnable=turnable,
-        not_turnable=program.get("not_turnable", {}),
-    )
+    here = foreseen_surroundings(typed, base_config, device)
     asked = {request.path for request in requests if is_coarse(request.path)}
     own = arm_key(overwrite_deepspeed_config(base_config, {}))
     found = [PlanArm(own_label(base_config), own_switches, is_own=True)]

@@ -210,7 +210,7 @@ class PlanRecord(FrozenRecord):
         asks: of all runs.
         notes: sentences for the reader.
         stopped: why the program cannot be foreseen; empty if it was.
-        versions: of ZeroTune, DeepSpeed and torch.
+        versions: of ZeroTune, and of DeepSpeed, torch and others in the foreseen program.
         started_at: seconds since the epoch.
         seconds: of the whole plan.
         shares: seconds of each part of the planning, by name.

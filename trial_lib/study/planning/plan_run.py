@@ -26,8 +26,6 @@ from trial_lib.study.training_command import training_command
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import write_whole
 
-_VERSIONS = ("zerotune", "deepspeed", "torch", "transformers", "accelerate")
-
 
 class ForeseesRuns(Protocol):
     """Foresees a run in a process of its own. It is called from several threads at once."""
@@ -143,7 +141,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         answer=plan_answer(found.devices, best),
         asks=_asks(found),
         notes=(*notes, *_not_learned(opened), *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
-        versions=_versions(),
+        versions={"zerotune": importlib.metadata.version("zerotune"), **typed.versions},
         started_at=opened.started_at,
         seconds=time.time() - opened.started_at,
         shares=dict(found.shares),
@@ -217,13 +215,3 @@ def _write(opened: OpenPlan, record: PlanRecord) -> None:
     if record.best_command:
         write_whole(opened.paths.best_command, record.best_command)
     write_whole(opened.paths.record, record.model_dump_json(indent=1) + "\n")
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

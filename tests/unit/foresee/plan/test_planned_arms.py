@@ -32,6 +32,14 @@ def _typed(**fields: Any) -> ForeseenRun:
     )
 
 
+@pytest.mark.parametrize(("version", "is_offered"), [("0.19.8", True), ("0.17.1", False), ("", True)])
+def test_the_version_of_deepspeed_that_the_program_has_decides_its_arms(version: str, is_offered: bool) -> None:
+    request = RequestedKnob("torch_autocast.enabled", (False, True))
+    typed = _typed(versions={"deepspeed": version} if version else {})
+    arms = planned_arms(typed, BASE, (2, 3), [request])
+    assert any(arm.label == "z3-torch-autocast" for arm in arms) == is_offered
+
+
 def test_the_users_arm_comes_first_and_changes_nothing() -> None:
     own, *others = planned_arms(_typed(), BASE, (0, 1, 2, 3))
     assert (own.label, own.knobs, own.is_own) == ("z2", {}, True)
