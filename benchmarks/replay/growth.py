@@ -9,7 +9,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pool
 from multiprocessing.pool import Pool as Processes
@@ -127,23 +127,29 @@ def main() -> None:
     record: dict[str, Any] = {
         "command": "python -m benchmarks.replay.growth " + " ".join(sys.argv[1:]),
         "first_seed": arguments.first_seed,
-        "seeds": arguments.seeds,
         "trials": arguments.trials,
         "growth": {},
         "worlds": {},
     }
     with Pool(arguments.processes) as pool:
         for name in arguments.clusters:
-            courses = {world: _courses(pool, world, seeds, arguments.trials) for world in (name, name + WHOLE)}
-            record["growth"][name] = vars(growth_of(*courses.values(), NEAR, arguments.trials))
-            record["worlds"] |= {world: figures_of(each, arguments.trials) for world, each in courses.items()}
-            arguments.results.write_text(json.dumps(record) + "\n", encoding="utf-8")
+            for courses in _courses(pool, name, seeds, arguments.trials):
+                # A run that is cut off keeps the seeds that have ended.
+                record["seeds"] = len(courses[name])
+                record["growth"][name] = vars(growth_of(*courses.values(), NEAR, arguments.trials))
+                record["worlds"] |= {world: figures_of(each, arguments.trials) for world, each in courses.items()}
+                arguments.results.write_text(json.dumps(record) + "\n", encoding="utf-8")
     Console(width=160).print(_shown(record["growth"], record["worlds"]))
 
 
-def _courses(pool: Processes, world: str, seeds: Iterable[int], trials: int) -> list[Course]:
-    tasks = [(world, TABLES, None, METHOD, seed, trials, 1) for seed in seeds]
-    return [course for _, _, course in pool.imap(course_of, tasks)]
+def _courses(pool: Processes, name: str, seeds: Iterable[int], trials: int) -> Iterator[dict[str, list[Course]]]:
+    """Yields the courses of a cluster without switches and with them, after each seed."""
+    courses: dict[str, list[Course]] = {name: [], name + WHOLE: []}
+    tasks = [(world, TABLES, None, METHOD, seed, trials, 1) for seed in seeds for world in courses]
+    for world, _, course in pool.imap(course_of, tasks):
+        courses[world].append(course)
+        if len(courses[name]) == len(courses[name + WHOLE]):
+            yield courses
 
 
 def _shown(grown: dict[str, Any], worlds: dict[str, Any]) -> Table:
