@@ -119,3 +119,30 @@ def test_without_a_number_of_threads_it_forks_all_the_same_and_a_rank_starts_its
     pools = log.read_text().split()
     assert pools
     assert set(pools) == {"3"}
+
+
+MUON_RANK = """
+import os, sys
+def run(payload, rank):
+    import torch
+    from deepspeed.runtime.zero.muon import original_muon
+    print(hasattr(original_muon.zeropower_via_newtonschulz5, "_torchdynamo_orig_callable"), flush=True)
+    print("torch._inductor.compile_fx" in sys.modules, flush=True)
+    with torch.compiler.set_stance("force_eager"):
+        print(*original_muon.zeropower_via_newtonschulz5(torch.eye(2), steps=5).shape, flush=True)
+    print(hasattr(original_muon.zeropower_via_newtonschulz5, "_torchdynamo_orig_callable"), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.long
+def test_functions_that_deepspeed_compiles_are_compiled_by_the_rank_that_calls_one(tmp_path: Path) -> None:
+    (tmp_path / "muon_rank.py").write_text(MUON_RANK)
+    environment = {**rank_environment(), "PYTHONPATH": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    starter = WarmStarter(sys.executable, [], environment, str(tmp_path / "server.log"), lambda text: None)
+    log = tmp_path / "rank0.log"
+    rank = RankRequest(environment, str(log), [])
+    request = LaunchRequest(sys.executable, "muon_rank:run", {}, str(tmp_path), [rank], deadline_s=60.0)
+    with contextlib.closing(starter):
+        assert starter.launch(request).wait().statuses == [0], log.read_text()
+    assert log.read_text().split() == ["False", "False", "2", "2", "True"]

@@ -239,9 +239,9 @@ class StudyDriver:
         self._runner.lose([plan for plan in work.plans if plan.number in self.state.running], reason)
 
     def prime(self) -> None:
-        """Lets the fork server import the modules that the profile trial imported, and waits for it."""
+        """Lets the fork server import the modules that the trials need, and waits for it."""
         if self.state.profile is not None:
-            self.place.prime(self.state.profile.imported)
+            self.place.prime([*self.state.profile.imported, *self.known.imported_later])
 
     def cancel(self) -> None:
         """Ends all running trials. It may be called from any thread."""

@@ -18,7 +18,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.records.result import ProgramProfile
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.turned import is_turned
+from trial_lib.wire.turned import COMPILE_PLACES, COMPILER, is_turned
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class KnownProgram:
         if self.layouts:
             config[LAYOUTS] = dict(self.layouts)
         return KnownProgram(config, mappings, found, switches, self.layouts)
+
+    @property
+    def imported_later(self) -> tuple[str, ...]:
+        """Modules that ranks with other values of the switches import, and that the profile trial may not have."""
+        return (COMPILER,) if any(place in COMPILE_PLACES for place in self.switches) else ()
 
     @property
     def is_batch_in_code(self) -> bool:

@@ -19,6 +19,9 @@ FORESEEN = (CHECKPOINTING, ATTENTION, COMPILE)
 """The switches whose memory and time are foreseen. A compiled model runs as it is written, and its kernels are fused
 afterwards (`trial_lib/foresee/time/fused.py`)."""
 
+COMPILER = "torch._inductor.compile_fx"
+"""The module of torch that a rank imports to compile a model. It takes a second or two."""
+
 LOADER_OPTIONS = {place: f"--dataloader_{place.partition(':')[2]}" for place in (WORKERS, PREFETCH, PINNED, PERSISTENT)}
 """Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes."""
 

@@ -91,3 +91,9 @@ def test_the_users_own_layout_has_to_be_known() -> None:
     require_sizes({"--stages": "2", "--compile": None}, {"--stages": "pipeline"})
     with pytest.raises(InputError, match="own pipeline layout is not known"):
         require_sizes({"--stages": None}, {"--stages": "pipeline"})
+
+
+@pytest.mark.parametrize("place", ["model:compile", "--torch_compile"])
+def test_trials_that_compile_find_the_compiler_imported(place: str) -> None:
+    assert KnownProgram(switches={place: False}).imported_later == ("torch._inductor.compile_fx",)
+    assert KnownProgram(switches={"--lr": 0.1}).imported_later == ()

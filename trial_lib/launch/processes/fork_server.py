@@ -202,14 +202,16 @@ def _wait_for_children(seconds: float) -> None:
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Spares imports the garbage collector's passes, which are a fifth of their time, and freezes their objects."""
+    """Spares imports the garbage collector's passes, which are a fifth of their time, and freezes their objects.
+
+    The few objects among them that are garbage are frozen too. A last pass to find them would delay the first trial.
+    """
     thresholds = gc.get_threshold()
     # `gc.disable` is not used here, because an imported library may call it for its program.
     gc.set_threshold(0)
     try:
         yield
     finally:
-        gc.collect()
         gc.freeze()
         gc.set_threshold(*thresholds)
 

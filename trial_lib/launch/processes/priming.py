@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.forks import initialised_driver
+from trial_lib.intercept.compile_later import compiled_when_called
 from trial_lib.launch.processes import channel, config_check, jit_builds
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
@@ -38,7 +39,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     # The driver waits for this answer, so it comes before the slow steps.
     config_check.answer_waiting(driver, doubt() is None)
     importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), compiled_when_called():
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     for module in _OF_RANKS:
         # A rank of a broken environment meets the same error, and writes it into its record.
