@@ -75,6 +75,7 @@ def test_both_layouts_train_alike_and_count_each_sample_once(
     # Groups of experts route other tokens together.
     if program is not EXPERTS:
         assert two.losses == pytest.approx(one.losses, rel=1e-4)
+        assert two.initial_weights == pytest.approx(one.initial_weights, rel=1e-6)
     for result in (one, two):
         assert result.metrics["throughput"] * result.metrics["latency"] == pytest.approx(GLOBAL_BATCH)
 

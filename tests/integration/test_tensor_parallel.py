@@ -37,11 +37,23 @@ def ran(trials: Any, made: TrialPlan) -> TrialResult:
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_both_layouts_train_alike_and_count_each_sample_once(trials: Any, stage: int) -> None:
+    """The losses agree in six digits, and float32 has seven.
+
+    They are not equal to the last digit: two ranks add up the parts of a row in another order than one rank.
+    """
     replicas, group = (ran(trials, plan(trials, size, stage=stage)) for size in (1, 2))
-    assert group.losses == pytest.approx(replicas.losses, rel=1e-5)
     assert len(group.losses) >= 4
+    assert group.losses == pytest.approx(replicas.losses, rel=1e-6)
     for result in (replicas, group):
         assert result.metrics["throughput"] * result.metrics["latency"] == pytest.approx(GLOBAL_BATCH)
+
+
+@pytest.mark.long
+def test_stages_1_and_2_of_a_group_train_alike_to_the_last_digit(trials: Any) -> None:
+    """Stage 3 is left out: on one rank alone its last digit differs from that of stage 1 too."""
+    first, second = (ran(trials, plan(trials, 2, stage=stage)).losses for stage in (1, 2))
+    assert first == second
+    assert len(first) >= 4
 
 
 def test_the_profile_of_a_divided_model_is_that_of_the_whole(trials: Any) -> None:

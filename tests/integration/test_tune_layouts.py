@@ -1,6 +1,7 @@
 """A whole study in which layouts race on two ranks. Each keeps the global batch, and their losses are compared."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ CONFIG = {
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
 }
 STAGES = "program.--pipeline_stages"
+GROUPS = "tensor_parallel.autotp_size"
 
 OPTIONS = ("--json", "-z", "1", "--max-trials", "8", "-m", "throughput")
 
@@ -31,7 +33,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
     found = Zerotune(tmp_path, home, slots=2)
-    shutil.copy(PROGRAMS / "layouts" / "stages.py", tmp_path)
+    for script in ("layouts/stages.py", "divided/train.py"):
+        shutil.copy(PROGRAMS / script, tmp_path)
     (tmp_path / "ds_config.json").write_text(json.dumps(CONFIG))
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
@@ -65,3 +68,34 @@ def test_stages_of_a_pipeline_race_by_a_switch(zerotune: Zerotune) -> None:
     best = document["best"]["knobs"].get("program", {}).get("--pipeline_stages", 1)
     assert best == 1 or f"--pipeline_stages {best}" in document["command"]
     assert not json.loads(zerotune.study.paths.best_ds_config.read_text()).keys() & {"program", "layouts"}
+
+
+def shapes(zerotune: Zerotune) -> set[tuple[int, int]]:
+    """Returns the rows and columns of a linear layer that each rank of a full experiment had, and its steps."""
+    logs = sorted(zerotune.folder.glob("zerotune-experiments/*/rank*.log"))
+    assert len(logs) == 2
+    found = [re.search(r"q_proj holds \((\d+), (\d+)\)", log.read_text()) for log in logs]
+    assert all(found)
+    shutil.rmtree(zerotune.folder / "zerotune-experiments")
+    return {(int(each[1]), int(each[2])) for each in found if each}
+
+
+@pytest.mark.timeout(1500)
+def test_tensor_parallel_groups_race_and_the_winner_trains(zerotune: Zerotune) -> None:
+    """Your own groups of two race with none, and either trains at full length by its configuration alone."""
+    own = {key: value for key, value in CONFIG.items() if key != "train_batch_size"}
+    own |= {"gradient_accumulation_steps": GLOBAL_BATCH // 2, "tensor_parallel": {"autotp_size": 2}}
+    typed = zerotune.folder / "ds_config.json"
+    typed.write_text(json.dumps(own))
+    command = ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds_config.json", "--steps", "40")
+    document = raced(zerotune, GROUPS, "tune", *OPTIONS, "--", *command)
+    paths = zerotune.study.paths
+    best = json.loads(paths.best_ds_config.read_text())
+    size = best["tensor_parallel"]["autotp_size"]
+    assert size == document["best"]["knobs"].get("tensor_parallel", {"autotp_size": 2})["autotp_size"]
+    replicas = 2 // size
+    assert best["train_micro_batch_size_per_gpu"] * best["gradient_accumulation_steps"] * replicas == GLOBAL_BATCH
+    for config, group in ((paths.best_ds_config, size), (typed, 2)):
+        trained = zerotune.run("train", paths.experiment, zerotune.folder, "--ds-config", config, timeout=500)
+        assert trained.returncode == 0, trained.stderr
+        assert shapes(zerotune) == {(32 // group, 32)}

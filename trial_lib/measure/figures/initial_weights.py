@@ -4,6 +4,8 @@ Two runs of a program may start from different weights. Within `deepspeed.zero.I
 drawn in another order, or by another function. Some elements of each parameter show it.
 """
 
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ class InitialWeights:
     def __init__(self, engine: Any) -> None:
         self._sums: tuple[float, float] | None = (0.0, 0.0)
         replicas = int(getattr(engine, "seq_dp_world_size", engine.dp_world_size))
-        for number, parameter in enumerate(engine.module.parameters()):
+        for number, parameter in _numbered(engine.module):
             part = _part(parameter)
             if part is None:
                 self._sums = None
@@ -43,6 +45,20 @@ class InitialWeights:
         """Returns the sum and the sum of squares over all ranks; empty if unknown. Every rank takes part."""
         *sums, unknown = total([*(self._sums or (0.0, 0.0)), float(self._sums is None)], engine)
         return [] if unknown else sums
+
+
+def _numbered(module: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the parameters of this rank, each with a number that it has in every layout.
+
+    A stage of a pipeline has names of the whole model (deepspeed/runtime/pipe/module.py). Stages with tied layers have
+    copies, of which one counts. In other models a wrapper may change the names, so the order numbers the parameters.
+    """
+    if not hasattr(module, "_layer_specs"):
+        yield from enumerate(module.parameters())
+        return
+    for name, parameter in module.named_parameters():
+        if not getattr(parameter, "ds_pipe_replicated", False):
+            yield zlib.crc32(name.encode()), parameter
 
 
 def _part(parameter: Any) -> torch.Tensor | None:
