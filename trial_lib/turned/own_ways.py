@@ -33,8 +33,9 @@ def note(facts: TurnableFacts, is_compiled: bool) -> None:
         facts: of a run in which ZeroTune has turned nothing.
         is_compiled: whether something was compiled in it.
     """
-    if _recomputed and facts.turnable.get(CHECKPOINTING, [""])[0] == "none":
-        del facts.turnable[CHECKPOINTING]
+    # Whether ZeroTune could turn it as well does not matter then.
+    if _recomputed and facts.turnable.get(CHECKPOINTING, ["none"])[0] == "none":
+        facts.turnable.pop(CHECKPOINTING, None)
         facts.not_turnable[CHECKPOINTING] = "your code recomputes activations by itself"
     if is_compiled and COMPILE in facts.turnable:
         del facts.turnable[COMPILE]
