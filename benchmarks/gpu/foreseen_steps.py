@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES, Shape
+from benchmarks.gpu.stages.switches import CASES
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.constants import workspaces
@@ -25,7 +26,6 @@ from trial_lib.foresee.time.devices import Cluster, known_devices
 from trial_lib.foresee.time.refit import MeasuredStep, refit
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.launch.program import Program
-from trial_lib.wire.turned import CHECKPOINTING, COMPILE
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTPUT = RESULTS / "gpu_h200_steps_foreseen.json"
@@ -33,19 +33,12 @@ DEVICE, HOPPER = "h200-141gb", (9, 0)
 MIB = 2**20
 _DEADLINE_S = 300.0
 _BASE = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "bf16": {"enabled": True}}
-SWITCHES: dict[str, dict[str, Any]] = {
-    "as typed": {},
-    "every second block": {CHECKPOINTING: "every_second"},
-    "all blocks": {CHECKPOINTING: "full"},
-    "compiled": {COMPILE: True},
-    "compiled, all blocks": {COMPILE: True, CHECKPOINTING: "full"},
-}
 
 
 def of_switches() -> Iterator[dict[str, Any]]:
     """Yields the cases of `stages/switches.py` with the model of this folder: 8 samples of 134 M parameters."""
     figures = json.loads((RESULTS / "gpu_h200_switches.json").read_text())["figures"]
-    for name, turned in SWITCHES.items():
+    for name, turned in CASES.items():
         seconds, above, _ = figures[f"{name}: seconds a step, bytes above initialisation, seconds of the trial"]
         overrides = {
             "train_micro_batch_size_per_gpu": 8,

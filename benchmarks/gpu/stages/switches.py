@@ -17,18 +17,18 @@ HUGGING_FACE = Path(__file__).resolve().parents[3] / "tests" / "programs" / "tur
 COMPILED_DEADLINE_S = 280.0
 # Losses of the first steps, as a share of the loss: kernels of 16 bits round otherwise.
 MOST_OFF_LOSS = 0.02
+CASES: dict[str, dict[str, Any]] = {
+    "as typed": {},
+    "every second block": {CHECKPOINTING: "every_second"},
+    "all blocks": {CHECKPOINTING: "full"},
+    "compiled": {COMPILE: True},
+    "compiled, all blocks": {COMPILE: True, CHECKPOINTING: "full"},
+}
 
 
 def run(kit: Kit) -> None:
     shape, size = kit.shape("125m"), 8 if kit.is_cuda else 2
-    cases: dict[str, dict[str, Any]] = {
-        "as typed": {},
-        "every second block": {CHECKPOINTING: "every_second"},
-        "all blocks": {CHECKPOINTING: "full"},
-        "compiled": {COMPILE: True},
-        "compiled, all blocks": {COMPILE: True, CHECKPOINTING: "full"},
-    }
-    found = {name: one(kit, name, plan_of(kit, shape, size, turned)) for name, turned in cases.items()}
+    found = {name: one(kit, name, plan_of(kit, shape, size, turned)) for name, turned in CASES.items()}
     own = found["as typed"]
     if own is None:
         return
