@@ -96,8 +96,8 @@ $(PACKAGES): $(RANKS) $(FETCHED)
 
 $(INSTALLED): $(PACKAGES)
 	$(PIP) install -c $(CHOSEN) --no-compile -e '.[dev]'
-	# Some packages have files that are no Python.
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	# Some packages have files that are no Python. A shell with PYTHONDONTWRITEBYTECODE would compile ours at each start.
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib flows tasks trial_lib >/dev/null || true
 	touch $@
 
 # What cannot be built, the study tells.
