@@ -11,7 +11,7 @@ from typing import Any
 
 from trial_lib.command.switches import switches_of
 from trial_lib.memory.allocations import Allocations
-from trial_lib.memory.zero_settings import arm_key
+from trial_lib.memory.zero_settings import ZeroSettings, arm_key, different_settings
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,9 @@ def nearest_arm(arms: Sequence[ForeseenArm], ds_config: Mapping[str, Any]) -> Fo
     own = switches_of(ds_config)
 
     def distance(arm: ForeseenArm) -> tuple[int, int]:
-        (stage, *settings), (own_stage, *own_settings) = arm_key(arm.ds_config, ()), arm_key(ds_config, ())
-        assert isinstance(stage, int)
-        assert isinstance(own_stage, int)
-        different = sum(one != other for one, other in zip(settings, own_settings, strict=True))
+        different = different_settings(arm_key(arm.ds_config, ()), arm_key(ds_config, ()))
         different += sum(own.get(place) != value for place, value in switches_of(arm.ds_config).items())
-        return different, abs(stage - own_stage)
+        return different, abs(ZeroSettings.of(arm.ds_config).stage - ZeroSettings.of(ds_config).stage)
 
     return min(arms, key=distance)
 

@@ -1,12 +1,16 @@
 """The settings of a DeepSpeed configuration that decide the memory of a rank, with DeepSpeed's defaults."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trial_lib.command.switches import switch_key
-from trial_lib.deepspeed_config.layout import Layout
+from trial_lib.command.switches import deepspeed_part, switch_key
+from trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Layout
 from trial_lib.memory.states import Precision, precision_of
+from trial_lib.space.catalogue import KNOBS, is_coarse
+from trial_lib.space.effects import Effect
+from trial_lib.space.knobs import STAGE, get_knob, leaves
+from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 
 # Defaults of deepspeed/runtime/zero/config.py (0.19.8).
 _BUCKET = 500_000_000
@@ -15,7 +19,14 @@ _LIVE = _REUSE = _SUB_GROUP = 1_000_000_000
 _STATE_BYTES = {"adagrad": 4, "lion": 4, "fusedlion": 4, "muon": 4}
 ADAM_STATE_BYTES = 8
 
-ArmKey = tuple[object, ...]
+ArmKey = tuple[tuple[str, object], ...]
+"""The settings of an arm, by name. None of them stands there twice."""
+
+# Coarse settings that the settings below have, whatever their spelling.
+_IN_SETTINGS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled", AUTOTP, SEQUENCE)
+# Coarse sections that change the result of a training. Of their settings these alone change its memory or its time.
+_MATHEMATICS = ("fp16", "gradient_clipping", "optimizer", "scheduler")
+_NOT_MATHEMATICS_ALONE = ("fp16.fp16_master_weights_and_grads", "optimizer.type")
 
 
 @dataclass(frozen=True)
@@ -82,27 +93,57 @@ class ZeroSettings:
 
 
 def arm_key(ds_config: Mapping[str, Any], switches: Collection[str] | None = None) -> ArmKey:
-    """Returns the coarse memory settings, which all configurations of one arm have in common.
+    """Returns the coarse settings of memory and time, which all configurations of one arm have in common.
+
+    Settings that change the result of a training alone are not among them, such as a learning rate.
 
     Args:
         ds_config: a complete configuration. Its section `program` may have switches.
         switches: the places of the switches that make an arm; None for all in that section.
     """
     settings = ZeroSettings.of(ds_config)
-    zero = ds_config.get("zero_optimization") or {}
-    checkpointing = ds_config.get("activation_checkpointing") or {}
-    autocast = ds_config.get("torch_autocast") or {}
     return (
-        settings.stage,
-        settings.offload_optimizer,
-        settings.offload_param,
-        settings.precision,
-        autocast.get("enabled") is True,
-        tuple(sorted((key, str(value)) for key, value in checkpointing.items())),
-        _get(zero, "zero_hpz_partition_size", 1) if settings.stage == 3 else 1,
-        settings.layout,
-        switch_key(ds_config, switches),
+        ("stage", settings.stage),
+        ("offload_optimizer", settings.offload_optimizer),
+        ("offload_param", settings.offload_param),
+        ("precision", settings.precision),
+        ("optimizer_bytes", settings.optimizer_bytes),
+        ("layout", settings.layout),
+        *_other_coarse(ds_config, settings),
+        *switch_key(ds_config, switches),
     )
+
+
+def different_settings(one: ArmKey, other: ArmKey) -> int:
+    """Returns the number of settings in which two arms differ, beside the ZeRO stage."""
+    return len({name for name, _ in set(one) ^ set(other)} - {"stage"})
+
+
+def _other_coarse(ds_config: Mapping[str, Any], settings: ZeroSettings) -> Iterator[tuple[str, object]]:
+    """Yields the other coarse settings that act at a stage and differ from DeepSpeed's defaults."""
+    for path, value in sorted(leaves(deepspeed_part(ds_config))):
+        if value is None or value == "auto" or not is_coarse(path) or path in (STAGE, *_IN_SETTINGS, *_OFFLOADS):
+            continue
+        known = KNOBS.get(path)
+        if known is None:
+            if path in _NOT_MATHEMATICS_ALONE or path.partition(".")[0] not in _MATHEMATICS:
+                yield path, str(value).lower()
+        elif value != known.default and any(_acts(effect, ds_config, settings) for effect in known.effects):
+            yield path, repr(value)
+
+
+def _acts(effect: Effect, ds_config: Mapping[str, Any], settings: ZeroSettings) -> bool:
+    """Returns whether an effect may be there, as far as a configuration shows it."""
+    return settings.stage in effect.stages and all(
+        _value_of(path, ds_config, settings) in values for path, values in effect.when.items()
+    )
+
+
+def _value_of(path: str, ds_config: Mapping[str, Any], settings: ZeroSettings) -> Any:
+    if path in _OFFLOADS:
+        return _OFFLOADS[path](settings)
+    known = KNOBS.get(path)
+    return _get({path: get_knob(ds_config, path)}, path, None if known is None else known.default)
 
 
 def arm_label(ds_config: Mapping[str, Any]) -> str:
@@ -110,6 +151,12 @@ def arm_label(ds_config: Mapping[str, Any]) -> str:
     settings = ZeroSettings.of(ds_config)
     offloads = {"optimizer": settings.offload_optimizer, "param": settings.offload_param}
     return f"z{settings.stage}" + "".join(f"-offload-{what}" for what, where in offloads.items() if where != "none")
+
+
+_OFFLOADS: Mapping[str, Callable[[ZeroSettings], str]] = {
+    OFFLOAD_OPTIMIZER: lambda settings: settings.offload_optimizer,
+    OFFLOAD_PARAM: lambda settings: settings.offload_param,
+}
 
 
 def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
@@ -124,7 +171,7 @@ def _get_of_stage_3(zero: Mapping[str, Any], key: str, default: Any) -> Any:
 
 def _offload(zero: Mapping[str, Any], key: str) -> str:
     section = _get(zero, key, {})
-    return str(_get(section, "device", "cpu")) if section else "none"
+    return str(_get(section, "device", "none")) if section else "none"
 
 
 def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:

@@ -1,6 +1,13 @@
+from typing import Any
+
 import pytest
 
+from trial_lib.command.switches import PROGRAM
 from trial_lib.memory.zero_settings import ZeroSettings, arm_key, arm_label
+from trial_lib.space.catalogue import KNOBS
+from trial_lib.space.effects import Effect
+from trial_lib.space.knobs import STAGE, set_knob
+from trial_lib.wire.turned import COMPILE
 
 
 def config(**zero):
@@ -60,6 +67,66 @@ def test_fine_knobs_do_not_part_an_arm():
     plain = config(stage=2)
     fine = config(stage=2, reduce_bucket_size=1000, overlap_comm=True, allgather_bucket_size=10)
     assert arm_key(plain) == arm_key(fine)
+
+
+def test_a_section_of_offload_that_names_no_place_offloads_nothing():
+    settings = ZeroSettings.of(config(stage=3, offload_optimizer={"pin_memory": True}))
+    assert settings.offload_optimizer == "none"
+
+
+# A value of each kind that is not DeepSpeed's default.
+OTHER_VALUES = {"switch": True, "count": 4, "size": 2, "share": 0.5}
+COARSE = sorted(path for path, known in KNOBS.items() if known.is_coarse)
+
+
+def configured(path: str, value: Any, effect: Effect, stage: int) -> dict[str, Any]:
+    """A configuration in which a knob has an effect, apart from what only the program shows."""
+    config: dict[str, Any] = {}
+    for needed, values in {STAGE: (stage,), **effect.when, path: (value,)}.items():
+        set_knob(config, needed, values[-1])
+    return config
+
+
+@pytest.mark.parametrize("path", COARSE)
+def test_each_coarse_knob_of_the_catalogue_parts_arms_where_it_acts_and_not_elsewhere(path: str):
+    known = KNOBS[path]
+    kind = known.kind
+    other = kind[-1] if isinstance(kind, tuple) else OTHER_VALUES[kind]
+    value = False if known.default is True else other
+    acting: set[int] = set()
+    for effect in known.effects:
+        for stage in effect.stages:
+            without = configured(path, None, effect, stage)
+            assert arm_key(configured(path, value, effect, stage)) != arm_key(without), (effect.source, stage)
+            # DeepSpeed's own value makes no other arm.
+            if known.default is not None:
+                assert arm_key(configured(path, known.default, effect, stage)) == arm_key(without)
+            acting.add(stage)
+    for stage in {0, 1, 2, 3} - acting:
+        plain: dict[str, Any] = config(stage=stage)
+        idle = config(stage=stage)
+        set_knob(idle, path, value)
+        assert arm_key(idle) == arm_key(plain), stage
+
+
+@pytest.mark.parametrize("word", ["lr", "betas", "weight_decay"])
+def test_what_changes_the_result_alone_does_not_part_arms(word: str):
+    named = [{"optimizer": {"type": "AdamW", "params": {word: value}}} for value in (1, 2)]
+    assert arm_key(named[0]) == arm_key(named[1])
+    assert arm_key({"gradient_clipping": 1.0, "fp16": {"enabled": True, "loss_scale": 8}}) == arm_key(
+        {"scheduler": {"type": "WarmupLR"}, "fp16": {"enabled": True}}
+    )
+
+
+@pytest.mark.parametrize("name", ["SGD", "Lion", "Muon", "OneBitAdam"])
+def test_another_optimizer_makes_another_arm(name: str):
+    assert arm_key({"optimizer": {"type": name}}) != arm_key({"optimizer": {"type": "AdamW"}})
+
+
+def test_deepcompile_parts_arms_if_the_model_is_compiled_or_the_code_may_do_it():
+    compiled: dict[str, Any] = {**config(stage=2), PROGRAM: {COMPILE: True}}
+    assert arm_key({**compiled, "compile": {"deepcompile": True}}) != arm_key(compiled)
+    assert arm_key({**config(stage=2), "compile": {"offload_activation": True}}) == arm_key(config(stage=2))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,33 @@ def test_arms_vary_stage_and_offload_alone_unless_the_user_asks_for_more() -> No
     assert any("checkpointing" in arm.label for arm in planned_arms(reading, BASE, (2, 3), asked))
 
 
+@pytest.mark.parametrize(
+    ("path", "labels"),
+    [
+        (
+            "bf16.bf16_master_weights_and_grads",
+            ["z1-bf16-master-weights-and-grads", "z3-offload-optimizer-bf16-master-weights-and-grads"],
+        ),
+        ("data_types.grad_accum_dtype", ["z2-grad-accum-dtype=fp32"]),
+        ("communication_data_type", ["z2-communication-data-type=fp32", "z3-communication-data-type=fp32"]),
+        ("zero_optimization.offload_optimizer.super_offload", ["z3-offload-optimizer-super-offload"]),
+        ("zero_optimization.zenflow.update_interval", ["z1-offload-optimizer-update-interval=4"]),
+        ("zero_optimization.zero_quantized_weights", ["z3-zero-quantized-weights"]),
+        ("optimizer.params.torch_adam", ["z2-torch-adam", "z3-torch-adam"]),
+        ("compile.deepcompile", ["z2-deepcompile", "z3-deepcompile"]),
+    ],
+)
+def test_a_coarse_knob_that_the_user_asks_for_makes_arms_where_it_acts(path: str, labels: list[str]) -> None:
+    values = {"data_types.grad_accum_dtype": ("bf16", "fp32"), "communication_data_type": ("bf16", "fp32")}
+    request = RequestedKnob(path, values.get(path, (4,) if "zenflow" in path else (False, True)))
+    compiling = _typed(program={"compiles_engine": True})
+    arms = [arm.label for arm in planned_arms(compiling, BASE, (0, 1, 2, 3), [request])]
+    plain = [arm.label for arm in planned_arms(compiling, BASE, (0, 1, 2, 3))]
+    assert set(labels) <= set(arms)
+    assert not set(labels) & set(plain)
+    assert len(arms) == len(set(arms))
+
+
 def test_a_pipeline_has_stages_0_and_1_alone() -> None:
     base = {**BASE, "zero_optimization": {"stage": 1}}
     labels = [arm.label for arm in planned_arms(_typed(is_pipeline=True), base, (0, 1, 2, 3))]
