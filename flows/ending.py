@@ -22,7 +22,7 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
 
 
 def load_report() -> None:
-    """Imports what a report needs in a thread, while trials run. The end of the study then need not wait for it."""
+    """Loads what a report needs in a thread, while trials run. The end of the study then need not wait for it."""
     threading.Thread(target=_load_report, daemon=True, name="load-report").start()
 
 
@@ -30,9 +30,15 @@ def _load_report() -> None:
     # The end of the study reports a failure.
     with contextlib.suppress(Exception):
         from trial_lib.report import write_report  # noqa: F401 - kept by Python
-        from trial_lib.report.page_parts import packed_plotly
+        from trial_lib.report.html_report import FIGURE, REPORT
+        from trial_lib.report.page_parts import packed_plotly, page_template
+        from trial_lib.report.plot_parts import empty_figure
 
         packed_plotly()
+        for name in (REPORT, FIGURE):
+            page_template(name)
+        # Plotly reads its own defaults for the first figure.
+        empty_figure("", "").to_json()
 
 
 def _report(study: OpenStudy) -> None:

@@ -57,15 +57,17 @@ def run_flow(
 
     keep_secrets_from_prefect()
     keep_lines_of_prefect(log)
+    named = flow.with_options(flow_run_name=names[0])
     check()
     if server is None:
         require_configured_server()
         begin()
     else:
         begin()
+        interrupts.aside(_import_engines)
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
-    run = _Run(lambda: flow.with_options(flow_run_name=names[0])(**parameters, return_state=True), names, log)
+    run = _Run(lambda: named(**parameters, return_state=True), names, log, has_heartbeats=server is None)
     try:
         if not ended_in_time(run, is_down, END_S):
             log.debug("Prefect had not recorded the end after %.0f s", END_S)
@@ -82,26 +84,48 @@ def run_flow(
             interrupts.prefect_is_away = True
 
 
+def _import_engines() -> None:
+    """Imports what Prefect imports when a flow and its first task begin. Until then the server is only starting."""
+    import prefect.flow_engine
+    import prefect.task_engine
+    import prefect.utilities.visualization  # noqa: F401 - kept by Python
+
+
 class _Run:
     """The flow, followed by the wait for its history.
+
+    Args:
+        run: runs the flow.
+        names: of the flow's run and of its subflows' runs.
+        log: the log of the study or the full experiment.
+        has_heartbeats: whether somebody may watch the run's heartbeats. A run waits at its end for their thread, which
+            sleeps for a second at a time.
 
     Attributes:
         is_told: whether the server has recorded the whole history.
     """
 
-    def __init__(self, run: Callable[[], Any], names: Sequence[str], log: logging.Logger) -> None:
+    def __init__(
+        self, run: Callable[[], Any], names: Sequence[str], log: logging.Logger, has_heartbeats: bool = True
+    ) -> None:
         self.is_told = False
-        self._run, self._names, self._log = run, names, log
+        self._run, self._names, self._log, self._has_heartbeats = run, names, log, has_heartbeats
 
     def __call__(self) -> None:
         import httpx
-        from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+        from prefect.settings import (
+            PREFECT_API_REQUEST_TIMEOUT,
+            PREFECT_CLIENT_MAX_RETRIES,
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+            temporary_settings,
+        )
 
         from tasks.run_history import wait_for_history
 
         patience = {PREFECT_CLIENT_MAX_RETRIES: _RETRIES, PREFECT_API_REQUEST_TIMEOUT: _PATIENCE_S}
+        unheard = {} if self._has_heartbeats else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
         try:
-            with temporary_settings(set_defaults=patience):
+            with temporary_settings(updates=unheard, set_defaults=patience):
                 self._run()
         except httpx.HTTPError as error:
             # Only the state of the flow itself raises. All other records may fail.

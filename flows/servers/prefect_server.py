@@ -25,7 +25,21 @@ _KEEP_S = 1.0
 _LOCK_POLL_S = 0.5
 
 # A server for one command does not need these.
-_IDLE_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "FOREMAN", "TRIGGERS")
+_IDLE_SERVICES = (
+    "SCHEDULER",
+    "LATE_RUNS",
+    "PAUSE_EXPIRATIONS",
+    "CANCELLATION_CLEANUP",
+    "CLEANUP_RECONCILER",
+    "FOREMAN",
+    "REPOSSESSOR",
+    "TRIGGERS",
+)
+# A study has no block. To list them, the server would import each installed collection of Prefect's, as for Docker.
+_NO_BLOCKS = {
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
 
 
 class PrefectServer:
@@ -42,7 +56,8 @@ class PrefectServer:
         # Reserved, because the server may have to start again. The kernel may give any other port to a connection.
         self._held = contextlib.ExitStack()
         self._port = self._held.enter_context(reserved_port(host_lock_dir()))
-        settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
+        idle = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
+        settings = {**idle, **_NO_BLOCKS}
         self._service = own_service(self._port, own_home() / "server.log", settings, shares_log=True)
         self.api_url = f"http://{LOOPBACK}:{self._port}/api"
         self._lock = threading.Lock()

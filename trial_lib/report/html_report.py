@@ -11,10 +11,12 @@ from trial_lib.report.page_parts import drawings, packed_plotly, page_template
 from trial_lib.report.study_view import StudyView
 from trial_lib.wire.traced_step import STEP_PARTS
 
+REPORT, FIGURE = "report.html.j2", "figure.html.j2"
+
 
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
     """Returns the report as HTML, with the study's figures."""
-    return page_template("report.html.j2").render(
+    return page_template(REPORT).render(
         view=view,
         figures=figures,
         drawings=drawings(figures),
@@ -32,7 +34,7 @@ def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
     """Returns an HTML page for each figure with a drawing, by its key."""
     drawn = [figure for figure in figures if figure.figure is not None]
     return {
-        figure.key: page_template("figure.html.j2").render(
+        figure.key: page_template(FIGURE).render(
             view=view, figures=[figure], drawings=drawings([figure]), plotly=packed_plotly()
         )
         for figure in drawn
