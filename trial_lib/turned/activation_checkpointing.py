@@ -18,6 +18,7 @@ from trial_lib.turned.repeated_blocks import repeated_blocks
 NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
 _BY_ITSELF = "your code recomputes activations by itself"
 _NO_BLOCKS = "the model has no repeated blocks of several operations"
+_STATISTICS = "the repeated blocks keep statistics of their batches, which recomputation counts twice"
 
 
 def find(model: Any) -> Found:
@@ -31,12 +32,8 @@ def find(model: Any) -> Found:
         return Found(reason="a pipeline has its own activation_checkpoint_interval")
     if any(isinstance(module, CheckpointWrapper) or _is_recomputed(module) for module in model.modules()):
         return Found(reason=_BY_ITSELF)
-    blocks = repeated_blocks(model)
-    if not blocks:
-        return Found(reason=_NO_BLOCKS)
-    if any(_keeps_statistics(module) for block in blocks for module in block.modules()):
-        return Found(reason="the repeated blocks keep statistics of their batches, which recomputation counts twice")
-    return Found.of(NONE, (NONE, FULL, EVERY_SECOND))
+    _, reason = _recomputable(model)
+    return Found(reason=reason) if reason else Found.of(NONE, (NONE, FULL, EVERY_SECOND))
 
 
 def turn(model: Any, kind: str) -> None:
@@ -47,9 +44,9 @@ def turn(model: Any, kind: str) -> None:
     """
     own = inner_model(model)
     if not _has_method(own):
-        blocks = repeated_blocks(model)
+        blocks, reason = _recomputable(model)
         if not blocks:
-            raise ValueError(f"Its activations cannot be recomputed: {_NO_BLOCKS}.")
+            raise ValueError(f"Its activations cannot be recomputed: {reason}.")
         guarded = GuardedCheckpoint()
         for block in _of_kind(blocks, kind):
             # A copy of the model gets a copy of this, which calls the copied block.
@@ -65,6 +62,13 @@ def turn(model: Any, kind: str) -> None:
         layers = [module for module in _flagged(own) if not any(_flagged(child) for child in module.children())]
         for layer in set(layers) - set(_of_kind(layers, kind)):
             layer.gradient_checkpointing = False
+
+
+def _recomputable(model: Any) -> tuple[list[Any], str]:
+    """Returns the blocks that can be recomputed, and why there are none."""
+    blocks = repeated_blocks(model)
+    found = [block for block in blocks if not any(map(_keeps_statistics, block.modules()))]
+    return found, "" if found else _STATISTICS if blocks else _NO_BLOCKS
 
 
 def _of_kind(blocks: list[Any], kind: str) -> list[Any]:

@@ -5,7 +5,8 @@ single operation has nothing there: autograd keeps its inputs or its result, whi
 several operations, as the layers that transformers recomputes (`GradientCheckpointingLayer`) have.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,25 +22,56 @@ _KEEP_THEIR_RESULT = (
 
 
 def repeated_blocks(model: Any) -> list[Any]:
-    """Returns the modules of the class that repeats most in a list or a sequence of the model, in their order.
+    """Returns the blocks of the model's lists, in their order, with all other modules of their classes.
 
-    Blocks of a single operation are left out.
+    Of lists within each other, the outermost has the blocks: a layer, and not the experts within it. If the members of
+    a list are stages, the blocks within them are meant. Blocks of a single operation are left out.
     """
-    longest: tuple[int, int] = (_FEWEST_BLOCKS - 1, 0)
-    found: list[Any] = []
-    for module in model.modules():
-        if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
-            continue
-        children = list(module.children())
-        if len({type(child) for child in children}) != 1 or isinstance(children[0], _LISTS):
-            continue
-        size = len(children), sum(_elements(each) for child in children for each in child.parameters())
-        if size[1] and size > longest and any(map(_is_worth_it, children)):
-            longest, found = size, children
-    if found and type(found[0]) is not torch.nn.Sequential:
-        found = [*_outermost(model, type(found[0]))]
+    listed = list(_listed(model))
+    kinds = {type(block) for block in listed if type(block) is not torch.nn.Sequential}
+    found = _outermost(model, kinds, {id(block) for block in listed})
     # A block may be in two lists. Turned twice, it would be recomputed within its own recomputation.
     return list(dict.fromkeys(filter(_is_worth_it, found)))
+
+
+def _listed(module: Any) -> Iterator[Any]:
+    """Yields the blocks of the outermost lists in a module."""
+    blocks = _blocks_of(module)
+    if blocks and not _are_stages(blocks):
+        yield from blocks
+        return
+    for child in module.children():
+        yield from _listed(child)
+
+
+def _blocks_of(module: Any) -> list[Any]:
+    """Returns the blocks of a list or a sequence; none if it is neither, or if its classes do not repeat.
+
+    Layers of two classes may take turns, as in a mixture of experts. In a sequence these may be single operations.
+    """
+    if not isinstance(module, (*_LISTS, torch.nn.Sequential)):
+        return []
+    # One block may be there several times. `children` has it once.
+    children = [child for child in module._modules.values() if child is not None]
+    classes = Counter(map(type, children))
+    if not children or min(classes.values()) < _FEWEST_BLOCKS or any(isinstance(each, _LISTS) for each in children):
+        return []
+    are_worth_it = any(map(_is_worth_it, children)) if len(classes) == 1 else all(map(_is_worth_it, children))
+    return children if are_worth_it and any(map(_size, children)) else []
+
+
+def _are_stages(blocks: Sequence[Any]) -> bool:
+    """Returns whether blocks are stages of a model, such as those of a Swin transformer.
+
+    Most of their parameters are then in lists of blocks that normalise. Experts within a layer do not.
+    """
+    inner = [each for block in blocks for each in _listed(block)]
+    normalise = any("norm" in type(module).__name__.lower() for each in inner for module in each.modules())
+    return normalise and 2 * sum(map(_size, inner)) > sum(map(_size, blocks))
+
+
+def _size(module: Any) -> int:
+    return sum(map(_elements, module.parameters()))
 
 
 def _is_worth_it(block: Any) -> bool:
@@ -69,10 +101,10 @@ def _elements(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _outermost(module: Any, kind: type) -> Iterator[Any]:
-    """Yields the modules of a class that are not within another of it."""
+def _outermost(module: Any, kinds: Collection[type], blocks: Collection[int]) -> Iterator[Any]:
+    """Yields the modules of some classes, and those with some identities, that are not within another of them."""
     for child in module.children():
-        if type(child) is kind:
+        if type(child) in kinds or id(child) in blocks:
             yield child
         else:
-            yield from _outermost(child, kind)
+            yield from _outermost(child, kinds, blocks)
