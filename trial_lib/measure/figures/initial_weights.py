@@ -34,7 +34,7 @@ class InitialWeights:
                 return
             # Rounded to the coarsest format in which any engine keeps them.
             values = part.detach().to("cpu", torch.bfloat16).double() * (1 + number % _WEIGHTS)
-            holders = 1 if hasattr(parameter, "ds_tensor") else replicas
+            holders = 1 if hasattr(parameter, "ds_tensor") else _holders(parameter, replicas)
             before, squares_before = self._sums
             self._sums = (
                 before + float(values.sum()) / holders,
@@ -52,13 +52,47 @@ def _numbered(module: Any) -> Iterator[tuple[int, Any]]:
 
     A stage of a pipeline has names of the whole model (deepspeed/runtime/pipe/module.py). Stages with tied layers have
     copies, of which one counts. In other models a wrapper may change the names, so the order numbers the parameters.
+    Experts come last: a rank may have some of them, and all ranks have the other parameters.
     """
     if not hasattr(module, "_layer_specs"):
-        yield from enumerate(module.parameters())
+        experts = list(_experts(module))
+        of_experts = {id(parameter) for _, parameter in experts}
+        yield from enumerate(each for each in module.parameters() if id(each) not in of_experts)
+        yield from experts
         return
     for name, parameter in module.named_parameters():
         if not getattr(parameter, "ds_pipe_replicated", False):
             yield zlib.crc32(name.encode()), parameter
+
+
+def _experts(module: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the parameters of this rank's experts. An expert has its number on whichever rank it is.
+
+    Each rank of a group has as many experts of a layer as the others, in the order of the ranks
+    (deepspeed/moe/layer.py).
+    """
+    layers = (each for each in module.modules() if type(each).__name__ == "Experts")
+    for layer, of_layer in enumerate(layers):
+        for place, expert in enumerate(of_layer.deepspeed_experts):
+            for position, parameter in enumerate(expert.parameters()):
+                number = place + len(of_layer.deepspeed_experts) * _expert_rank(parameter)
+                yield zlib.crc32(f"{layer}.{number}.{position}".encode()), parameter
+
+
+def _expert_rank(parameter: Any) -> int:
+    """Returns this rank's place among those that share a layer's experts."""
+    from deepspeed.utils import groups
+
+    return int(groups._get_expert_parallel_rank(parameter.group_name))
+
+
+def _holders(parameter: Any, replicas: int) -> int:
+    """Returns how many ranks keep a parameter. An expert's is kept by a part of the replicas."""
+    if getattr(parameter, "allreduce", True):
+        return replicas
+    from deepspeed.utils import groups
+
+    return int(groups._get_expert_data_parallel_world_size(parameter.group_name))
 
 
 def _part(parameter: Any) -> torch.Tensor | None:

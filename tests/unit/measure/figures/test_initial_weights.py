@@ -44,3 +44,33 @@ def test_a_layer_that_two_stages_share_counts_once(monkeypatch: pytest.MonkeyPat
         parameter.ds_pipe_replicated = True
     whole = sums(monkeypatch, stage({1: layer}, tied))
     assert sums(monkeypatch, stage({}, tied), stage({1: layer}, copied)) == pytest.approx(whole)
+
+
+class Experts(nn.Module):
+    """As DeepSpeed's class of this name keeps the experts of a rank."""
+
+    def __init__(self, experts: list[nn.Module]) -> None:
+        super().__init__()
+        self.deepspeed_experts = nn.ModuleList(experts)
+
+
+def test_experts_on_two_ranks_start_as_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    first, last, *experts = (nn.Linear(3, 3) for _ in range(6))
+    for parameter in nn.ModuleList(experts).parameters():
+        parameter.allreduce = False
+
+    def over(ranks: int, experts: list[nn.Module]) -> list[float]:
+        parts = [experts[rank * 4 // ranks : (rank + 1) * 4 // ranks] for rank in range(ranks)]
+        ranks_of = {id(each): rank for rank, part in enumerate(parts) for each in nn.ModuleList(part).parameters()}
+        monkeypatch.setattr(initial_weights, "_expert_rank", lambda parameter: ranks_of[id(parameter)])
+        monkeypatch.setattr(
+            initial_weights, "_holders", lambda parameter, replicas: 1 if id(parameter) in ranks_of else replicas
+        )
+        models = (nn.Sequential(first, Experts(part), last) for part in parts)
+        return sums(monkeypatch, *(SimpleNamespace(module=model, dp_world_size=ranks) for model in models))
+
+    whole = over(1, experts)
+    assert over(2, experts) == pytest.approx(whole)
+    assert over(4, experts) == pytest.approx(whole)
+    assert over(2, experts[::-1]) != pytest.approx(whole)
