@@ -61,7 +61,8 @@ def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any
     wanted = {}
     for knob in arm.fine:
         own = get_knob(base_config, knob.path, LEFT_OPEN.get(knob.path))
-        if own is not None:
+        # A switch as typed, and a setting that is left to DeepSpeed, are None, which may be a value of the knob.
+        if own is not None or None in knob.values:
             wanted[knob.path] = _by_distance(knob.values, own)[0]
     return arm.with_fine(wanted)
 

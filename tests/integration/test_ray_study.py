@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, query, words_of
+from switched_fixtures import COMMAND, ran_with, switched
 
 from trial_lib.records.candidate import Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
@@ -92,6 +93,18 @@ def test_a_trial_with_more_slots_than_a_host_has_spans_several(
     config = json.loads(zerotune.study.paths.best_ds_config.read_text())
     samples = config["train_micro_batch_size_per_gpu"] * config.get("gradient_accumulation_steps", 1)
     assert config["train_batch_size"] == 2 * samples
+
+
+def test_switches_reach_the_ranks_on_every_host(tmp_path: Path, home: Path, cluster: LocalCluster) -> None:
+    zerotune = switched(tmp_path, home)
+    vary = ("--vary", "--twice=true,false", "--vary", "OWN=,b")
+    options = ("--method", "random", "-z", "1", "--max-trials", "6", "--max-micro-batch", "4", "--ray", cluster.address)
+    ended = zerotune.run("tune", *options, *vary, "--", *COMMAND, "--twice", timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    had = ran_with(zerotune.study, {"--twice": "True"})
+    assert {each["--twice"] for each in had} == {"True", "False"}
+    assert {each["OWN"] for each in had} == {"None", "b"}
+    assert "--deepspeed_config" in zerotune.study.paths.best_command.read_text()
 
 
 def test_what_a_cluster_cannot_do_is_said_before_anything_starts(

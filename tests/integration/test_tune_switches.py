@@ -9,25 +9,19 @@ from typing import Any
 
 import pytest
 from device_fixtures import TRAINER_FLAGS
-from study_fixtures import Study, Zerotune
+from study_fixtures import Zerotune
+from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 
-SWITCHED = Path(__file__).parents[1] / "programs" / "switched"
-COMMAND = ("deepspeed", "--num_gpus", "1", "train.py", "--deepspeed_config", "ds_config.json")
-SHOWN = re.compile(r"twice (\w+) kernel (\w+) loops (\w+) layers (\w+) own (\w+) threads (\d+)")
-PLACES = ("--twice", "--kernel", "train.yaml:model.loops", "model.layers", "OWN", "OMP_NUM_THREADS")
-DEFAULTS = dict(zip(PLACES, ("False", "relu", "1", "1", "None", "1"), strict=True))
-
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = Zerotune(tmp_path, home)
-    shutil.copytree(SWITCHED, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    found = switched(tmp_path, home)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment |= {"PREFECT_API_URL": server.api_url, "OMP_NUM_THREADS": "1"}
+    found.environment["PREFECT_API_URL"] = server.api_url
     return found
 
 
@@ -37,24 +31,6 @@ def tune(zerotune: Zerotune, *words: str, typed: tuple[str, ...] = (), trials: i
     assert ended.returncode == 0, ended.stderr
     document: dict[str, Any] = json.loads(ended.stdout)
     return document
-
-
-def ran_with(study: Study, typed: dict[str, str]) -> list[dict[str, str]]:
-    """Returns what the ranks of each trial had, after a look whether it is what their candidate says."""
-    found = []
-    for number, result in study.results.items():
-        if result.outcome not in (Outcome.COMPLETED, Outcome.TOO_SLOW):
-            continue
-        shown = SHOWN.search(Path(result.logs[0]).read_text())
-        assert shown is not None
-        had = dict(zip(PLACES, shown.groups(), strict=True))
-        candidate = json.loads(study.paths.trial(number).candidate.read_text())
-        asked = {
-            place: str(value) for place, value in candidate["knobs"].get("program", {}).items() if value is not None
-        }
-        assert had == {**DEFAULTS, **typed, **asked}
-        found.append(had)
-    return found
 
 
 @pytest.mark.long

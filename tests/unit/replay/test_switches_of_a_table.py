@@ -17,10 +17,10 @@ def switched(attention, allocator):
     }
 
 
-def world():
-    grid = [switched(attention, allocator) for attention in ATTENTIONS for allocator in ALLOCATORS]
+def world(allocators=ALLOCATORS, allocator="segments"):
+    grid = [switched(attention, allocator) for attention in ATTENTIONS for allocator in allocators]
     rows = [ran(knobs, 4, 100.0 + number, 100) for number, knobs in enumerate(grid)]
-    own = {"--attention": "eager", "--gc": True, "ALLOCATOR": "segments", "OMP_NUM_THREADS": 2}
+    own = {"--attention": "eager", "--gc": True, "ALLOCATOR": allocator, "OMP_NUM_THREADS": 2}
     recorded = table(*rows)
     recorded.head = HEAD.model_copy(update={"base_config": {**HEAD.base_config, "program": own}})
     return TableWorld(recorded)
@@ -40,3 +40,8 @@ def test_the_users_configuration_has_the_switches_as_typed():
     found = world()
     assert found.submitted == candidate(switched("eager", "segments"), 4)
     assert found.run(found.submitted, random.Random(0)).metrics["throughput"] > 0
+
+
+def test_a_variable_that_the_users_command_does_not_set_stays_unset():
+    found = world(allocators=("segments", None), allocator=None)
+    assert found.submitted == candidate(switched("eager", None), 4)
