@@ -61,6 +61,16 @@ def test_options_make_a_configuration_that_only_the_code_knows(tmp_path: Path) -
     assert "CUDA_VISIBLE_DEVICES" not in found["launcher_environment"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("option", [[], ["--num_cpu_threads_per_process", "4"]])
+def test_accelerate_itself_sets_the_threads_only_if_an_option_names_them(tmp_path: Path, option: list[str]) -> None:
+    typed = words(tmp_path, "--use_deepspeed", "--num_processes", "2", *option, "train.py")
+    typed.environment["OMP_NUM_THREADS"] = "2"
+    found = parse_accelerate(typed, None)
+    assert found["launcher_environment"].get("OMP_NUM_THREADS") == (option[-1] if option else None)
+    assert ("OMP_NUM_THREADS" in found["launcher_defaults"]) is not bool(option)
+
+
 def test_without_a_word_about_deepspeed_one_rank_starts_and_the_code_has_to_say_it(tmp_path: Path) -> None:
     typed = words(tmp_path, "train.py")
     found = parse_accelerate(typed, None)

@@ -68,6 +68,10 @@ _REFUSED_FAMILIES = ("fsdp_", "megatron_lm_", "tpu_", "parallelism_config_", "aw
 
 # ZeroTune sets these itself, because it chooses devices, ports and cores.
 _OWN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ACCELERATE_CPU_AFFINITY", CONFIG_VARIABLE)
+_THREADS, _THREADS_OPTION = "OMP_NUM_THREADS", "num_cpu_threads_per_process"
+# accelerate/commands/launch.py: without the option the shell's number of threads counts. The others are set on cards
+# without fast links, unless the shell has them.
+_DEFAULTS = (_THREADS, "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 
 
 def read_accelerate(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
@@ -107,7 +111,12 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
         "module" if settings["module"] else "script": settings["training_script"],
         "slots": _slots(words, launcher, settings),
         "launcher_environment": {name: value for name, value in variables.items() if name not in _OWN_VARIABLES},
+        "launcher_defaults": _DEFAULTS,
     }
+    if _THREADS_OPTION in answer["given"]:
+        # If the shell has the same number, accelerate has not changed the variable.
+        found["launcher_environment"][_THREADS] = str(settings[_THREADS_OPTION])
+        found["launcher_defaults"] = tuple(name for name in _DEFAULTS if name != _THREADS)
     if settings["gpu_ids"] not in (None, "all"):
         found["devices"] = _devices(words, settings["gpu_ids"])
     if config_file is not None:

@@ -3,6 +3,7 @@
 ZeroTune starts the ranks itself, on this host and without MPI.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from trial_lib.command.deepspeed_hosts import refuse_foreign
@@ -14,6 +15,7 @@ from trial_lib.command.words import Words
 _INSTEAD = "Or type `zerotune tune -- torchrun --nproc_per_node N SCRIPT ARGUMENTS`."
 _EXPORTS = ("-x", "--x")
 _VARIABLES = ("-genv", "-env")
+_NO_VARIABLES, _THESE_VARIABLES = "-genvnone", "-genvlist"
 _PARAMETERS = ("--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca")
 
 
@@ -47,11 +49,12 @@ def read_mpirun(words: Words, launcher: UserLauncher, interpreter: str | None) -
             words.notes.append(f"{' '.join(shown)} is left out: the ranks are started without MPI.")
         else:
             found |= read_options(words, launcher.name, launcher.options, last=tuple(launcher.options))
+    passed = found.get(_THESE_VARIABLES, "" if _NO_VARIABLES in found else "*")
     if ":" in words.rest:
         raise words.error("mpirun is told of several programs.", f"Start one. {_INSTEAD}")
     for host in filter(None, found.get("--host", "").split(",")):
         refuse_foreign(words, "--host", host.partition(":")[0])
-    return _ranks(words, launcher, _count_in(found, words, launcher), variables)
+    return _ranks(words, launcher, _count_in(found, words, launcher), variables, passed.split(","))
 
 
 def read_srun(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
@@ -70,10 +73,11 @@ def read_srun(words: Words, launcher: UserLauncher, interpreter: str | None) -> 
     nodes = slurm.get("SLURM_JOB_NUM_NODES", slurm.get("SLURM_NNODES", "1"))
     if "--nodes" not in found and nodes != "1":
         raise words.error(f"the allocation has {nodes} nodes, and a search runs on one.", f"Add -N 1. {_INSTEAD}")
-    exported = found.get("--export", "").split(",")
+    exported = found.get("--export", slurm.get("SLURM_EXPORT_ENV", "ALL")).split(",")
     variables = {name: value for name, equals, value in (item.partition("=") for item in exported) if equals}
+    passed = ["*"] if "ALL" in exported else exported
     counted = {launcher.count[0]: slurm.get("SLURM_NTASKS", "1")} if found.keys().isdisjoint(launcher.count) else found
-    return _ranks(words, launcher, _count_in(counted, words, launcher), variables)
+    return _ranks(words, launcher, _count_in(counted, words, launcher), variables, passed)
 
 
 def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> int:
@@ -87,11 +91,25 @@ def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> in
     return int(count)
 
 
-def _ranks(words: Words, launcher: UserLauncher, count: int, variables: dict[str, str]) -> dict[str, Any]:
-    """Reads the command that a launcher starts `count` times."""
+def _ranks(
+    words: Words, launcher: UserLauncher, count: int, variables: dict[str, str], passed: Sequence[str] = ("*",)
+) -> dict[str, Any]:
+    """Reads the command that a launcher starts `count` times.
+
+    Args:
+        words: of that command.
+        launcher: the launcher.
+        count: the number of ranks.
+        variables: the variables that its options set.
+        passed: the variables of the shell that it hands on, as patterns.
+    """
     words.environment |= variables
     inner = parse_command(words)
-    launched = {"launcher_environment": {**inner.get("launcher_environment", {}), **variables}}
+    launched = {
+        "launcher_environment": {**inner.get("launcher_environment", {}), **variables},
+        "launcher_defaults": tuple(name for name in inner.get("launcher_defaults", ()) if name not in variables),
+        "passed_variables": tuple(passed),
+    }
     if inner.get("launched_by") is None:
         words.notes.append(f"{launcher.name} is left out: ZeroTune starts the ranks itself, without MPI.")
         return {**inner, **launched, "launched_by": launcher.name, "slots": count}

@@ -12,6 +12,10 @@ from typing import Any
 from trial_lib.command.words import Words
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
+# Of variables, `deepspeed` hands these to the ranks of several hosts (deepspeed/launcher/runner.py, `export_envs` of
+# deepspeed/accelerator/cuda_accelerator.py), with those in a file of the home or the working directory.
+_PASSED = ("MLFLOW*", "PYTHON*", "MV2*", "UCX*", "NCCL*")
+_VARIABLES_FILE = ".deepspeed_env"
 _LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
@@ -36,7 +40,12 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
                 f"{chosen[0]} chooses among the slots of {len(hosts)} hosts ({', '.join(hosts)}).",
                 f"Leave {chosen[0]} out, and name in the hostfile what a trial is to have.",
             )
-        return {"slots": sum(hosts.values()), "hosts": hosts}
+        return {
+            "slots": sum(hosts.values()),
+            "hosts": hosts,
+            "launcher_environment": _variables_in_file(words),
+            "passed_variables": _PASSED,
+        }
     host = next(iter(hosts.items()), None)
     if host is not None:
         refuse_foreign(words, "the hostfile", host[0])
@@ -108,6 +117,24 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
         if slots < 1:
             raise words.error(f"the hostfile {path} gives {host} no slots.", leave_out)
     return hosts
+
+
+def _variables_in_file(words: Words) -> dict[str, str]:
+    """Returns the variables that `deepspeed` sets for the ranks of several hosts."""
+    name = words.environment.get("DS_ENV_FILE", _VARIABLES_FILE)
+    found: dict[str, str] = {}
+    for path in (Path("~").expanduser() / name, words.folder / name):
+        try:
+            lines = path.read_text().splitlines() if path.is_file() else []
+        except (OSError, ValueError) as error:
+            what = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise words.error(f"{path} cannot be read ({what}).", "Write one line for each variable.") from None
+        for line in lines:
+            variable, equals, value = line.partition("=")
+            if not equals:
+                raise words.error(f"{path} has the line {line!r}.", "Write NAME=VALUE.")
+            found[variable.strip()] = value.strip()
+    return found
 
 
 def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:

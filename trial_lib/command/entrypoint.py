@@ -34,6 +34,8 @@ class Entrypoint(BaseModel):
         launcher: the words before the arguments, as the user typed them, without the assignments.
         launched_by: the name of the launcher among them, as in `LAUNCHERS`. None if there is none.
         launcher_environment: the variables that the launcher would set for the ranks.
+        launcher_defaults: those of them that a variable of the shell replaces.
+        passed_variables: the variables of the shell that the launcher hands to the ranks, as patterns of `fnmatch`.
         slots: how many ranks the command starts. None if its words do not give the number.
         devices: the devices that the launcher's options choose, by their numbers on this host. None is any.
         excluded_devices: the devices that the launcher's options exclude.
@@ -56,6 +58,8 @@ class Entrypoint(BaseModel):
     launcher: tuple[str, ...] = ()
     launched_by: str | None = None
     launcher_environment: dict[str, str] = Field(default_factory=dict)
+    launcher_defaults: tuple[str, ...] = ()
+    passed_variables: tuple[str, ...] = ("*",)
     slots: Slots | None = None
     devices: tuple[int, ...] | None = None
     excluded_devices: tuple[int, ...] = ()

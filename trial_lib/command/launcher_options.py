@@ -167,7 +167,7 @@ MPIRUN: dict[str, Option] = {
     },
     **{
         name: left_out(_MPI)
-        for name in ("--prefix", "--timeout", "--launcher", "-launcher", "--output-filename", "--output", "-genvlist")
+        for name in ("--prefix", "--timeout", "--launcher", "-launcher", "--output-filename", "--output")
     },
     **{
         name: left_out(_MPI, has_value=False)
@@ -175,9 +175,11 @@ MPIRUN: dict[str, Option] = {
             *("--oversubscribe", "-oversubscribe", "--nooversubscribe", "--use-hwthread-cpus", "--report-bindings"),
             *("-report-bindings", "--allow-run-as-root", "-allow-run-as-root", "--tag-output", "-tag-output", "-l"),
             *("--timestamp-output", "--display-map", "--display-allocation", "--bind-to-core", "-q", "--quiet"),
-            *("-v", "--verbose", "-genvall", "-genvnone"),
+            *("-v", "--verbose", "-genvall"),
         )
     },
+    "-genvlist": followed(),
+    "-genvnone": followed(has_value=False),
 }
 """Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra."""
 

@@ -3,7 +3,8 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +190,41 @@ def check_switches(
             if is_turned(place):
                 continue
             _check_owner(place, entrypoint, arg_mappings)
+            refuse_launchers_own([place], entrypoint)
             _check_name(place, entrypoint, environment)
             typed_switch(place, request.values, entrypoint.arguments, environment, folder)
+
+
+def refuse_launchers_own(places: Iterable[str], entrypoint: Entrypoint) -> None:
+    """Refuses environment variables whose value the ranks of a training would not get from the launcher.
+
+    A trial's ranks get it from ZeroTune, so a study would promise what the answer's command does not do.
+
+    Args:
+        places: those that trials set.
+        entrypoint: the command.
+
+    Raises:
+        InputError: the launcher sets a variable itself, or does not hand it on.
+    """
+    for place in places:
+        if not is_variable(place, entrypoint.arguments) or place in entrypoint.config_variables:
+            continue
+        if place in entrypoint.launcher_environment and place not in entrypoint.launcher_defaults:
+            raise InputError(
+                f"the launcher itself sets {place} for each rank, so no value before the command would count.",
+                where=place,
+                remedy=f"Leave it out of the launcher's options and files, and write {place}=... before the command.",
+            )
+        if not any(fnmatchcase(place, pattern) for pattern in entrypoint.passed_variables):
+            several = " of several hosts" if entrypoint.hosts else ""
+            raise InputError(
+                f"the launcher does not hand {place} to the ranks{several}.",
+                where=place,
+                remedy="Tune it on one host, without the hostfile."
+                if entrypoint.hosts
+                else f"Have the launcher's options hand on all variables, or {place} by its name.",
+            )
 
 
 def refuse_mapped(places: Sequence[str], arg_mappings: Mapping[Any, str]) -> None:

@@ -21,7 +21,7 @@ from trial_lib.command.program_code import module_file
 from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.config import ExperimentConfig
-from trial_lib.experiment.program_section import check_switches
+from trial_lib.experiment.program_section import check_switches, refuse_launchers_own
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
 from trial_lib.experiment.yaml_mistakes import explain, one_error
@@ -144,6 +144,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
     )
     variables = {**os.environ, **experiment.environment_variables}
     # A mapping to a missing place is an error now, not in the first trial.
+    refuse_launchers_own(config.arg_mappings.values(), entrypoint)
     batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
     check_switches(requests, entrypoint, variables, config.arg_mappings, model_dir)
     return experiment

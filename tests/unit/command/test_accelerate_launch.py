@@ -164,3 +164,13 @@ def test_settings_for_deepspeed_in_accelerates_own_file_give_way(tmp_path: Path)
     )
     written = yaml.safe_load((tmp_path / "best.yaml").read_text())
     assert written == {**UNDER_DEEPSPEED, "deepspeed_config": {"zero3_init_flag": False}}
+
+
+@pytest.mark.parametrize(("given", "is_default"), [({}, True), ({"num_cpu_threads_per_process": "--threads"}, False)])
+def test_the_shells_number_of_threads_counts_unless_an_option_names_one(
+    tmp_path: Path, answer: Answer, given: dict[str, str], is_default: bool
+) -> None:
+    answer(given=given, num_cpu_threads_per_process=4)
+    found = parse_accelerate(words(tmp_path, OMP_NUM_THREADS="4"), None)
+    assert ("OMP_NUM_THREADS" in found["launcher_defaults"]) is is_default
+    assert found["launcher_environment"] == ({} if is_default else {"OMP_NUM_THREADS": "4"})
