@@ -1,7 +1,8 @@
 """The experiment's `search_space`: the knobs that the user narrows, widens or fixes, and the program's switches."""
 
 import difflib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,9 @@ Where = Callable[[tuple[str, ...]], str]
 _SECTION = "search_space"
 _RANGE = ("min", "max", "log", "count")
 _DEFAULT_COUNT = 5
+# A study has 50 trials by default. Each value of a coarse switch needs trials of its own, at each ZeRO stage, and more
+# values of a fine one lie closer together than a study can tell apart.
+_MOST_VALUES = 100
 _BATCH = {
     MICRO_BATCH: "Bound the sizes by --max-micro-batch, or keep to multiples by --divisible-by.",
     TRAIN_BATCH: "Set the batch by --train-batch-size, or free it by --free-batch.",
@@ -98,11 +102,32 @@ def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict
         if request.layout:
             check_layout(request, tuple(requests.values()), where((*place, LAYOUT_KIND)))
         requests[request.path] = request
+    _check_combinations(requests.values(), where((_SECTION, PROGRAM)))
     for name, request in zip(said, requests.values(), strict=True):
         for path, values in request.when.items():
             if path in requests:
                 check_condition(place_of(path), values, requests[path].values, where((_SECTION, PROGRAM, name)))
     return requests
+
+
+def _check_combinations(requests: Iterable[RequestedKnob], where: str) -> None:
+    """Checks that the coarse switches have no more combinations than a search can try."""
+    varied = [request for request in requests if request.is_coarse and len(request.values) > 1]
+    count = math.prod(len(request.values) for request in varied)
+    if count > _MOST_VALUES:
+        names = ", ".join(place_of(request.path) for request in varied)
+        raise InputError(
+            f"{names} have {count} combinations at each ZeRO stage, and a search can try {_MOST_VALUES}.",
+            where=where,
+            remedy="Name fewer values, or write `coarse: false` at a switch that changes neither memory nor losses.",
+        )
+
+
+def _check_number(path: str, count: int, where: str) -> None:
+    """Checks that a knob has no more values than a search can try."""
+    if count > _MOST_VALUES:
+        what = f"{place_of(path)} has {count} values, and a search can try {_MOST_VALUES}."
+        raise InputError(what, where=where, remedy="Name fewer, or write a range with a smaller `count`.")
 
 
 def _path(key: str, where: str) -> str:
@@ -177,6 +202,7 @@ def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple
     listed = said if isinstance(said, list) else [said]
     if not listed:
         raise InputError(f"{place_of(path)} has no values.", where=where(place), remedy="Name at least one.")
+    _check_number(path, len(listed), where(place))
     values: list[Any] = []
     for value in listed:
         checked = _checked(path, value, where(place))
@@ -244,6 +270,7 @@ def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Wh
             where=where((*place, "count")),
             remedy="Change it.",
         )
+    _check_number(path, count, where((*place, "count")))
     if not low < high or (log and low <= 0):
         rule = "above 0 and below" if log else "below"
         raise InputError(

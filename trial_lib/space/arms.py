@@ -3,27 +3,22 @@
 Pure: standard library only.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from trial_lib.command.switches import is_switch, place_of
-from trial_lib.deepspeed_config.optimizers import is_elementwise, steps_where_it_is, untested_under_zero
+from trial_lib.deepspeed_config.optimizers import is_elementwise, untested_under_zero
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.deepspeed_config.rules import DeviceName, broken_rules
 from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_known, spelled
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
-from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, set_knob, withdrawn
+from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, set_knob, withdrawn
 from trial_lib.space.known_knobs.layout import is_layout, undivided, undivided_together
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
+from trial_lib.space.refusals import REDUCE_SCATTER, Refusals, refusals_of
 from trial_lib.wire.turned import is_turned
 
-_REDUCE_SCATTER = "zero_optimization.reduce_scatter"
-# deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
-_NEEDED_BY_EXPERTS = {1: (_REDUCE_SCATTER,), 2: (_REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
-_ZENFLOW = "zero_optimization.zenflow"
 _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 
@@ -99,11 +94,11 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
     """
     zero_stages = next((request.values for request in requests if request.path == STAGE), tuple(zero_stages))
     tried = {arm.stage for _, arm in _arms(zero_stages, here, requests, catalogue=True)}
-    own = _refusals(here.base_config, here)
+    own = refusals_of(here.base_config, here)
     left_out: dict[str, list[str]] = {}
     for stage in sorted(set(zero_stages) - tried):
         config = overwrite_deepspeed_config(here.base_config, _knobs_of({STAGE: stage}, here))
-        reason = next((said for name, said in _refusals(config, here).items() if name not in own), None)
+        reason = next((said for name, said in refusals_of(config, here).items() if name not in own), None)
         if reason is not None:
             left_out.setdefault(reason, []).append(str(stage))
     return [f"ZeRO stage {' and '.join(stages)} is not tried: {reason}" for reason, stages in left_out.items()]
@@ -118,7 +113,8 @@ def _arms(
     arms = list(_every_arm(zero_stages, here, asked, catalogue))
     if not catalogue:
         return arms
-    accepted = ((setting, _without_refused(arm, setting, asked, here)) for setting, arm in arms)
+    refusals = Refusals(here)
+    accepted = ((setting, _without_refused(arm, setting, asked, here, refusals)) for setting, arm in arms)
     # If DeepSpeed refuses every arm, the trials say why.
     return [(setting, arm) for setting, arm in accepted if arm is not None] or arms
 
@@ -162,7 +158,11 @@ def _every_arm(
 
 
 def _without_refused(
-    arm: Arm, setting: CoarseSetting, asked: Mapping[str, RequestedKnob], here: Surroundings
+    arm: Arm,
+    setting: CoarseSetting,
+    asked: Mapping[str, RequestedKnob],
+    here: Surroundings,
+    refusals: Refusals,
 ) -> Arm | None:
     """Returns an arm without the values that DeepSpeed refuses in it; None if it refuses the whole arm.
 
@@ -171,78 +171,25 @@ def _without_refused(
     free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
     paths = {knob.path for knob in arm.fine}
     wanted = [{knob.path: value} for knob in arm.fine if knob not in free for value in knob.values]
-    accepted = (one for one in ({}, *wanted) if not _refuses(arm.knobs, one, here))
+    accepted = (one for one in ({}, *wanted) if not refusals.has(arm.knobs, one))
     mended: dict[str, Any] | None = next(accepted, None)
     if mended is None:
         mends = [{knob.path: value} for knob in free for value in knob.values]
-        if _REDUCE_SCATTER not in asked.keys() | paths:
-            mends.append({_REDUCE_SCATTER: False})  # stages 2 and 3 refuse it most often
-        mended = next((mend for mend in mends if not _refuses(arm.knobs, mend, here)), None)
+        if REDUCE_SCATTER not in asked.keys() | paths:
+            mends.append({REDUCE_SCATTER: False})  # stages 2 and 3 refuse it most often
+        mended = next((mend for mend in mends if not refusals.has(arm.knobs, mend)), None)
         if mended is None:
             unasked = {path: value for path, value in setting.items() if path == STAGE or path not in asked}
-            is_asked_for = len(unasked) < len(setting) and not _refuses(_knobs_of(unasked, here), {}, here)
+            is_asked_for = len(unasked) < len(setting) and not refusals.has(_knobs_of(unasked, here), {})
             return arm if is_asked_for else None
-    fine = [Knob(path, (value,)) for path, value in mended.items() if path == _REDUCE_SCATTER and path not in paths]
+    fine = [Knob(path, (value,)) for path, value in mended.items() if path == REDUCE_SCATTER and path not in paths]
     for knob in arm.fine:
         values = knob.values
         if knob in free:
-            values = tuple(v for v in values if not _refuses(arm.knobs, {**mended, knob.path: v}, here))
+            values = tuple(v for v in values if not refusals.has(arm.knobs, {**mended, knob.path: v}))
         if values:
             fine.append(Knob(knob.path, values))
     return Arm(arm.knobs, tuple(fine))
-
-
-def _refuses(knobs: Mapping[str, Any], fine: Mapping[str, Any], here: Surroundings) -> bool:
-    """Returns whether DeepSpeed refuses a candidate for a reason that does not hold for the user's configuration."""
-    overrides = copy.deepcopy(dict(knobs))
-    for path, value in fine.items():
-        set_knob(overrides, path, value)
-    theirs = _refusals(overwrite_deepspeed_config(here.base_config, overrides), here)
-    return bool(theirs.keys() - _refusals(here.base_config, here).keys())
-
-
-def _refusals(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
-    """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
-    device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
-    optimizer = "" if here.by_accelerate else here.code_optimizer
-    replicas = here.replicas_of(config)
-    broken = broken_rules(config, device, here.pipeline, replicas, optimizer, slots=here.slots, shape=here.shape)
-    reasons = {rule.name: rule.reason for rule in broken if rule.effect != "ignored"}
-    stage = get_knob(config, STAGE, 0)
-    if here.has_experts and stage == 3:
-        # deepspeed/runtime/engine.py _configure_distributed_model
-        reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
-    for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.has_experts else ():
-        if get_knob(config, key, True) is False:
-            reasons[f"experts_without_{key}"] = f'DeepSpeed\'s mixture of experts needs "{key}": true at stage {stage}.'
-    if here.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
-        reasons[f"keeps_{of_repeats}"] = (
-            "The program calls backward more than once for one step. Of such gradients DeepSpeed loses some at ZeRO "
-            "stages 1 and 2, and adds up all of them at stages 0 and 3."
-        )
-    elif here.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
-        reasons["keeps_all"] = (
-            "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
-            "gradients, and here it adds up all of them, so the training would change."
-        )
-    if get_knob(config, _ZENFLOW) is not None and (stage == 0 or get_knob(config, OFFLOAD_OPTIMIZER) != "cpu"):
-        # deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py; at stage 0 the engine has no such optimizer.
-        reasons["zenflow_without_offload"] = "ZenFlow works with an optimizer that is offloaded to the CPU."
-    is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
-    if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
-        place = "offloaded" if is_offloaded else "without offload"
-        reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."
-    return reasons
-
-
-def _gradients_of_repeats(config: Mapping[str, Any]) -> str:
-    """Returns the gradients that DeepSpeed keeps if backward is called again for one step.
-
-    See `trial_lib/measure/backward_passes.py`. Offload changes them.
-    """
-    if get_knob(config, STAGE, 0) not in (1, 2):
-        return "all"
-    return "some" if get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme") else "the_last"
 
 
 def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:

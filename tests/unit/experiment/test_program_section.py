@@ -80,6 +80,25 @@ def test_mistakes_are_told(program: Any, what: str) -> None:
     assert what in str(refused.value)
 
 
+@pytest.mark.parametrize("said", [{"min": 0, "max": 10**9, "count": 1_000_000}, list(range(101))])
+def test_more_values_than_a_search_can_try_are_refused_before_they_are_made(said: Any) -> None:
+    count = said["count"] if isinstance(said, dict) else len(said)
+    with pytest.raises(InputError) as refused:
+        read({"OWN": said})
+    assert refused.value.what == f"OWN has {count} values, and a search can try 100."
+    assert refused.value.remedy == "Name fewer, or write a range with a smaller `count`."
+    assert len(read({"OWN": {"min": 0, "max": 10**9, "count": 100}})["program.OWN"].values) == 100
+
+
+def test_coarse_switches_have_no_more_combinations_than_a_search_can_try() -> None:
+    program: dict[str, Any] = {"--x": list(range(11)), "--y": list(range(10)), "OWN": list(range(100))}
+    with pytest.raises(InputError) as refused:
+        read(program)
+    assert refused.value.what == "--x, --y have 110 combinations at each ZeRO stage, and a search can try 100."
+    assert "`coarse: false`" in refused.value.remedy
+    assert len(read({**program, "--y": {"values": list(range(10)), "coarse": False}})) == 3
+
+
 def test_a_condition_may_name_the_value_that_was_typed_if_that_is_tried() -> None:
     found = read({"--a": {"values": [1, 2], "when": {"--b": [3]}}, "--b": [None, 1], "--c": [True, "true", 1, 1.0]})
     assert found["program.--a"].when == {"program.--b": (3,)}
