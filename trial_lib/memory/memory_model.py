@@ -18,7 +18,15 @@ from trial_lib.memory.budget import Budget
 from trial_lib.memory.foreseen_bytes import ForeseenArm, foreseen_allocations, nearest_arm
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.peak_regression import Mixture, PeakRegression, Prior
-from trial_lib.memory.switched_activations import Keeps, Switches, TriedSwitches, keeps, other_priors, without_arm_like
+from trial_lib.memory.switched_activations import (
+    Beside,
+    Keeps,
+    Switches,
+    TriedSwitches,
+    keeps,
+    other_priors,
+    without_arm_like,
+)
 from trial_lib.memory.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
@@ -115,7 +123,7 @@ class MemoryModel:
         self._tried = TriedSwitches()
         # Until a trial ends: probabilities, and what bounds them.
         self._known: dict[tuple[str, int, float], float] = {}
-        self._beside: dict[str, list[tuple[Keeps, Described]]] = {}
+        self._beside: dict[str, list[tuple[Beside, Described]]] = {}
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
@@ -187,20 +195,24 @@ class MemoryModel:
         fits, has_run = self._fits(described, candidate, headroom), self._tried.has_run(described.switches)
         # Trials with switches that keep more show what fits, and those with switches that keep less show what does not.
         for beside, other in self._around(described):
-            bound = self._decided(other, candidate)
-            if bound is None and has_run:
+            size = candidate.micro_batch_size // beside.part
+            if not size or (has_run and not beside.surely):
                 continue  # a measured need is nearer than the expectation of another one
-            bound = self._fits(other, candidate, headroom) if bound is None else bound
-            fits = max(fits, bound) if beside is Keeps.LESS else min(fits, bound)
+            sized = candidate if beside.part == 1 else candidate.model_copy(update={"micro_batch_size": size})
+            bound = self._decided(other, sized) if beside.surely else None
+            if bound is None and has_run:
+                continue
+            bound = self._fits(other, sized, headroom) if bound is None else bound
+            fits = max(fits, bound) if beside.keeps is Keeps.LESS else min(fits, bound)
         return fits
 
-    def _around(self, described: Described) -> list[tuple[Keeps, Described]]:
+    def _around(self, described: Described) -> list[tuple[Beside, Described]]:
         """Returns the same knobs with the tried switches that bound a candidate's activations."""
         if described.lineage not in self._beside:
             config, program = described.config, switches_of(described.config)
             self._beside[described.lineage] = [
-                (beside, self._describe({**config, PROGRAM: {**program, **values}}))
-                for beside, values in self._tried.around(described.switches)
+                (beside, self._describe({**config, PROGRAM: {**program, **beside.values}}))
+                for beside in self._tried.around(described.switches)
             ]
         return self._beside[described.lineage]
 

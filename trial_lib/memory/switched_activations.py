@@ -5,8 +5,8 @@ Recomputation keeps the inputs of blocks instead of everything within them. Atte
 needed 77.0 GiB instead of 82.4 (Llama 3.1 8B on 8 H100, torchtitan, docs/performance.md, December 2024).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -29,6 +29,8 @@ _FROM_MOST = {
 # attention as written. On two samples of four heads and 256 tokens, on a CPU, autograd saved 3.5 MiB for 3.0 in bf16.
 # `tests/unit/memory/test_attention_as_kept.py` shows it again.
 _UNSURE = frozenset(repr(value) for value in ("eager", "sdpa"))
+# With every second of its blocks recomputed, a program keeps the others as without recomputation: half of it.
+_HALF_OF = {(CHECKPOINTING, repr("every_second")): repr("none")}
 # Such a switch changes no more than another arm does. On a CPU the compiler stays in the resident memory of a rank.
 _LIKE_AN_ARM = {"cuda": frozenset(COMPILE_PLACES), "cpu": frozenset[str]()}
 
@@ -59,6 +61,23 @@ def keeps(switches: Switches, other: Switches, surely: bool = False) -> Keeps:
     return Keeps.LESS if True in found else Keeps.MORE
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a program keeps beside tried switches.
+
+    Attributes:
+        keeps: less or more than with them.
+        surely: whether that holds for every program.
+        values: the tried values of the switches that decide memory, by their places.
+        part: it keeps more than with them at the micro-batch size divided by this.
+    """
+
+    keeps: Keeps
+    surely: bool
+    values: Mapping[str, Any]
+    part: int = 1
+
+
 class TriedSwitches:
     """The switches of the trials that have ended."""
 
@@ -66,7 +85,7 @@ class TriedSwitches:
         """Starts with none."""
         self._values: dict[Switches, dict[str, Any]] = {}
         self._completed: set[Switches] = set()
-        self._around: dict[Switches, list[tuple[Keeps, dict[str, Any]]]] = {}
+        self._around: dict[Switches, list[Beside]] = {}
 
     def note(self, switches: Switches, program: Mapping[str, Any], completed: bool) -> None:
         """Notes how a trial ended.
@@ -85,16 +104,26 @@ class TriedSwitches:
         """Returns whether a trial with some switches has completed."""
         return switches in self._completed
 
-    def around(self, switches: Switches) -> list[tuple[Keeps, dict[str, Any]]]:
-        """Returns the tried switches that surely bound what a program with others keeps.
+    def around(self, switches: Switches) -> list[Beside]:
+        """Returns the tried switches that bound what a program with others keeps, surely or as expected.
 
         Args:
-            switches: those of the program. The answer says what they keep beside the tried ones.
+            switches: those of the program.
         """
         if switches not in self._around:
-            beside = [(keeps(switches, tried, surely=True), values) for tried, values in self._values.items()]
-            self._around[switches] = [each for each in beside if each[0] in (Keeps.LESS, Keeps.MORE)]
+            self._around[switches] = [
+                each for tried, values in self._values.items() for each in _bounds(switches, tried, values)
+            ]
         return self._around[switches]
+
+
+def _bounds(switches: Switches, tried: Switches, values: Mapping[str, Any]) -> Iterator[Beside]:
+    beside = keeps(switches, tried)
+    if beside in (Keeps.LESS, Keeps.MORE):
+        yield Beside(beside, keeps(switches, tried, surely=True) is beside, values)
+    whole = tuple((place, _HALF_OF.get((place, value), value)) for place, value in switches)
+    if whole != switches and keeps(whole, tried) in (Keeps.AS_MUCH, Keeps.MORE):
+        yield Beside(Keeps.MORE, False, values, part=2)
 
 
 def without_arm_like(switches: Switches, device: str) -> Switches:

@@ -1,7 +1,7 @@
 """Which switches keep more activations, and what trials with some of them say of others."""
 
 import pytest
-from test_memory_model import MIB, OUT_OF_MEMORY, PROFILE, ran
+from test_memory_model import GIB, MIB, OUT_OF_MEMORY, PROFILE, ran
 
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
@@ -40,8 +40,8 @@ def candidate(size: int, stage: int = 2, **switches: object) -> Candidate:
     return Candidate(knobs=knobs, micro_batch_size=size, slots=4, data_parallel_size=4)
 
 
-def model(device: str = "cuda") -> MemoryModel:
-    base = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "program": TYPED}
+def model(device: str = "cuda", **typed: object) -> MemoryModel:
+    base = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "program": {**TYPED, **typed}}
     return MemoryModel(MemoryBasis(PROFILE, base, slots=4, device=device), coarse_switches=TYPED)
 
 
@@ -101,6 +101,32 @@ def test_a_failure_of_sdpa_rules_out_no_attention_as_written() -> None:
     flash = key(**{ATTENTION: "flash_attention_2"})
     assert keeps(key(**{ATTENTION: "eager"}), flash, surely=True) is Keeps.MORE
     assert keeps(key(**{ATTENTION: "sdpa"}), flash, surely=True) is Keeps.MORE
+
+
+def test_attention_as_written_is_expected_to_fit_only_where_sdpa_would_until_it_has_run() -> None:
+    memory, none, eager = with_trials(4), {CHECKPOINTING: "none"}, {ATTENTION: "eager"}
+    before = fits(memory, 16, **none, **eager)
+    memory.observe(candidate(2, **none), ran(2 * 6 * GIB))
+    assert fits(memory, 16, **none, **eager) <= fits(memory, 16, **none) < before / 2
+    # Here sdpa has no fused kernel, and keeps more.
+    memory.observe(candidate(2, **none, **eager), ran(2 * GIB))
+    memory.observe(candidate(8, **none, **eager), ran(8 * GIB))
+    assert fits(memory, 12, **none, **eager) > 0.9
+
+
+def test_a_program_that_recomputes_every_second_block_keeps_half_of_what_it_keeps_without() -> None:
+    memory = model(**{CHECKPOINTING: "full"})
+    for size in (8, 16, 32):
+        memory.observe(candidate(size, **{CHECKPOINTING: "full"}), ran(size * 260 * MIB))
+    before = fits(memory, 16)
+    memory.observe(candidate(2, **{CHECKPOINTING: "none"}), ran(2 * 6 * GIB))
+    assert fits(memory, 3) > 0.5
+    assert fits(memory, 16) <= fits(memory, 8, **{CHECKPOINTING: "none"}) < before / 2
+    assert fits(memory, 16, **{ATTENTION: "eager"}) <= fits(memory, 8, **{CHECKPOINTING: "none"})
+    # Its own trials count more.
+    memory.observe(candidate(3), ran(3 * GIB))
+    memory.observe(candidate(8), ran(8 * GIB))
+    assert fits(memory, 12) > 0.9
 
 
 def test_trials_with_other_switches_bound_a_program_that_has_run_itself() -> None:
