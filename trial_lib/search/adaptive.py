@@ -20,6 +20,7 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.adaptive_records import LATEST_KEPT, InFlight, PointCost, answers, completed, kept, stopped
 from trial_lib.search.arm_limits import ArmLimits, Failures
+from trial_lib.search.arm_priors import ONE_WAY
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem
 from trial_lib.search.batch_freeing import best_free_batch
 from trial_lib.search.batch_policy import BatchPolicy
@@ -397,7 +398,8 @@ class AdaptiveSearch(Search):
         ran = [(each.point.index, each.cost - expected) for each, expected in zip(ours, at_size, strict=True)]
         did_not_fit = [point.index for point in self._did_not_fit[-LATEST_KEPT:] if point.arm == arm]
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
-        return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS)
+        leader, held = self._leading(arm)[-1], ONE_WAY[self.problem.device]
+        return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS, leader, held)
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
         """Returns the sizes of a lineage that probably fit, descending."""

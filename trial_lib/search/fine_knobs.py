@@ -1,7 +1,7 @@
 """The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,13 @@ def fine_trials(ran: Iterable[tuple[int, float]], did_not_fit: Iterable[int]) ->
     return trials + [FineTrial(index, None) for index in did_not_fit if index not in known]
 
 
-def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> list[int]:
+def propose(
+    arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int, leader: int = 0, held: Collection[str] = ()
+) -> list[int]:
     """Returns lineages of an arm that the estimator would try next, without repetition.
+
+    A held knob keeps the leader's value. Each other value of it is proposed beside the leader, and nothing else changes.
+    Most draws of several such knobs would have a value that is expected to cost.
 
     The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
     Optuna's samplers ignore failed trials and would propose the same again.
@@ -51,12 +56,21 @@ def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> 
         tried: the results, in the order in which they became known.
         seed: of the draws.
         proposals: how often to ask; some may agree.
+        leader: the best lineage so far.
+        held: paths of the knobs whose best value is expected.
     """
     import optuna  # takes half a second
 
-    knobs = [knob for knob in arm.fine if len(knob.values) > 1]
+    leading = _positions(arm, leader)
+    alone = [
+        _index(arm, {**leading, knob.path: position})
+        for knob in arm.fine
+        if knob.path in held
+        for position in range(len(knob.values))
+    ]
+    knobs = [knob for knob in arm.fine if len(knob.values) > 1 and knob.path not in held]
     if not knobs:
-        return [0]
+        return list(dict.fromkeys([leader, *alone]))
     # Positions, not values: Optuna's categories may not be lists, and 1 and True would be the same.
     distributions: dict[str, BaseDistribution] = {
         knob.path: optuna.distributions.CategoricalDistribution(tuple(range(len(knob.values)))) for knob in knobs
@@ -72,7 +86,8 @@ def propose(arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int) -> 
         asked = [study.ask(distributions).params for _ in range(proposals)]
     finally:
         optuna.logging.set_verbosity(verbosity)
-    return list(dict.fromkeys(_index(arm, positions) for positions in asked))
+    kept = {path: position for path, position in leading.items() if path in held}
+    return list(dict.fromkeys([*(_index(arm, {**kept, **positions}) for positions in asked), *alone]))
 
 
 def _recorded(arm: Arm, trial: FineTrial, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":

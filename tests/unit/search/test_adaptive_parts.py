@@ -32,6 +32,21 @@ def test_proposals_turn_to_what_was_good_and_away_from_what_did_not_fit():
     assert proposed.count(1) > 2 * proposed.count(3)
 
 
+def test_a_knob_whose_best_value_is_expected_changes_alone_and_keeps_the_leaders_value_else():
+    workers, fused = Knob("program.loader:num_workers", (4, 1, 0)), Knob("program.optimizer:fused", (True, False))
+    arm, leader = Arm(LARGE.knobs, (*LARGE.fine, workers, fused)), 8
+    proposed = propose(arm, [], 1, 12, leader, {workers.path, fused.path})
+    alone = {leader + LARGE.size * position for position in (1, 2, 3)}
+    assert alone < set(proposed)
+    others = set(proposed) - alone
+    assert len(others) > 6
+    assert all(index < LARGE.size for index in others)
+    unfused = leader + 3 * LARGE.size
+    kept = set(propose(arm, [], 1, 12, unfused, {workers.path, fused.path}))
+    assert {index // LARGE.size for index in kept - {leader}} == {3, 4, 5}
+    assert leader in kept
+
+
 def test_an_arm_without_fine_knobs_has_one_lineage():
     assert propose(SPACE.arms[0], [], 1, 8) == [0]
 
