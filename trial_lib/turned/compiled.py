@@ -32,10 +32,16 @@ def _is_compiled(module: Any) -> bool:
 
 
 def _missing() -> str:
-    """Returns the compiler that inductor would not find; empty if there is one."""
+    """Returns the compiler that inductor would not find; empty if there is one.
+
+    A foreseen run compiles nothing, and its device has the compilers of another host.
+    """
     from deepspeed.accelerator import get_accelerator
 
-    if get_accelerator().device_name() == "cpu":
+    device = get_accelerator().device_name()
+    if device not in ("cpu", "cuda"):
+        return ""
+    if device == "cpu":
         found = any(map(shutil.which, (os.environ.get("CXX", _COMPILERS[0]), *_COMPILERS)))
         return "" if found else "a C++ compiler such as g++"
     return "" if importlib.util.find_spec("triton") is not None else "triton"

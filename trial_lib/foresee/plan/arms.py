@@ -14,7 +14,7 @@ from trial_lib.search.batch_policy import BatchPolicy
 from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import is_coarse
 from trial_lib.space.knobs import STAGE, Arm, get_knob, leaves, set_knob, switch_word
-from trial_lib.space.of_program import foreseen_surroundings
+from trial_lib.space.of_program import foreseen_surroundings, left_out_of_space
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import is_turned
@@ -70,11 +70,7 @@ def planned_arms(
         device: `cuda` or `cpu`.
     """
     turnable: Mapping[str, Sequence[Any]] = typed.program.get("turnable", {})
-    # A plan counts replicas and batches of one layout.
-    requests = [each for each in requests if each.path not in GROUPS]
-    requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
-    own_values = {place: values[0] for place, values in turnable.items()} | switches_of(base_config)
-    requests = _where_conditions_hold(requests, own_values)
+    requests = _planned_requests(typed, base_config, requests)
     varied = [place_of(each.path) for each in requests if is_switch(each.path)]
     switches = {place: turnable[place][0] for place in varied if place in turnable} | {
         place: value for place, value in switches_of(base_config).items() if place in varied and value is not None
@@ -94,6 +90,33 @@ def planned_arms(
             seen.add(key)
             found.append(_with_label(arm, switches))
     return tuple(found)
+
+
+def requests_without_arms(
+    typed: ForeseenRun,
+    base_config: Mapping[str, Any],
+    stages: Iterable[int],
+    requests: Sequence[RequestedKnob],
+    device: str = "cuda",
+) -> tuple[str, ...]:
+    """Returns one sentence for each request that no arm comes of, for each unknown one, and for ruled-out stages.
+
+    Args: as for `planned_arms`.
+    """
+    here = foreseen_surroundings(typed, base_config, device)
+    planned = _planned_requests(typed, base_config, requests)
+    return tuple(left_out_of_space(stages, here, planned, catalogue=True))
+
+
+def _planned_requests(
+    typed: ForeseenRun, base_config: Mapping[str, Any], requests: Sequence[RequestedKnob]
+) -> list[RequestedKnob]:
+    """Returns the requests that make arms. A plan counts replicas and batches of one layout."""
+    turnable: Mapping[str, Sequence[Any]] = typed.program.get("turnable", {})
+    requests = [each for each in requests if each.path not in GROUPS]
+    requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
+    own_values = {place: values[0] for place, values in turnable.items()} | switches_of(base_config)
+    return _where_conditions_hold(requests, own_values)
 
 
 def is_planned(request: RequestedKnob) -> bool:

@@ -17,6 +17,7 @@ from trial_lib.foresee.plan.arms import (
     batch_policy,
     own_label,
     planned_arms,
+    requests_without_arms,
     stated_run,
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
@@ -200,7 +201,8 @@ def _planned(
     switches = SwitchValues(problem.requests, own, of_own, lambda arm: wanted_run(arm, base, policy, size))
     run_all(switches.wanted)
     requests, notes = switches.apart(runs)
-    arms = planned_arms(typed, {**problem.base_config, PROGRAM: own}, problem.stages, requests, problem.device)
+    space = typed, {**problem.base_config, PROGRAM: own}, problem.stages, requests, problem.device
+    arms, notes = planned_arms(*space), (*notes, *requests_without_arms(*space))
     every, resizing = (*problem.asked, *map(largest, problem.asked)), switches.resizing(runs)
     hopeless = hopeless_arms(arms, typed, every, problem.headroom, resizing) if _takes_long(typed) else ()
     work = ArmWork([arm for arm in arms if arm not in hopeless], base, policies, typed)

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from trial_lib.foresee.plan.arms import batch_policy, check_count, own_label, planned_arms
+from trial_lib.foresee.plan.arms import (
+    batch_policy,
+    check_count,
+    own_label,
+    planned_arms,
+    requests_without_arms,
+)
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -88,6 +94,25 @@ def test_a_coarse_knob_that_the_user_asks_for_makes_arms_where_it_acts(path: str
     assert set(labels) <= set(arms)
     assert not set(labels) & set(plain)
     assert len(arms) == len(set(arms))
+
+
+def test_it_says_which_requests_make_no_arms_and_why() -> None:
+    asked = [
+        RequestedKnob("compile.deepcompile", (False, True)),
+        RequestedKnob("program.model:compile", (False, True), coarse=True),
+        RequestedKnob("zero_optimization.nonsense", (1, 2)),
+        # A plan says on its own that the layout stays.
+        RequestedKnob("tensor_parallel.autotp_size", (1, 2)),
+        RequestedKnob("bf16.bf16_master_weights_and_grads", (False, True)),
+    ]
+    typed = _typed(program={"not_turnable": {"model:compile": "your code compiles its model by itself"}})
+    said = requests_without_arms(typed, BASE, (1, 2), asked)
+    assert said == (
+        "search_space: compile.deepcompile has no effect: DeepCompile acts in code that calls engine.compile(), and "
+        "yours does not.",
+        "search_space: model:compile has no effect: your code compiles its model by itself.",
+        "search_space: zero_optimization.nonsense is not known to have an effect: it is tried because you ask for it.",
+    )
 
 
 def test_a_pipeline_has_stages_0_and_1_alone() -> None:

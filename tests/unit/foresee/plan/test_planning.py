@@ -16,6 +16,7 @@ from trial_lib.foresee.plan.asked_devices import read_devices
 from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError, WantedRun, plan
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.foresee.time.efficiencies import DeviceSpeed, Efficiencies
+from trial_lib.space.arms import RequestedKnob
 from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
 
 _INPUT = KINDS.index("input")
@@ -205,6 +206,11 @@ def test_an_interrupt_ends_the_plan_between_runs() -> None:
     with pytest.raises(KeyboardInterrupt):
         plan(_problem("h100-80gb:8", processes=1), slowly, check=check)
     assert len(foresee.wanted) < 19
+
+
+def test_a_plan_notes_a_request_that_nothing_comes_of() -> None:
+    found = plan(_problem("h100-80gb:8", requests=[RequestedKnob("compile.deepcompile", (True, False))]), _Foresees())
+    assert [note for note in found.notes if "compile.deepcompile has no effect" in note]
 
 
 def test_it_says_what_it_does() -> None:
