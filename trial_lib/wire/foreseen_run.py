@@ -38,8 +38,10 @@ OPERATIONS = (
     "send",
     "to_host",
     "to_device",
+    "whole_attention",
 )
-"""The classes of operations. The device does those up to `update`, links do the rest."""
+"""The classes of operations. Links do those from `all_reduce` to `to_device`, and the device does the others.
+`attention` is causal, and `whole_attention` computes all pairs of positions."""
 
 
 class Storage(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from trial_lib.foresee.time.work import kind_of
 from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
 
-_MARKS = ("matmul", "attention", "norm")
+_MARKS = ("matmul", "attention", "whole_attention", "norm")
 _REDUCED = ("all_reduce", "reduce_scatter", "to_host")
 
 

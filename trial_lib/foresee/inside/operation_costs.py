@@ -46,6 +46,10 @@ _NO_WORK = (
     "set_",
     "_assert_async",
 )
+# In place, but without a look at what was there.
+_OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+# Values of `custom_mask_type` of the memory-efficient kernel: causal from the top left, or from the bottom right.
+_CAUSAL_MASKS = (1, 2)
 
 
 def class_of(name: str) -> int:
@@ -110,7 +114,7 @@ def cost_of(
         moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
     else:
         moved = float(sum(map(bytes_of, inputs)) + sum(map(bytes_of, made)))
-        if is_mutating and inputs:
+        if is_mutating and inputs and name not in _OVERWRITES and func._overloadname != "out":
             moved += bytes_of(inputs[0])
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
@@ -119,7 +123,18 @@ def cost_of(
         flops = float(max((each.numel() for each in (*inputs, *made)), default=0))
     if name == "embedding":
         flops = 0.0
+    if kind == _INDEX["attention"] and not _is_causal(func, args, kwargs):
+        kind = _INDEX["whole_attention"]
     return kind, _dtype(first, dtypes), flops, moved, int(not is_on_device)
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether a kernel of attention leaves out what lies behind each position. One that is unknown does."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if "custom_mask_type" in names:
+        return given.get("custom_mask_type", 0) in _CAUSAL_MASKS
+    return bool(given.get("is_causal", False)) or "is_causal" not in names
 
 
 def _dtype(tensor: torch.Tensor, dtypes: list[str]) -> int:

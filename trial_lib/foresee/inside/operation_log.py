@@ -16,6 +16,7 @@ INDEX = {name: index for index, name in enumerate(OPERATIONS)}
 _TF32 = {
     INDEX["matmul"]: tf32.allows_products,
     INDEX["attention"]: tf32.allows_products,
+    INDEX["whole_attention"]: tf32.allows_products,
     INDEX["convolution"]: tf32.allows_convolutions,
 }
 

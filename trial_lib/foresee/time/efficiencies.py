@@ -33,7 +33,7 @@ class Efficiencies:
 
     Attributes:
         matmul: share of the peak FLOP/s that products of matrices get, convolutions included.
-        attention: share of it that fused attention gets.
+        attention: share of it that fused causal attention seems to get, as FLOPs of the model count. It computes half.
         memory: share of the memory's bandwidth that all other operations get.
         link: share of the links within a host that collectives get.
         network: share of the network.

@@ -4,8 +4,11 @@ from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.wire.foreseen_run import OPERATIONS, Operation
 
-ON_MATRIX_UNITS = ("matmul", "convolution", "attention")
+ON_MATRIX_UNITS = ("matmul", "convolution", "attention", "whole_attention")
 """The names in `OPERATIONS` of what counts by its FLOPs as well as by its bytes."""
+# A causal kernel computes half of the pairs of positions, and all count as FLOPs of the model (PaLM, appendix B). So it
+# seems to be twice as fast as a kernel that computes all of them.
+_SHARES = {"whole_attention": 0.5}
 # No kernel is shorter: its blocks have to start and to end.
 _SHORTEST = 3e-6
 
@@ -23,8 +26,8 @@ def kernel_seconds(operation: Operation, dtype: str, device: DeviceFigures, effi
     kind = OPERATIONS[operation.kind]
     if kind not in ON_MATRIX_UNITS:
         return max(_SHORTEST, moving)
-    share = efficiencies.attention if kind == "attention" else efficiencies.matmul
-    return _SHORTEST + max(moving, operation.flops / (device.peak(dtype) * device.attained * share.value))
+    share = _SHARES.get(kind, 1.0) * (efficiencies.attention if "attention" in kind else efficiencies.matmul).value
+    return _SHORTEST + max(moving, operation.flops / (device.peak(dtype) * device.attained * share))
 
 
 def host_seconds(operation: Operation, cluster: Cluster, efficiencies: Efficiencies) -> float:

@@ -33,7 +33,7 @@ _QUANTILE_90 = 1.645
 # Micro-batches after which the clocks of those alike no longer change to each other.
 _ALIKE = 4
 # The constant that decides a class of operations; `memory` for others.
-_CLASSES = {"matmul": "matmul", "convolution": "matmul", "attention": "attention"}
+_CLASSES = {"matmul": "matmul", "convolution": "matmul", "attention": "attention", "whole_attention": "attention"}
 # What the host needs time for.
 _ISSUED = ("launch", "collective", "module")
 _CARRIED = ("link", "network", "copies")

@@ -3,13 +3,14 @@
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.foresee.memory.constants import outside_pytorch
+from trial_lib.foresee.time.kernels import ON_MATRIX_UNITS
 from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.records.result import ModelProfile
 from trial_lib.study.setup import StudySetup
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
 from trial_lib.wire.free_host_memory import available_bytes
 
-_MODEL_FLOPS = frozenset(OPERATIONS.index(name) for name in ("matmul", "attention", "convolution"))
+_MODEL_FLOPS = frozenset(map(OPERATIONS.index, ON_MATRIX_UNITS))
 _PASSES = frozenset(MOMENTS.index(name) for name in ("forward", "backward"))
 
 

@@ -58,6 +58,38 @@ def test_an_operator_in_place_reads_and_writes_its_tensor():
     assert moved == 2 * (10 + 10 + 10)
 
 
+@pytest.mark.parametrize(
+    ("func", "args", "moved"),
+    [
+        (aten.copy_.default, (meta(10), meta(10)), 2 * (10 + 10)),
+        (aten.zero_.default, (meta(10),), 2 * 10),
+        (aten.mul_.Scalar, (meta(10), 2.0), 2 * (10 + 10)),
+    ],
+)
+def test_a_tensor_that_is_overwritten_is_not_read(func, args, moved):
+    assert cost(func, *args)[0][3] == moved
+
+
+@pytest.mark.parametrize(
+    ("func", "words", "kind"),
+    [
+        (aten._scaled_dot_product_flash_attention.default, (0.0, True), "attention"),
+        (aten._scaled_dot_product_flash_attention.default, (0.0, False), "whole_attention"),
+        (aten._scaled_dot_product_flash_attention.default, (), "whole_attention"),
+        (aten._scaled_dot_product_efficient_attention.default, (None, False, 0.0, True), "attention"),
+        (aten._scaled_dot_product_efficient_attention.default, (None, False), "whole_attention"),
+        (aten._efficient_attention_forward.default, (None, None, None, 8, 8, 0.0, 1), "attention"),
+        (aten._efficient_attention_forward.default, (None, None, None, 8, 8, 0.0, 0), "whole_attention"),
+    ],
+)
+def test_attention_is_told_apart_by_whether_it_is_causal_and_counts_in_full_either_way(func, words, kind):
+    # As many heads as positions, because the kernels differ in the order of the two.
+    tensors = [meta(2, 8, 8, 16) for _ in range(3)]
+    found = cost_of(func, (*tensors, *words), {}, tensors, [meta(2, 8, 8, 16)], func(*tensors, *words), [])
+    assert OPERATIONS[found[0]] == kind
+    assert found[2] == 2 * 2 * (2 * 8 * 8 * 8 * 16)
+
+
 def test_a_look_up_reads_the_rows_that_it_needs_and_no_others():
     (kind, _, flops, moved, _), _ = cost(aten.embedding.default, meta(1000, 8), meta(3, dtype=torch.int64))
     assert OPERATIONS[kind] == "embedding"

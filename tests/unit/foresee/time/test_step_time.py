@@ -9,7 +9,7 @@ from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.foresee.time.timeline import PARTS
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.foreseen_run import OPERATIONS, ForeseenRun
 
 
 def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:
@@ -27,6 +27,15 @@ def zero(stage: int, **settings: Any) -> dict[str, Any]:
 def test_arithmetic_and_memory_take_the_longer_of_both() -> None:
     run = run_of(("forward", [product(1.0), moving(0.5)]), ("backward", [product(2.0)]), ("update", [moving(0.25)]))
     assert parts_of(run) == {"compute": 3.5, "update": 0.25}
+
+
+def test_attention_to_all_positions_takes_twice_as_long_as_causal_attention_with_the_same_model_flops() -> None:
+    causal, whole = (product(1.0)._replace(kind=OPERATIONS.index(name)) for name in ("attention", "whole_attention"))
+    steps = [foresee_step(run_of(("forward", [each]), ("update", [])), TWO, EXACT) for each in (causal, whole)]
+    assert [step.seconds for step in steps] == pytest.approx([1.0, 2.0], rel=1e-4)
+    assert steps[0].shares["attention"] == pytest.approx(steps[1].shares["attention"], rel=1e-3)
+    # The same model FLOPs in twice the time.
+    assert steps[0].mfu == pytest.approx(2 * (steps[1].mfu or 0.0), rel=1e-4)
 
 
 @pytest.mark.parametrize(
