@@ -71,6 +71,16 @@ def group_sizes(config: Mapping[str, Any]) -> dict[str, int]:
     return {path: size for path, size in sizes.items() if size is not None and size > 1}
 
 
+def group_words(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the groups that some settings name, in words. A group of one is none, and is said because it is named."""
+    sizes = {path: _size(settings, path, path.split(".")) for path in GROUPS}
+    return [
+        f"{GROUPS[path]} groups of {size}" if size > 1 else f"no {GROUPS[path]} groups"
+        for path, size in sizes.items()
+        if size is not None
+    ]
+
+
 def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
     """Returns the ranks that hold one replica of the model together, as far as the configuration says so."""
     return Layout.of(config).ranks

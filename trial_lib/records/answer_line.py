@@ -1,7 +1,7 @@
 """The wording of a study's answer, for every place that gives it: terminal, report, Prefect, MLflow, records."""
 
 from trial_lib.command.switches import shown_switch
-from trial_lib.deepspeed_config.layout import GROUPS, group_sizes
+from trial_lib.deepspeed_config.layout import group_words
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.units import percent
 
@@ -45,7 +45,7 @@ def name_of(candidate: Candidate) -> str:
     for key, word in (("offload_optimizer", "optimizer offload"), ("offload_param", "parameter offload")):
         if (zero.get(key) or {}).get("device", "none") != "none":
             words.append(word)
-    words += [f"{GROUPS[path]} groups of {size}" for path, size in group_sizes(candidate.knobs).items()]
+    words += group_words(candidate.knobs)
     words += [shown_switch(place, value) for place, value in candidate.switches.items() if value is not None]
     words.append(f"micro-batch {candidate.micro_batch_size}")
     if candidate.gradient_accumulation_steps > 1:

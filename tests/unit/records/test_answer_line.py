@@ -28,3 +28,5 @@ def test_a_sentence_spells_out_what_decides_a_candidate() -> None:
 def test_an_answer_names_its_layout() -> None:
     knobs = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}
     assert name_of(Candidate(knobs=knobs, micro_batch_size=8)) == "ZeRO 1, tensor-parallel groups of 2, micro-batch 8"
+    knobs = {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 1}}
+    assert name_of(Candidate(knobs=knobs, micro_batch_size=4)) == "ZeRO 1, no tensor-parallel groups, micro-batch 4"
