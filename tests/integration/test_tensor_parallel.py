@@ -44,6 +44,8 @@ def test_both_layouts_train_alike_and_count_each_sample_once(trials: Any, stage:
     replicas, group = (ran(trials, plan(trials, size, stage=stage)) for size in (1, 2))
     assert len(group.losses) >= 4
     assert group.losses == pytest.approx(replicas.losses, rel=1e-6)
+    assert len(group.initial_weights) == 2
+    assert group.initial_weights == pytest.approx(replicas.initial_weights, rel=1e-6)
     for result in (replicas, group):
         assert result.metrics["throughput"] * result.metrics["latency"] == pytest.approx(GLOBAL_BATCH)
 

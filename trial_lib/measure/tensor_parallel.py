@@ -1,6 +1,7 @@
 """The parts of an engine's model on its ranks: divided parameters, heads, experts, and the batches of a group."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from trial_lib.measure.replicas import sequence_parallel_size
 # The names of these numbers in the configurations of Hugging Face's models, of text or around it.
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _OF_TEXT = "text_config"
+_BY_COLUMNS = ("LinearAllreduce", "LinearAllreduceWithReplicatedInput")
+_BY_ROWS = ("LinearLayer", "VocabParallelLinear")
 # A digest multiplies each number by its place, modulo a prime, so that the same tokens in another order differ.
 _PLACES = 8191
 
@@ -21,6 +24,55 @@ def tensor_parallel_size(engine: Any) -> int:
     """Returns the ranks of a group of DeepSpeed's AutoTP; 1 without it, and before DeepSpeed had it."""
     size = getattr(engine, "autotp_size", None)
     return max(1, int(size())) if callable(size) else 1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The place of this rank's shard in a parameter that AutoTP has divided.
+
+    Attributes:
+        width: columns of the shard.
+        whole_width: columns of the whole parameter.
+        first_row: the row of the whole parameter that the shard begins in.
+        first_column: the column, likewise.
+    """
+
+    width: int
+    whole_width: int
+    first_row: int
+    first_column: int
+
+    def places(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns the places of elements in the whole parameter, by their places in the shard. Both are flattened."""
+        rows, columns = numbers // self.width, numbers % self.width
+        return (rows + self.first_row) * self.whole_width + columns + self.first_column
+
+
+def shards(engine: Any) -> dict[int, Shard | None]:
+    """Returns the place of each divided parameter by its id; None for a layer whose division is not known here.
+
+    By columns of inputs or by rows, as `LinearAllreduce` and `LinearLayer` of deepspeed/module_inject/layers.py do.
+    """
+    divides = _divided_layer()
+    found: dict[int, Shard | None] = {}
+    for module in engine.module.modules() if divides is not None and tensor_parallel_size(engine) > 1 else ():
+        if isinstance(module, divides):
+            for name, parameter in module.named_parameters(recurse=False):
+                if type(module).__name__ not in _BY_COLUMNS or name == "weight":
+                    found[id(parameter)] = _shard(module, parameter)
+    return found
+
+
+def _shard(layer: Any, parameter: Any) -> Shard | None:
+    sizes, index = getattr(layer, "_partition_sizes", None), int(layer.tp_index)
+    rows, *columns = getattr(parameter, "ds_shape", parameter.shape)
+    if sizes is None or len(columns) > 1:
+        return None
+    width, before = int(columns[0]) if columns else 1, sum(sizes[:index])
+    if type(layer).__name__ in _BY_COLUMNS:
+        return Shard(width, sum(sizes), 0, before)
+    is_by_rows = type(layer).__name__ in _BY_ROWS and rows == sizes[index]
+    return Shard(width, width, before, 0) if is_by_rows else None
 
 
 def parameter_shares(engine: Any) -> list[float]:

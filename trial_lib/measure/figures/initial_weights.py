@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trial_lib.measure.figures.over_ranks import total
+from trial_lib.measure.tensor_parallel import shards, tensor_parallel_size
 
 _ELEMENTS = 64  # the first elements of each parameter
 # Each parameter has its own factor, so that two that have changed places show.
@@ -27,14 +28,21 @@ class InitialWeights:
     def __init__(self, engine: Any) -> None:
         self._sums: tuple[float, float] | None = (0.0, 0.0)
         replicas = int(getattr(engine, "seq_dp_world_size", engine.dp_world_size))
+        group, divided = tensor_parallel_size(engine), shards(engine)
         for number, parameter in _numbered(engine.module):
-            part = _part(parameter)
-            if part is None:
+            found, shard = _part(parameter), divided.get(id(parameter))
+            if found is None or (shard is None and id(parameter) in divided):
                 self._sums = None
                 return
+            start, part = found
+            if shard is not None:
+                places = shard.places(torch.arange(start, start + part.numel(), device=part.device))
+                part = part[places < _ELEMENTS]
             # Rounded to the coarsest format in which any engine keeps them.
-            values = part.detach().to("cpu", torch.bfloat16).double() * (1 + number % _WEIGHTS)
+            values = part.to("cpu", torch.bfloat16).double() * (1 + number % _WEIGHTS)
             holders = 1 if hasattr(parameter, "ds_tensor") else _holders(parameter, replicas)
+            if shard is None:
+                holders *= group
             before, squares_before = self._sums
             self._sums = (
                 before + float(values.sum()) / holders,
@@ -95,14 +103,14 @@ def _holders(parameter: Any, replicas: int) -> int:
     return int(groups._get_expert_data_parallel_world_size(parameter.group_name))
 
 
-def _part(parameter: Any) -> torch.Tensor | None:
-    """Returns this rank's share of a parameter's first elements; None if they are not in memory."""
+def _part(parameter: Any) -> tuple[int, torch.Tensor] | None:
+    """Returns this rank's share of a parameter's first elements, and where it begins; None if not in memory."""
     partition = getattr(parameter, "ds_tensor", None)
     if partition is None:
-        return None if parameter.is_meta else parameter.reshape(-1)[:_ELEMENTS]
+        return None if parameter.is_meta else (0, parameter.detach().reshape(-1)[:_ELEMENTS])
     if getattr(getattr(partition, "status", None), "name", "") != "AVAILABLE":
         return None
     start = torch.distributed.get_rank(parameter.ds_process_group) * partition.numel()
     # The last partition may be longer than the rest of the parameter.
     part: torch.Tensor = partition.reshape(-1)[: max(0, min(_ELEMENTS, parameter.ds_numel) - start)]
-    return part
+    return start, part.detach()

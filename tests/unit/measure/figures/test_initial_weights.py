@@ -1,11 +1,13 @@
 """The fingerprint of initial weights, which does not depend on the ranks that keep them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from trial_lib.measure import tensor_parallel
 from trial_lib.measure.figures import initial_weights
 from trial_lib.measure.figures.initial_weights import InitialWeights
 
@@ -23,7 +25,8 @@ def stage(layers: dict[int, nn.Module], tied: nn.Module | None = None) -> Simple
 def sums(monkeypatch: pytest.MonkeyPatch, *engines: SimpleNamespace) -> list[float]:
     """Returns the fingerprint over the ranks of some engines."""
     monkeypatch.setattr(initial_weights, "total", lambda values, engine: values)
-    return [sum(column) for column in zip(*(InitialWeights(each).over_ranks(each) for each in engines), strict=True)]
+    found = [InitialWeights(each).over_ranks(each) for each in engines]
+    return [sum(column) for column in zip(*found, strict=True)]
 
 
 def test_the_stages_of_a_pipeline_start_as_one_stage_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +77,56 @@ def test_experts_on_two_ranks_start_as_on_one(monkeypatch: pytest.MonkeyPatch) -
     assert over(2, experts) == pytest.approx(whole)
     assert over(4, experts) == pytest.approx(whole)
     assert over(2, experts[::-1]) != pytest.approx(whole)
+
+
+class TensorParallelLayer(nn.Module):
+    """Stands for the base class of DeepSpeed's divided layers."""
+
+    dim = 0
+
+    def __init__(self, whole: nn.Linear, index: int) -> None:
+        super().__init__()
+        self._partition_sizes, self.tp_index = (11, 5), index
+        self.weight = nn.Parameter(whole.weight.split(self._partition_sizes, dim=self.dim)[index].clone())
+        bias = whole.bias if self.dim else whole.bias.split(self._partition_sizes)[index]
+        self.bias = nn.Parameter(bias.clone())
+
+
+class LinearLayer(TensorParallelLayer):
+    """Divided by its outputs."""
+
+
+class LinearAllreduce(TensorParallelLayer):
+    """Divided by its inputs, with a whole bias."""
+
+    dim = 1
+
+
+class FusedLayer(LinearLayer):
+    """Divided in an order of its own."""
+
+
+def group_of_two(monkeypatch: pytest.MonkeyPatch, layers: dict[Any, nn.Linear], norm: nn.Module) -> list[float]:
+    """Returns the fingerprint of a model that groups of two ranks have divided unevenly, in two replicas."""
+    monkeypatch.setattr(tensor_parallel, "_divided_layer", lambda: TensorParallelLayer)
+    ranks = []
+    for index in (0, 1):
+        module = nn.ModuleList([*(kind(layer, index) for kind, layer in layers.items()), norm])
+        ranks += [SimpleNamespace(module=module, dp_world_size=2, autotp_size=lambda: 2)] * 2
+    return sums(monkeypatch, *ranks)
+
+
+def test_a_divided_model_starts_as_the_whole_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    layers: dict[Any, nn.Linear] = {LinearLayer: nn.Linear(3, 16), LinearAllreduce: nn.Linear(16, 40)}
+    norm = nn.LayerNorm(4)
+    nn.init.normal_(norm.weight)
+    whole = SimpleNamespace(module=nn.ModuleList([*layers.values(), norm]), dp_world_size=1)
+    expected = sums(monkeypatch, whole)
+    assert group_of_two(monkeypatch, layers, norm) == pytest.approx(expected, rel=1e-12)
+    other: dict[Any, nn.Linear] = {LinearLayer: nn.Linear(3, 16), LinearAllreduce: nn.Linear(16, 40)}
+    assert group_of_two(monkeypatch, other, norm) != pytest.approx(expected)
+
+
+def test_a_division_in_an_order_of_its_own_leaves_the_weights_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert group_of_two(monkeypatch, {FusedLayer: nn.Linear(3, 16)}, nn.LayerNorm(4)) == []
