@@ -22,6 +22,13 @@ LAYOUTS = "layouts"
 LAYOUT_KINDS = ("tensor", "sequence", "pipeline", "expert")
 """What a switch can be the size of: groups of tensor parallelism, of Ulysses or of experts, or a pipeline's depth."""
 
+VARIABLES_OF_LAYOUTS = {"PARALLELISM_CONFIG_SP_SIZE": "sequence"}
+"""The environment variables that are the size of a layout, with its kind.
+
+Accelerate, and so a Trainer, reads them if its `ParallelismConfig` leaves the size open. It takes 1 if a variable is
+not set (accelerate/parallelism_config.py).
+"""
+
 _OF_SETTINGS = {AUTOTP: "tensor", SEQUENCE: "sequence"}
 
 

@@ -19,7 +19,7 @@ from trial_lib.command.mapping_targets import (
     typed_switch,
 )
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, path_of, place_of, text_of
-from trial_lib.deepspeed_config.layout import LAYOUT_KINDS, size_of
+from trial_lib.deepspeed_config.layout import LAYOUT_KINDS, VARIABLES_OF_LAYOUTS, size_of
 from trial_lib.experiment.yaml_document import describe, parse_yaml
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.catalogue import KNOBS, catalogues_name
@@ -54,7 +54,7 @@ def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _is_coarse(place: str) -> bool:
-    return TURNED[place].coarse if is_turned(place) else not is_plain_name(place)
+    return TURNED[place].coarse if is_turned(place) else not is_plain_name(place) or place in VARIABLES_OF_LAYOUTS
 
 
 def check_place(place: str, others: Sequence[str], where: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trial_lib.command.switches import PROGRAM, is_switch, path_of, place_of
+from trial_lib.deepspeed_config.layout import VARIABLES_OF_LAYOUTS
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, DEEPSPEED_KEYS, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.experiment.program_section import (
@@ -171,8 +172,9 @@ def _nearest(key: str, name: str, parent: str, beside: frozenset[str]) -> str | 
 
 
 def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switches: Mapping[str, bool]) -> RequestedKnob:
+    known_kind = VARIABLES_OF_LAYOUTS.get(place_of(path), "") if is_switch(path) else ""
     if not isinstance(said, Mapping):
-        return RequestedKnob(path, _values(path, said, place, where))
+        return RequestedKnob(path, _values(path, said, place, where), layout=known_kind)
     known = ("values", "when", *_RANGE, *((COARSE, MATHEMATICS, LAYOUT_KIND) if is_switch(path) else ()))
     unknown = said.keys() - set(known)
     if unknown:
@@ -194,7 +196,7 @@ def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switche
         raise InputError(what, where=where(place), remedy="Write `values`, or `min` and `max`.")
     values = _range(path, said, place, where) if is_range else _values(path, said["values"], (*place, "values"), where)
     when = _when(path, said.get("when", {}), (*place, "when"), where, switches)
-    kind = str(said[LAYOUT_KIND]) if LAYOUT_KIND in said else ""
+    kind = str(said[LAYOUT_KIND]) if LAYOUT_KIND in said else known_kind
     return RequestedKnob(path, values, when, changes_mathematics=said.get(MATHEMATICS, False), layout=kind)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.command.mapping_targets import typed_switch
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, own_switches, place_of
-from trial_lib.deepspeed_config.layout import LAYOUTS, size_of
+from trial_lib.deepspeed_config.layout import LAYOUTS, VARIABLES_OF_LAYOUTS, size_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -157,7 +157,8 @@ def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> di
         if is_turned(place):
             switches[place] = experiment.config.turned.get(place)
         else:
-            switches[place] = typed_switch(place, request.values, arguments, environment, folder)
+            typed = typed_switch(place, request.values, arguments, environment, folder)
+            switches[place] = 1 if typed is None and place in VARIABLES_OF_LAYOUTS else typed
     return switches
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.space.arms_of_space import adaptive, fine, here, labels, told
 from trial_lib.deepspeed_config.divisibility import ModelShape
-from trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM
+from trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM, Replicas
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.space.arms import RequestedKnob
 from trial_lib.space.known_knobs.layout import layouts_not_tried
@@ -98,3 +98,13 @@ def test_a_layout_is_coarse_also_as_a_variable_and_each_kind_has_one_switch() ->
     assert (request.layout, request.is_coarse) == ("sequence", True)
     with pytest.raises(InputError, match="are both the sequence layout"):
         read_search_space({PROGRAM: {"--sp": said, "SP": said}})
+
+
+def test_the_variable_of_a_trainers_ulysses_is_a_layout_without_a_word_and_keeps_the_global_batch() -> None:
+    place = "PARALLELISM_CONFIG_SP_SIZE"
+    for said in ([1, 2], {"values": [1, 2]}, {"min": 1, "max": 2, "count": 2}):
+        (request,) = read_search_space({PROGRAM: {place: said}})
+        assert (request.layout, request.is_coarse, request.values) == ("sequence", True, (1, 2))
+    base = {PROGRAM: {place: 1}, LAYOUTS: {place: "sequence"}}
+    replicas = Replicas(slots=8, own=8, base_config=base)
+    assert [replicas.of({PROGRAM: {place: size}}) for size in (1, 2, 4)] == [8, 4, 2]
