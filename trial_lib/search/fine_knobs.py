@@ -45,8 +45,8 @@ def propose(
 ) -> list[int]:
     """Returns lineages of an arm that the estimator would try next, without repetition.
 
-    A held knob keeps the leader's value. Each other value of it is proposed beside the leader, and nothing else changes.
-    Most draws of several such knobs would have a value that is expected to cost.
+    A held knob keeps the leader's value. Each other value of it is proposed beside the leader, with nothing else
+    changed. Most draws of several such knobs would have a value that is expected to cost.
 
     The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
     Optuna's samplers ignore failed trials and would propose the same again.
