@@ -25,7 +25,7 @@ from trial_lib.launch.program import Program
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEASURED = RESULTS / "gpu_h200_memory.json"
-HOPPER = (9, 0)
+HOPPER = 9.0
 MIB = 2**20
 _DEADLINE_S = 300.0
 _BASE = {

@@ -29,7 +29,7 @@ from trial_lib.launch.program import Program
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTPUT = RESULTS / "gpu_h200_steps_foreseen.json"
-DEVICE, HOPPER = "h200-141gb", (9, 0)
+DEVICE, HOPPER = "h200-141gb", 9.0
 MIB = 2**20
 _DEADLINE_S = 300.0
 _BASE = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "bf16": {"enabled": True}}

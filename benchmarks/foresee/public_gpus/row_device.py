@@ -11,15 +11,6 @@ from trial_lib.foresee.memory.constants import CONTEXT, CONTEXT_OF_ALL_KERNELS, 
 from trial_lib.foresee.time.devices import DeviceFigures, known_devices
 from trial_lib.memory.budget import Uncertain
 
-_CAPABILITIES = (
-    ("v100", (7, 0)),
-    ("t4", (7, 5)),
-    ("h100", (9, 0)),
-    ("h200", (9, 0)),
-    ("h800", (9, 0)),
-    ("h20-", (9, 0)),
-    ("b200", (10, 0)),
-)
 # How the names of devices end that are not on a maker's own board.
 _BOARDS = "pcie", "nvl"
 # Visible bytes of a device whose kind no list has.
@@ -65,10 +56,10 @@ def capacity(row: Mapping[str, Any]) -> float:
     return float("inf") if size is None else _VISIBLE * float(size) * GIB
 
 
-def capability(row: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the compute capability of a row's device."""
-    words = row["gpu_kind"].lower()
-    return next((found for name, found in _CAPABILITIES if name in words), (8, 0))
+def capability(row: Mapping[str, Any]) -> float:
+    """Returns the compute capability of a row's device; 8.0 if no list has it."""
+    device = device_of(row)
+    return 8.0 if device is None else device.capability
 
 
 def allocator(row: Mapping[str, Any]) -> AllocatorSettings:

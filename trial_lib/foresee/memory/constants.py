@@ -64,7 +64,7 @@ def outside_pytorch(world: int, ranks_per_node: int, *, loads_all_kernels: bool 
     return in_all(context, communication(world, ranks_per_node))
 
 
-def workspaces(capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
+def workspaces(capability: float = 8.0) -> tuple[int, ...]:
     """Returns the bytes of each workspace of cuBLAS, which PyTorch allocates as any tensor.
 
     One is of the thread of the forward pass, one of the thread of the backward pass. Source: `parseChosenWorkspaceSize`
@@ -73,5 +73,5 @@ def workspaces(capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
     Args:
         capability: the compute capability of the device.
     """
-    size = 32 * MIB if capability >= (9, 0) else (2 * 4096 + 8 * 16) * 1024
+    size = 32 * MIB if capability >= 9.0 else (2 * 4096 + 8 * 16) * 1024
     return size, size

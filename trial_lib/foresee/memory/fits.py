@@ -139,7 +139,7 @@ class ArmMemory:
     other: ForeseenRun | None = None
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     ranks_per_node: int = 8
-    capability: tuple[int, int] = (8, 0)
+    capability: float = 8.0
     loads_all_kernels: bool = False
     program_error: float = PROGRAM_ERROR
 

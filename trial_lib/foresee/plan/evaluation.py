@@ -28,7 +28,6 @@ _TIMED = 4
 # The host's memory is as uncertain as an allocated peak, and the rank's own libraries are not in it.
 _HOST_ERROR = 0.05
 _LIBRARIES = 3 * 2.0**30
-_HOPPER = ("h100", "h200", "h800", "h20", "b200", "gh200")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +73,12 @@ class Evaluation:
         """The memory of a device for any micro-batch."""
         one, other = self.runs.at_replicas(self.policy.data_parallel_size)
         cluster = self.asked.cluster
-        capability = (9, 0) if cluster.device.name.lower().startswith(_HOPPER) else (8, 0)
         return ArmMemory(
-            one=one, other=other, settings=self.allocator, ranks_per_node=cluster.per_host, capability=capability
+            one=one,
+            other=other,
+            settings=self.allocator,
+            ranks_per_node=cluster.per_host,
+            capability=cluster.device.capability,
         )
 
     @cached_property

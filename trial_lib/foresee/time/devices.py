@@ -20,8 +20,8 @@ _OWN_FILE = Path(__file__).with_name("devices.yaml")
 # In gigabytes a second, and one number without a unit.
 _RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth")
 _SIZES = {"memory_gib": "memory", "host_memory_gib": "host_memory"}
-_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained")
-_OPTIONAL = ("attained",)
+_NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "capability")
+_OPTIONAL = ("attained", "capability")
 _KEYS = ("like", "sheet", "teraflops", *_NUMBERS)
 _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multiprocessors")
 
@@ -44,6 +44,7 @@ class DeviceFigures:
         per_host: devices that its host usually has.
         sheet: the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own.
         attained: the share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'.
+        capability: the compute capability of an NVIDIA device.
     """
 
     name: str
@@ -58,6 +59,7 @@ class DeviceFigures:
     host_cores: float
     per_host: int = 8
     attained: float = 1.0
+    capability: float = 8.0
     sheet: str = ""
 
     def peak(self, dtype: str) -> float:

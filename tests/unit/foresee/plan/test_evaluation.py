@@ -56,6 +56,20 @@ def test_the_users_settings_of_the_allocator_count() -> None:
     assert rounded.memory.at(1).needed.mean > evaluation.memory.at(1).needed.mean + 0.1 * GIB
 
 
+def test_a_device_of_the_users_own_has_the_workspaces_of_its_kind_whatever_its_name() -> None:
+    hopper = _evaluation(1, "h100-80gb:8")
+    own = replace(hopper.asked.cluster.device, name="ours")
+    named = replace(hopper, asked=replace(hopper.asked, cluster=replace(hopper.asked.cluster, device=own)))
+    older = replace(
+        named, asked=replace(named.asked, cluster=replace(named.asked.cluster, device=replace(own, capability=8.0)))
+    )
+    assert named.memory.at(1).needed.mean == hopper.memory.at(1).needed.mean
+    # Two workspaces of cuBLAS: 32 MiB each from Hopper on, and 8,320 KiB before.
+    assert named.memory.at(1).needed.mean - older.memory.at(1).needed.mean == pytest.approx(
+        2 * (32 - 8.125) * MIB, rel=0.2
+    )
+
+
 def test_speed_comes_with_an_interval_and_a_price() -> None:
     row = _evaluation(2, "h100-80gb:8", price=2.0).planned()
     assert row.samples_per_s is not None

@@ -52,6 +52,14 @@ def test_a_user_adds_devices_in_a_few_lines(tmp_path: Path) -> None:
     assert devices["slow-network"] == DeviceFigures(**{**vars(known), "name": "slow-network", "network": 3.1e9})
 
 
+def test_a_device_has_the_compute_capability_of_the_one_that_it_is_like(tmp_path: Path) -> None:
+    file = tmp_path / "devices.yaml"
+    file.write_text("mine: {like: h200-141gb, network: 3.1}\nother: {like: a100-80gb, capability: 9}\n")
+    devices = known_devices(file)
+    names = ("mine", "other", "a100-80gb", "b200-180gb", "v100-32gb")
+    assert [devices[name].capability for name in names] == [9.0, 9.0, 8.0, 10.0, 7.0]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
