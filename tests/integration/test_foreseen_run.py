@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +254,35 @@ def test_another_attention_is_foreseen(foreseen):
         runs[name] = foreseen("train.py", overrides, folder=PROGRAMS / "turned")
         assert runs[name].stopped == ""
     assert most_bytes(runs["sdpa"])[0] < most_bytes(runs["eager"])[0]
+
+
+WRITES = """
+import pathlib, runpy, sys
+
+pathlib.Path("mine.log").write_text("overwritten")
+pathlib.Path("cache").mkdir()
+pathlib.Path("cache/tokens.txt").write_text("prepared")
+sys.argv[0] = "transformer.py"
+try:
+    runpy.run_path("transformer.py", run_name="__main__")
+finally:
+    pathlib.Path("late.txt").write_text("after the steps")
+"""
+
+
+def test_a_foreseen_program_changes_no_file_of_the_users_and_keeps_what_it_prepared(foreseen, tmp_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    for name in ("transformer.py", "toy.py"):
+        shutil.copy(PROGRAMS / name, folder)
+    (folder / "writes.py").write_text(WRITES)
+    (folder / "mine.log").write_text("mine")
+    run = foreseen("writes.py", {}, folder=folder)
+    assert run.stopped == ""
+    assert (folder / "mine.log").read_text() == "mine"
+    assert {each.name for each in folder.iterdir()} - {"__pycache__"} == {
+        *("transformer.py", "toy.py", "writes.py", "mine.log", "cache")
+    }
+    assert (folder / "cache" / "tokens.txt").read_text() == "prepared"
+    # The device's host has a compiler, whether this host has one or not.
+    assert run.program["turnable"]["model:compile"] == [False, True]

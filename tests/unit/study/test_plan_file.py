@@ -21,8 +21,9 @@ def test_a_plan_is_named_by_its_folder_or_by_its_file(tmp_path):
     ("content", "said"),
     [
         (None, "there is no such file"),
-        ("{", "the plan is damaged or of another version"),
-        (json.dumps({"train_batch_size": 8}), "the plan is damaged or of another version"),
+        ("{", r"the plan is damaged or of another version \(1 mistake\)"),
+        ("", r"the plan is damaged or of another version \(1 mistake\)"),
+        (json.dumps({"train_batch_size": 8}), r"the plan is damaged or of another version \(\d mistakes\)"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )

@@ -46,9 +46,13 @@ def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) 
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise InputError(
-            f"{what} is damaged or of another version ({error.error_count()} mistakes).", where=str(path), remedy=remedy
-        ) from None
+        raise InputError(is_damaged(what, error), where=str(path), remedy=remedy) from None
+
+
+def is_damaged(what: str, error: ValidationError) -> str:
+    """Returns the sentence on a record with mistakes."""
+    count = error.error_count()
+    return f"{what} is damaged or of another version ({count} mistake{'s' if count > 1 else ''})."
 
 
 def read_record(paths: StudyPaths) -> StudyRecord:

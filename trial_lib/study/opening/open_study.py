@@ -41,7 +41,7 @@ from trial_lib.study.kept.folder import (
     new_id,
     remove_folder,
 )
-from trial_lib.study.kept.record_file import read_record, write_study_record
+from trial_lib.study.kept.record_file import is_damaged, read_record, write_study_record
 from trial_lib.study.known_program import KnownProgram, require_sizes, require_switchable
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
@@ -321,7 +321,7 @@ def resume_study(root: Path) -> OpenStudy:
         arguments = StudyArguments.model_validate(record.arguments)
     except ValidationError as error:
         raise InputError(
-            f"the study's record is damaged or of another version ({error.error_count()} mistakes).",
+            is_damaged("the study's record", error),
             where=str(paths.record),
             remedy="Start a new study.",
         ) from None
