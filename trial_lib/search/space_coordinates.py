@@ -14,9 +14,9 @@ Array = npt.NDArray[np.float64]
 
 # Values without an order are so far apart that they share nothing.
 _APART = 100.0
-# Values of a switch whose effect has one direction are so much nearer, because they surprise less. This was set by hand.
-# With 0.1, 0.25 and 0.5 the search is within 3 % on compiled_store after 7, 6 and 4 trials, and on slow_store after 2
-# (benchmarks/replay, 6 seeds).
+# Values of a switch whose effect has one direction are so much nearer, because they surprise less. This was set by
+# hand. With 0.1, 0.25 and 0.5 the search is within 3 % on compiled_store after 7, 6 and 4 trials, and on slow_store
+# after 2 (benchmarks/replay, 6 seeds).
 _ONE_WAY_STEP = 0.25
 _STAGE = "zero_optimization.stage"
 _ABSENT = (None, False, "none")
