@@ -200,6 +200,18 @@ class ForeseenRun:
     versions: dict[str, str] = field(default_factory=dict)
     stopped: str = ""
 
+    def operations_by_moment(self) -> list[tuple[Moment, tuple[Operation, ...]]]:
+        """Returns each moment with its operations."""
+        ends = [*(moment.operation for moment in self.moments[1:]), len(self.operations)]
+        return [
+            (moment, self.operations[moment.operation : end]) for moment, end in zip(self.moments, ends, strict=False)
+        ]
+
+    def events_by_moment(self) -> list[tuple[Moment, range]]:
+        """Returns each moment with the indexes of its events."""
+        ends = [*(moment.event for moment in self.moments[1:]), len(self.events)]
+        return [(moment, range(moment.event, end)) for moment, end in zip(self.moments, ends, strict=False)]
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -45,11 +45,10 @@ def config_of(stage: int, precision: str, accumulation: int) -> dict[str, Any]:
 def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
     """Returns, for each moment, its name, the peak of live bytes on the device, and the bytes by kind at its end."""
     live = dict.fromkeys(KINDS, 0)
-    bounds = [moment.event for moment in run.moments] + [len(run.events)]
     rows = []
-    for position, moment in enumerate(run.moments):
+    for moment, its_events in run.events_by_moment():
         peak = sum(live.values())
-        for event in run.events[bounds[position] : bounds[position + 1]]:
+        for event in (run.events[index] for index in its_events):
             storage = run.storages[event.storage]
             if PLACES[storage.place] == "device":
                 live[KINDS[storage.kind]] += storage.size if event.is_made else -storage.size

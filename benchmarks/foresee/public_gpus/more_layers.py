@@ -30,12 +30,11 @@ def with_layers(run: ForeseenRun, few: int, layers: int, of_layer: float) -> For
     if layers == few:
         return run
     ratio = (run.parameters + (layers - few) * of_layer) / run.parameters
-    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
     operations: list[Operation] = []
     moments: list[Moment] = []
-    for moment, end in zip(run.moments, ends, strict=True):
+    for moment, stretch in run.operations_by_moment():
         moments.append(moment._replace(operation=len(operations)))
-        stretch, name = run.operations[moment.operation : end], MOMENTS[moment.name]
+        name = MOMENTS[moment.name]
         if name == "update":
             operations += [each._replace(flops=each.flops * ratio, moved=each.moved * ratio) for each in stretch]
         elif name in ("forward", "backward"):

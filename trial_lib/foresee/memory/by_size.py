@@ -151,12 +151,11 @@ def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentL
     live = [[0.0, 0.0] for _ in KINDS]
     base = slope = 0.0
     found: list[MomentLines] = []
-    bounds = [moment.event for moment in one.moments[1:]] + [len(one.events)]
-    for moment, end in zip(one.moments, bounds, strict=False):
+    for moment, its_events in one.events_by_moment():
         first = moment.event
         points = [(slope, base, -1)]
         at_begin, before = _line(live, first), [each.copy() for each in live]
-        for event in range(first, end):
+        for event in its_events:
             storage, is_made = one.events[event]
             sign = 1 if is_made else -1
             piece = pieces[storage]
@@ -165,7 +164,7 @@ def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentL
         top = {event for _, _, event in _envelope(points)}
         lines = [at_begin] if -1 in top else []
         live = before
-        for event in range(first, end):
+        for event in its_events:
             storage, is_made = one.events[event]
             sign = 1 if is_made else -1
             kind = live[one.storages[storage].kind]
@@ -180,7 +179,7 @@ def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentL
                 micro_batch=moment.micro_batch,
                 lines=tuple(lines),
                 at_begin=at_begin,
-                at_end=_line(live, end),
+                at_end=_line(live, its_events.stop),
             )
         )
     return tuple(found)

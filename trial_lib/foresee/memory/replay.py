@@ -81,11 +81,10 @@ def replay(
     most.see(allocator)
     storages, events = run.storages, run.events
     moments: list[MomentReserved] = []
-    bounds = [moment.event for moment in run.moments[1:]] + [len(run.events)]
-    for moment, end in zip(run.moments, bounds, strict=False):
+    for moment, its_events in run.events_by_moment():
         here = _Most()
         here.see(allocator)
-        for event in range(moment.event, end if failed_at is None else moment.event):
+        for event in its_events if failed_at is None else ():
             index, is_made = events[event]
             storage = storages[index]
             if storage.place != device:

@@ -289,10 +289,9 @@ def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]
 
 def _forward_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
     """Returns the operations of the first forward pass: kind, FLOPs and bytes of each."""
-    ends = [*(moment.operation for moment in run.moments[1:]), len(run.operations)]
-    for moment, end in zip(run.moments, ends, strict=True):
+    for moment, operations in run.operations_by_moment():
         if moment.name == _FORWARD:
-            return [(each.kind, each.flops, each.moved) for each in run.operations[moment.operation : end]]
+            return [(each.kind, each.flops, each.moved) for each in operations]
     return []
 
 

@@ -59,7 +59,7 @@ def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
         return run
     moments: list[Moment] = []
     operations: list[Operation] = []
-    for moment, stretch in zip(run.moments, _stretches(run), strict=True):
+    for moment, stretch in run.operations_by_moment():
         if moment.micro_batch >= last[moment.step] - most:
             moments.append(moment._replace(operation=len(operations)))
             operations += stretch
@@ -67,8 +67,7 @@ def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
 
 
 def _stretches(run: ForeseenRun) -> list[tuple[Operation, ...]]:
-    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
-    return [run.operations[moment.operation : end] for moment, end in zip(run.moments, ends, strict=False)]
+    return [operations for _, operations in run.operations_by_moment()]
 
 
 def _between(

@@ -31,10 +31,8 @@ def fused(run: ForeseenRun) -> ForeseenRun:
     """
     operations: list[Operation] = []
     moments: list[Moment] = []
-    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
-    for moment, end in zip(run.moments, ends, strict=False):
+    for moment, stretch in run.operations_by_moment():
         moments.append(moment._replace(operation=len(operations)))
-        stretch = run.operations[moment.operation : end]
         is_compiled_there = MOMENTS[moment.name] in _COMPILED_MOMENTS
         operations += _fused(stretch, run.stage == 3) if is_compiled_there else stretch
     return replace(run, operations=tuple(operations), moments=tuple(moments))

@@ -138,10 +138,9 @@ def multiplied_in(run: ForeseenRun) -> str | None:
 
 
 def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:
-    ends = [*(each.operation for each in run.moments[1:]), len(run.operations)]
     return [
-        (moment, Stretch(MOMENTS[moment.name], run.operations[moment.operation : end], moment.micro_batch))
-        for moment, end in zip(run.moments, ends, strict=False)
+        (moment, Stretch(MOMENTS[moment.name], operations, moment.micro_batch))
+        for moment, operations in run.operations_by_moment()
     ]
 
 

@@ -54,10 +54,9 @@ def flops_per_sample(run: ForeseenRun) -> float:
     The same operations count as in a profile trial (`trial_lib/flops`).
     """
     last = max((moment.step for moment in run.moments if moment.name in _PASSES), default=0)
-    ends = [moment.operation for moment in run.moments[1:]] + [len(run.operations)]
     passes = [
-        sum(each.flops for each in run.operations[moment.operation : end] if each.kind in _MODEL_FLOPS)
-        for moment, end in zip(run.moments, ends, strict=False)
+        sum(each.flops for each in operations if each.kind in _MODEL_FLOPS)
+        for moment, operations in run.operations_by_moment()
         if moment.step == last and moment.name in _PASSES
     ]
     samples = run.micro_batch * run.accumulation
