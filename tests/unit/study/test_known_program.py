@@ -1,11 +1,20 @@
 """What the program has shown completes what the experiment says of it."""
 
+from pathlib import Path
+
 import pytest
 
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study.known_program import KnownProgram, completed_config, require_sizes, require_switchable
+from trial_lib.study.known_program import (
+    KnownProgram,
+    completed_config,
+    require_sizes,
+    require_switchable,
+    typed_switches,
+)
+from trial_lib.study.opening.typed_command import read_command
 from trial_lib.wire.errors import InputError
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
@@ -97,3 +106,15 @@ def test_the_users_own_layout_has_to_be_known() -> None:
 def test_trials_that_compile_find_the_compiler_imported(place: str) -> None:
     assert KnownProgram(switches={place: False}).imported_later == ("torch._inductor.compile_fx",)
     assert KnownProgram(switches={"--lr": 0.1}).imported_later == ()
+
+
+def test_a_trainers_ulysses_has_one_rank_if_its_variable_is_not_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "PARALLELISM_CONFIG_SP_SIZE"
+    monkeypatch.delenv(place, raising=False)
+    (tmp_path / "train.py").touch()
+    experiment = read_command(["python", "train.py"], {}, tmp_path, None, vary={place: [1, 2]})
+    assert typed_switches(experiment, {}) == {place: 1}
+    assert typed_switches(experiment, {place: "2"}) == {place: 2}
+    assert KnownProgram.of(experiment, {}).layouts == {place: "sequence"}
