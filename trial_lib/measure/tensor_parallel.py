@@ -106,8 +106,14 @@ def _experts_on(parameter: Any) -> int:
         return 0
     from deepspeed.utils import groups
 
+    name = expert_group(parameter)
+    return int(groups._get_expert_parallel_world_size(name)) if name else 1
+
+
+def expert_group(parameter: Any) -> str:
+    """Returns the name of the group of ranks that share an expert's layer; empty for any other parameter."""
     name = str(getattr(parameter, "group_name", ""))
-    return int(groups._get_expert_parallel_world_size(name)) if name.startswith("ep_size_") else 1
+    return name if name.startswith("ep_size_") else ""
 
 
 def head_counts(module: Any) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trial_lib.measure.figures.over_ranks import total
-from trial_lib.measure.tensor_parallel import shards, tensor_parallel_size
+from trial_lib.measure.tensor_parallel import expert_group, shards, tensor_parallel_size
 
 _ELEMENTS = 64  # the first elements of each parameter
 # Each parameter has its own factor, so that two that have changed places show.
@@ -79,11 +79,11 @@ def _experts(module: Any) -> Iterator[tuple[int, Any]]:
     Each rank of a group has as many experts of a layer as the others, in the order of the ranks
     (deepspeed/moe/layer.py).
     """
-    layers = (each for each in module.modules() if type(each).__name__ == "Experts")
-    for layer, of_layer in enumerate(layers):
-        for place, expert in enumerate(of_layer.deepspeed_experts):
-            for position, parameter in enumerate(expert.parameters()):
-                number = place + len(of_layer.deepspeed_experts) * _expert_rank(parameter)
+    layers = (each.deepspeed_experts for each in module.modules() if hasattr(each, "deepspeed_experts"))
+    for layer, experts in enumerate(layers):
+        for place, expert in enumerate(experts):
+            for position, parameter in enumerate(each for each in expert.parameters() if expert_group(each)):
+                number = place + len(experts) * _expert_rank(parameter)
                 yield zlib.crc32(f"{layer}.{number}.{position}".encode()), parameter
 
 
@@ -91,16 +91,17 @@ def _expert_rank(parameter: Any) -> int:
     """Returns this rank's place among those that share a layer's experts."""
     from deepspeed.utils import groups
 
-    return int(groups._get_expert_parallel_rank(parameter.group_name))
+    return int(groups._get_expert_parallel_rank(expert_group(parameter)))
 
 
 def _holders(parameter: Any, replicas: int) -> int:
     """Returns how many ranks keep a parameter. An expert's is kept by a part of the replicas."""
-    if getattr(parameter, "allreduce", True):
+    name = expert_group(parameter)
+    if not name:
         return replicas
     from deepspeed.utils import groups
 
-    return int(groups._get_expert_data_parallel_world_size(parameter.group_name))
+    return int(groups._get_expert_data_parallel_world_size(name))
 
 
 def _part(parameter: Any) -> tuple[int, torch.Tensor] | None:

@@ -50,7 +50,7 @@ def test_a_layer_that_two_stages_share_counts_once(monkeypatch: pytest.MonkeyPat
 
 
 class Experts(nn.Module):
-    """As DeepSpeed's class of this name keeps the experts of a rank."""
+    """Keeps the experts of a rank as DeepSpeed's class of this name does. A program may have another of this name."""
 
     def __init__(self, experts: list[nn.Module]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_experts_on_two_ranks_start_as_on_one(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(1)
     first, last, *experts = (nn.Linear(3, 3) for _ in range(6))
     for parameter in nn.ModuleList(experts).parameters():
-        parameter.allreduce = False
+        parameter.group_name = "ep_size_2"
 
     def over(ranks: int, experts: list[nn.Module]) -> list[float]:
         parts = [experts[rank * 4 // ranks : (rank + 1) * 4 // ranks] for rank in range(ranks)]
@@ -77,6 +77,14 @@ def test_experts_on_two_ranks_start_as_on_one(monkeypatch: pytest.MonkeyPatch) -
     assert over(2, experts) == pytest.approx(whole)
     assert over(4, experts) == pytest.approx(whole)
     assert over(2, experts[::-1]) != pytest.approx(whole)
+
+
+def test_a_class_of_the_name_that_keeps_no_experts_is_a_module_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    layer = nn.Linear(3, 3)
+    own = type("Experts", (nn.Sequential,), {})(layer)
+    found, plain = (sums(monkeypatch, SimpleNamespace(module=each, dp_world_size=1)) for each in (own, layer))
+    assert found == plain
 
 
 class TensorParallelLayer(nn.Module):
