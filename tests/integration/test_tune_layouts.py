@@ -23,6 +23,7 @@ CONFIG = {
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 100000, "allgather_bucket_size": 100000},
 }
 STAGES = "program.--pipeline_stages"
+SEQUENCES = "program.PARALLELISM_CONFIG_SP_SIZE"
 GROUPS = "tensor_parallel.autotp_size"
 
 OPTIONS = ("--json", "-z", "1", "--max-trials", "8", "-m", "throughput")
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2)
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
     found = Zerotune(tmp_path, home, slots=2)
-    for script in ("layouts/stages.py", "divided/train.py"):
+    for script in ("layouts/stages.py", "layouts/trainer.py", "divided/train.py"):
         shutil.copy(PROGRAMS / script, tmp_path)
     (tmp_path / "ds_config.json").write_text(json.dumps(CONFIG))
     shutil.copy(empty_store, tmp_path / "mlflow.db")
@@ -68,6 +69,22 @@ def test_stages_of_a_pipeline_race_by_a_switch(zerotune: Zerotune) -> None:
     best = document["best"]["knobs"].get("program", {}).get("--pipeline_stages", 1)
     assert best == 1 or f"--pipeline_stages {best}" in document["command"]
     assert not json.loads(zerotune.study.paths.best_ds_config.read_text()).keys() & {"program", "layouts"}
+
+
+def test_the_ranks_of_a_trainer_share_tokens_by_accelerates_variable(zerotune: Zerotune) -> None:
+    zerotune.environment |= {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
+    }
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    (zerotune.folder / "ds_config.json").write_text(json.dumps({**CONFIG, **dict.fromkeys(sizes, "auto")}))
+    batch = ("--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--learning_rate", "1e-3")
+    script = ("trainer.py", "--deepspeed", "ds_config.json", "--output_dir", "out", "--use_cpu", *batch)
+    command = ("deepspeed", "--num_gpus", "2", *script)
+    vary = ("--vary", "PARALLELISM_CONFIG_SP_SIZE=1,2")
+    document = raced(zerotune, SEQUENCES, "tune", *OPTIONS, *vary, "--", *command)
+    best = document["best"]["knobs"].get("program", {}).get("PARALLELISM_CONFIG_SP_SIZE", 1)
+    assert best == 1 or f"PARALLELISM_CONFIG_SP_SIZE={best}" in document["command"]
 
 
 def shapes(zerotune: Zerotune) -> set[tuple[int, int]]:

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,24 +33,26 @@ def resolves(dotted: str) -> bool:
         if base.is_dir() and end == len(parts):
             return True
         if source.is_file():
-            return end == len(parts) or _has(source.read_text(), parts[end])
+            return end == len(parts) or parts[end] in _names(source)
     return False
 
 
-def _has(source: str, name: str) -> bool:
-    """Returns whether a module has a name at its top level."""
-    for node in ast.walk(ast.parse(source)):
+@cache
+def _names(file: Path) -> frozenset[str]:
+    """Returns the names that a module has at its top level."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
         match node:
-            case ast.ClassDef() | ast.FunctionDef() if node.name == name:
-                return True
-            case ast.Name() if node.id == name and isinstance(node.ctx, ast.Store):
-                return True
-            case ast.alias() if (node.asname or node.name) == name:
-                return True
+            case ast.ClassDef() | ast.FunctionDef():
+                found.add(node.name)
+            case ast.Name() if isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            case ast.alias():
+                found.add(node.asname or node.name)
             # `trial_lib` itself gives its names out by a table.
-            case ast.Constant() if node.value == name:
-                return True
-    return False
+            case ast.Constant() if isinstance(node.value, str):
+                found.add(node.value)
+    return frozenset(found)
 
 
 @pytest.mark.parametrize(
