@@ -7,6 +7,7 @@ from pathlib import Path
 
 from study_fixtures import Study, Zerotune
 
+from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 SWITCHED = Path(__file__).parent / "programs" / "switched"
@@ -21,6 +22,14 @@ def switched(folder: Path, home: Path) -> Zerotune:
     found = Zerotune(folder, home)
     shutil.copytree(SWITCHED, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     found.environment["OMP_NUM_THREADS"] = "1"
+    return found
+
+
+def switched_with(server: PrefectServer, store: Path, folder: Path, home: Path) -> Zerotune:
+    """Returns the same with a server of Prefect's that runs already, and a copy of an empty MLflow store."""
+    found = switched(folder, home)
+    shutil.copy(store, folder / "mlflow.db")
+    found.environment["PREFECT_API_URL"] = server.api_url
     return found
 
 

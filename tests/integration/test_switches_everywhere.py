@@ -2,14 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 from study_fixtures import Study, Zerotune
-from switched_fixtures import COMMAND, SHOWN, ran_with, switched
+from switched_fixtures import COMMAND, SHOWN, ran_with, switched, switched_with
 from worker_fixtures import process_worker
 
 from benchmarks.replay.table import TableWorld
@@ -24,10 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = switched(tmp_path, home)
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment["PREFECT_API_URL"] = server.api_url
-    return found
+    return switched_with(server, empty_store, tmp_path, home)
 
 
 @pytest.mark.parametrize("method", ["asha", "binary", "random"])

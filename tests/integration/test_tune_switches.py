@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Zerotune
-from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched
+from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched_with
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
@@ -19,10 +19,7 @@ from trial_lib.records.result import Outcome
 
 @pytest.fixture
 def zerotune(tmp_path: Path, home: Path, server: PrefectServer, empty_store: Path) -> Zerotune:
-    found = switched(tmp_path, home)
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    found.environment["PREFECT_API_URL"] = server.api_url
-    return found
+    return switched_with(server, empty_store, tmp_path, home)
 
 
 def tune(zerotune: Zerotune, *words: str, typed: tuple[str, ...] = (), trials: int = 6) -> dict[str, Any]:
