@@ -39,7 +39,7 @@ from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
-from trial_lib.study.profile_report import had_engine, profile_failure
+from trial_lib.study.profile.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError

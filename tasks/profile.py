@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 from tasks.telling import told_if_possible
 from trial_lib.records.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.profile_report import model_notes, program_notes, report_profile
+from trial_lib.study.profile.profile_report import model_notes, program_notes, report_profile
 from trial_lib.wire.whole_files import write_whole
 
 

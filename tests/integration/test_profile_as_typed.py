@@ -11,7 +11,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profiling import profile_candidate, run_profile
+from trial_lib.study.profile.profiling import profile_candidate, run_profile
 from trial_lib.wire.step_window import StepWindow
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)

@@ -42,7 +42,7 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.opening.open_search import open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
-from trial_lib.study.profile_run import profiled_candidate, run_profile_of_study
+from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
 from trial_lib.study.search_time import SearchTime
 from trial_lib.study.setup import StudySetup

@@ -7,7 +7,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.study.profile_report import report_profile
+from trial_lib.study.profile.profile_report import report_profile
 from trial_lib.tracking.descriptions import flatten
 from trial_lib.tracking.run_content import (
     MetricValue,

@@ -17,7 +17,7 @@ from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord
 from trial_lib.study.earlier.earlier_studies import record_of, trials_of
 from trial_lib.study.known_program import completed_config
 from trial_lib.study.opening.open_study import OpenStudy
-from trial_lib.study.profile_report import had_engine, profile_failure
+from trial_lib.study.profile.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work
 from trial_lib.wire.errors import InputError
 

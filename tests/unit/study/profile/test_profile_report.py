@@ -4,7 +4,7 @@ import pytest
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile_report import model_notes, profile_failure, program_notes
+from trial_lib.study.profile.profile_report import model_notes, profile_failure, program_notes
 
 BEFORE = {"start": 0.1}
 IN_INITIALIZE = {"start": 0.1, "import": 1.0}

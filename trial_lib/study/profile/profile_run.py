@@ -11,7 +11,7 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.mapped_values import held_against, mapped_places
 from trial_lib.study.opening.needed_ops import with_ops_built
 from trial_lib.study.plans import TrialPlans
-from trial_lib.study.profiling import profile_candidate, run_profile
+from trial_lib.study.profile.profiling import profile_candidate, run_profile
 from trial_lib.study.setup import StudySetup
 
 
