@@ -53,6 +53,8 @@ def run_flow(
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
     flow = interrupts.aside(load)
+    if server is not None:
+        server.start()
     from tasks.without_secrets import keep_secrets_from_prefect
 
     keep_secrets_from_prefect()
@@ -86,9 +88,10 @@ def run_flow(
 
 def _import_engines() -> None:
     """Imports what Prefect imports when a flow and its first task begin. Until then the server is only starting."""
+    import fastapi.encoders  # noqa: F401 - kept by Python
     import prefect.flow_engine
     import prefect.task_engine
-    import prefect.utilities.visualization  # noqa: F401 - kept by Python
+    import prefect.utilities.visualization  # noqa: F401
 
 
 class _Run:

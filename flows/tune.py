@@ -180,7 +180,7 @@ def run_study(study: OpenStudy) -> RunFailures:
     if not driver.state.has_searched:
         submitted = None if driver.state.submitted else driver.submitted_plan()
         if submitted is not None:
-            run_and_insist(study, submitted)
+            run_and_insist(study, submitted, driver.measured_as_typed(submitted))
         search(study)
     ignored_batch = ignored_batch_reason(driver.state)
     if ignored_batch is not None:
@@ -219,9 +219,9 @@ def train_with_winner(study: OpenStudy) -> str | None:
     return None if state.is_completed() else full_experiment.record.reason or str(state.message)
 
 
-def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
-    """Runs one trial while no other does."""
-    work = Work((plan,))
+def run_alone(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
+    """Runs one trial while no other does. If its result is known, Prefect only shows it."""
+    work = Work((plan,), known=known)
     running = [(work, submit(study.driver, work))]
     result = next_ended(study.driver, running)
     assert isinstance(result, TrialResult)
@@ -229,9 +229,9 @@ def run_alone(study: OpenStudy, plan: TrialPlan) -> TrialResult:
     return result
 
 
-def run_and_insist(study: OpenStudy, plan: TrialPlan) -> TrialResult:
+def run_and_insist(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
     """Runs one trial alone, and again if a process outside the study has killed it. The next steps need its result."""
-    result = run_alone(study, plan)
+    result = run_alone(study, plan, known)
     return run_alone(study, plan) if result.from_outside else result
 
 

@@ -64,6 +64,9 @@ class TableStarter:
         order = RankOrder.from_json(self._request.payload)
         measured: list[SizeMemory] = []
         for one in order.sizes:
+            if measured and one.as_typed:
+                Path(order.withdrawal).write_text(json.dumps({"reason": "not_repeatable"}))
+                break
             folder = Path(one.measurements[0]).parent
             candidate = Candidate.model_validate_json((folder / "candidate.json").read_text())
             size = candidate.micro_batch_size
@@ -103,6 +106,11 @@ class TableStarter:
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """Has nothing to build."""
         return {}
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether anything was compiled."""
+        return False
 
     def prime(self, modules: list[str]) -> None:
         """Has nothing to import."""

@@ -31,6 +31,7 @@ class InstantStarter:
     """
 
     launched: list[float] = []  # noqa: RUF012 - of the one study of this process
+    has_compiled = False
 
     def __init__(self, *_: object) -> None:
         self._started = monotonic()
@@ -51,7 +52,10 @@ class InstantStarter:
     def launch(self, request: LaunchRequest) -> Launched:
         """Writes what the trial's ranks would have measured, and returns a trial that has ended."""
         self.launched.append(monotonic())
-        (size,) = RankOrder.from_json(request.payload).sizes
+        order = RankOrder.from_json(request.payload)
+        size, *following = order.sizes
+        if following:
+            Path(order.withdrawal).write_text(json.dumps({"reason": "not_repeatable"}), encoding="utf-8")
         for rank, measurement in enumerate(size.measurements):
             Path(size.engine_built[rank]).touch()
             Path(request.ranks[rank].log).write_text("step 1\n" * 100, encoding="utf-8")

@@ -23,6 +23,8 @@ from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own
 _HOME = "prefect"
 _KEEP_S = 1.0
 _LOCK_POLL_S = 0.5
+# This process, the fork server of the ranks and Prefect's server import for seconds.
+_AT_ONCE = 3
 
 # A server for one command does not need these.
 _IDLE_SERVICES = (
@@ -45,6 +47,9 @@ _NO_BLOCKS = {
 class PrefectServer:
     """The command's own server, with its database in ZeroTune's data folder. It starts in the background.
 
+    On a host with few cores it starts when this process has done its imports. Otherwise the fork server would have to
+    share its core, and the first trial waits for that.
+
     If it is killed, it is started again. The study does not need it, but Prefect's record would end there.
 
     Attributes:
@@ -62,14 +67,23 @@ class PrefectServer:
         self.api_url = f"http://{LOOPBACK}:{self._port}/api"
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._service.start()
+        self._has_started = False
+        if len(os.sched_getaffinity(0)) >= _AT_ONCE:
+            self.start()
+
+    def start(self) -> None:
+        """Starts it, unless it has started."""
+        if not self._has_started:
+            self._has_started = True
+            self._service.start()
 
     def wait_until_ready(self) -> None:
-        """Waits until the server answers.
+        """Waits until the server answers. Starts it, if nobody has.
 
         Raises:
             ServerError: it ended, or did not answer in time.
         """
+        self.start()
         try:
             self._service.wait_until_ready()
         except ServerError:

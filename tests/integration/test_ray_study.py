@@ -33,7 +33,7 @@ def ran_at_once(results: list[TrialResult]) -> bool:
 def test_trials_are_spread_over_the_hosts_and_the_study_s_folder_has_all_of_them(
     tmp_path: Path, home: Path, cluster: LocalCluster
 ) -> None:
-    zerotune = Zerotune(tmp_path, home, program="--step_seconds 0.1")
+    zerotune = Zerotune(tmp_path, home, program="--step_seconds 0.3")
     arguments = ("random", "-mt", "6", "--max-micro-batch", "16", "--ray", cluster.address, "--json")
     ended = zerotune.run(*arguments, timeout=280)
     assert ended.returncode == 0, ended.stderr

@@ -80,6 +80,11 @@ class ColdStarter:
         self._builds.wait()
         return self._builds.cannot
 
+    @property
+    def has_compiled(self) -> bool:
+        """See `RankStarter.has_compiled`."""
+        return self._builds.has_compiled
+
     def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
         """Starts a guard, sends it a message, and returns the socket to it."""
         ours, theirs = socket.socketpair()

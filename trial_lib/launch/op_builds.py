@@ -32,6 +32,12 @@ class OpBuilds:
         self._running: list[tuple[subprocess.Popen[str], threading.Thread]] = []
         self._cannot: dict[str, str] = {}
         self._is_closed = False
+        self._has_compiled = False
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether an op had to be compiled, which takes minutes of several cores."""
+        return self._has_compiled
 
     @property
     def cannot(self) -> dict[str, str]:
@@ -74,6 +80,7 @@ class OpBuilds:
             with contextlib.suppress(ValueError):
                 said = json.loads(line)
                 if "note" in said:
+                    self._has_compiled = True
                     self._note(said["note"] + where)
                 self._cannot.update({name: why + where for name, why in said.get("cannot", {}).items()})
         building.wait()

@@ -44,6 +44,10 @@ class Place(Protocol):
         A cluster, whose hosts come and go, returns nothing.
         """
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether it has compiled ops beside trials, whose times do not count then."""
+
     def prime(self, modules: list[str]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
@@ -81,6 +85,11 @@ class ThisHost:
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """See `Place.build`."""
         return self._starter.build(builders)
+
+    @property
+    def has_compiled(self) -> bool:
+        """See `Place.has_compiled`."""
+        return self._starter.has_compiled
 
     def prime(self, modules: list[str]) -> None:
         """See `Place.prime`."""

@@ -194,6 +194,10 @@ class RankStarter(Protocol):
             The reason for each op, requested now or before, that cannot be built, by its builder's name.
         """
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether ops were compiled beside trials."""
+
     def prime(self, modules: list[str]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 

@@ -1,4 +1,7 @@
-"""A sweep: one launch whose ranks measure several micro-batch sizes, each of them a trial."""
+"""A sweep: one launch whose ranks measure several micro-batch sizes, each of them a trial.
+
+The profile of the program as typed may be followed by the trial of the user's configuration, at the same size.
+"""
 
 import contextlib
 import json
@@ -35,7 +38,7 @@ from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
 from trial_lib.wire.free_host_memory import kernel_kills
-from trial_lib.wire.rank_order import RankOrder
+from trial_lib.wire.rank_order import KEPT, RankOrder
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 _POLL_S = 0.05
@@ -176,7 +179,8 @@ class _Collector:
         while len(self.results) + 1 < len(self._plans):
             plan = self._plans[len(self.results)]
             records = [_read(plan.paths.measurement(rank)) for rank in range(plan.candidate.slots)]
-            if not all(record.get("outcome") in _MEASURED for record in records):
+            # What a profile has kept may still become more.
+            if not all(record.get("outcome") in _MEASURED and KEPT not in record for record in records):
                 return
             ended_at = max(record["time"] for record in records)
             self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
@@ -195,7 +199,10 @@ class _Collector:
         if position and (result.from_outside or result.outcome in (Outcome.OUT_OF_DATA, Outcome.OUT_OF_HOST_MEMORY)):
             return Withdrawal.ENDED
         if position and result.outcome not in _OUTCOMES_OF_A_LATER_SIZE:
-            note(f"the program cannot be run again in one process: {result.reason}")
+            if self._plans[position].as_typed:
+                note(f"your configuration gets a trial of its own: {result.reason}")
+            else:
+                note(f"the program cannot be run again in one process: {result.reason}")
             return Withdrawal.NOT_REPEATABLE
         self._add(result)
         return Withdrawal.ENDED

@@ -63,6 +63,7 @@ class TrialPlan(ProbeSettings):
         device: as `RankOrder` has it.
         preferred: devices to take if they are free: those of the trials that this one is compared with.
         name: the name of the candidate in its study.
+        with_own: whether a profile trial measures the user's configuration as well.
     """
 
     trial_id: str
@@ -80,6 +81,7 @@ class TrialPlan(ProbeSettings):
     device: str | None = None
     preferred: tuple[str, ...] = ()
     name: str = ""
+    with_own: bool = False
 
     @property
     def label(self) -> str:

@@ -205,6 +205,11 @@ class WarmStarter:
         """See `RankStarter.build`. The server builds its own ops while it is primed."""
         return self._cold.build([name for name in builders if name not in self._builders])
 
+    @property
+    def has_compiled(self) -> bool:
+        """See `RankStarter.has_compiled`."""
+        return self._cold.has_compiled
+
     def prime(self, modules: list[str], without: Sequence[str] = ()) -> None:
         """Imports the modules of the profile trial in the server, except those that would keep it from forking.
 

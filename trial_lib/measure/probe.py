@@ -132,7 +132,7 @@ class Probe:
         self._plain_steps.begin()
 
     def take_over(self, previous: "Probe") -> None:
-        """Measures the engine of another probe, which now has another batch. Call it in place of `install`.
+        """Measures the engine of another probe, which may have another batch now. Call it in place of `install`.
 
         Memory counts from the engine's own initialisation, as in fresh ranks.
         """
@@ -140,7 +140,7 @@ class Probe:
         current = self
         assert previous._watch is not None
         self._watch, self.thread = previous._watch, previous.thread
-        self._watch.start_over(int(self._order.overrides[MICRO_BATCH]), self)
+        self._watch.start_over(int(self._order.overrides.get(MICRO_BATCH, previous._watch.asked)), self)
         self._memory = previous._memory.taken_over()
         self._keeps_engine = True
         self._begin_warm_up()

@@ -2,7 +2,7 @@
 
 After a size, the user's program may go on with the same engine (`NextSize`). Otherwise it is run again from its
 beginning. Its engine is then gone, and its imported modules stay. Library functions are replaced once, before the first
-size.
+size. A program as typed has one size. If it was profiled, it may train on to be measured as the user's configuration.
 """
 
 import json
@@ -38,7 +38,7 @@ from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
 from trial_lib.wire.layer import read_layer
 from trial_lib.wire.next_size import NextSize
-from trial_lib.wire.rank_order import RankOrder, SizeOrder
+from trial_lib.wire.rank_order import KEPT, RankOrder, SizeOrder
 from trial_lib.wire.turned import settings_of
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
@@ -117,7 +117,7 @@ class Sizes:
         """Installs the probe, and the protection of the user's files and runs. Call it before the program runs."""
         order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
-        self._probe = self._new_probe(facts)
+        self._probe = self._new_probe(facts, self.size, self._training_began)
         self._probe.install()
         compiled_programs.install()
         program_options.note_parsers()
@@ -139,8 +139,7 @@ class Sizes:
         own_ends.install(lambda: self._closing)
         Watcher(lambda: self._closing, model_dir, order.patience_s).start()
 
-    def _new_probe(self, facts: ProgramFacts) -> Probe:
-        size = self.size
+    def _new_probe(self, facts: ProgramFacts, size: SizeOrder, training_began: Callable[[], None]) -> Probe:
         source = BatchSource(
             size.arguments, dict(os.environ), Path(self._order.model_dir), int(os.environ.get("WORLD_SIZE", "1"))
         )
@@ -152,7 +151,7 @@ class Sizes:
             self._engine_built,
             self._finished,
             self._keep,
-            self._training_began,
+            training_began,
             self._end_early,
         )
         meeting = Meeting(size.states, self._rank, size.failures)
@@ -168,7 +167,7 @@ class Sizes:
 
     def _keep(self, measurement: dict[str, Any]) -> None:
         """Records a measurement that counts unless another follows."""
-        self._record(self.size, {**measurement, "time": time.time()})
+        self._record(self.size, {**measurement, "time": time.time(), KEPT: True})
 
     def _engine_built(self) -> None:
         write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self._probe.facts.to_json()))
@@ -194,12 +193,15 @@ class Sizes:
         if not is_measured or self._position + 1 == len(self._order.sizes):
             # If a rank ends alone, because its loss diverged for example, the others wait for it. The guard ends those.
             self._end(0 if is_measured else 1)
-        if self._probe.is_pipeline or self.is_last_run:
+        following = self._order.sizes[self._position + 1]
+        if self._probe.is_pipeline or self.is_last_run or (following.as_typed and self._closing.is_closing):
             self._end_group(_NOT_REPEATABLE, status=0)
-        if not self._next_will_fit(measurement["memory"]):
+        if not following.as_typed and not self._next_will_fit(measurement["memory"]):
             self._end_group(_MEMORY, status=0)
         signal.pthread_sigmask(signal.SIG_SETMASK, interruptible)
-        following = self._order.sizes[self._position + 1]
+        if following.as_typed:
+            self._train_on(measurement["profile"])
+            return
         batch = following.overrides
         raise NextSize(following.arguments, batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
 
@@ -221,13 +223,28 @@ class Sizes:
 
     def _go_on(self) -> None:
         """Prepares the next size for code that keeps its engine."""
-        before = self._probe
         self._turn_to_next()
-        assert before.device is not None
         compiled_programs.forget_compiled()
+        self._measure_same_engine(self.size, self._training_began)
+
+    def _train_on(self, profile: dict[str, Any]) -> None:
+        """Measures the configuration of a program that was profiled as typed. The program trains on as it is.
+
+        Args:
+            profile: the facts about the model, as `ModelProfile` has them.
+        """
+        self._turn_to_next()
+        formats = None if profile["uncounted"] else tuple(self._probe.facts.formats)
+        size = replace(self.size, flops_per_sample=profile["flops_per_sample"], formats=formats)
+        # The program has prepared its data before, and may have written checkpoints since.
+        self._measure_same_engine(size, training_began=lambda: None)
+
+    def _measure_same_engine(self, size: SizeOrder, training_began: Callable[[], None]) -> None:
+        before = self._probe
+        assert before.device is not None
         before.device.start_over()
         self.phases = {"start": time.time() - self._measured_at}
-        self._probe = self._new_probe(before.facts)
+        self._probe = self._new_probe(before.facts, size, training_began)
         self._probe.take_over(before)
 
     def start_over(self) -> None:
@@ -261,7 +278,7 @@ class Sizes:
         torch.manual_seed(self._seed)
         _meet()
         self.phases = {"start": time.time() - self._measured_at}
-        self._probe = self._new_probe(before.facts)
+        self._probe = self._new_probe(before.facts, self.size, self._training_began)
         if has_compiled and not device.is_apart:
             self._probe.memory.count_from(before.memory)
         self._probe.install()

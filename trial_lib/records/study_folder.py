@@ -67,6 +67,11 @@ class TrialPaths:
         """The run of the program as typed, with which a profile trial begins."""
         return TrialPaths(self.root / "as_typed")
 
+    @property
+    def own(self) -> "TrialPaths":
+        """What the run of the program as typed has measured of the user's configuration."""
+        return TrialPaths(self.root / "own")
+
     def run_of(self, log: str) -> "TrialPaths":
         """Returns the run that wrote a log. A profile trial may have ended with the program as typed."""
         return self.as_typed if Path(log).parent.name == self.as_typed.root.name else self

@@ -42,6 +42,7 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.measured_configs import MeasuredConfigs
 from trial_lib.study.opening.open_search import open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
+from trial_lib.study.profile.own_reading import is_measured_beside, own_reading
 from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
 from trial_lib.study.search_time import SearchTime
@@ -112,7 +113,8 @@ class StudyDriver:
 
     def profile_plan(self) -> TrialPlan:
         """Returns the profile trial. It measures one step with the smallest micro-batch that the program takes."""
-        return self._decide(PROFILE_NUMBER, Purpose.PROFILE, Candidate(micro_batch_size=1, slots=self.setup.slots))
+        plan = self._decide(PROFILE_NUMBER, Purpose.PROFILE, Candidate(micro_batch_size=1, slots=self.setup.slots))
+        return replace(plan, with_own=is_measured_beside(self.setup))
 
     def submitted_plan(self) -> TrialPlan | None:
         """Returns the trial of the user's configuration; None if the user's code decides on its batch."""
@@ -123,6 +125,15 @@ class StudyDriver:
             self.log.warning("your configuration is not measured: %s", error)
             return None
         return replace(self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate), traces=True)
+
+    def measured_as_typed(self, submitted: TrialPlan) -> TrialResult | None:
+        """Returns the result of the user's configuration, if the profile trial has measured it.
+
+        Args:
+            submitted: the trial of that configuration.
+        """
+        profile, _ = self.state.profiled
+        return own_reading(submitted, profile, self.setup.paths.trial(PROFILE_NUMBER))
 
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         """Returns another trial of a candidate. A confirming trial that was cut short gets its number again."""

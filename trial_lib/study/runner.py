@@ -40,10 +40,12 @@ class Work:
     Attributes:
         plans: of its trials, in order.
         sweep: the sweep that the search asked for; None for a single trial.
+        known: the result of a single trial whose ranks have run already; else None.
     """
 
     plans: tuple[TrialPlan, ...]
     sweep: Sweep | None = None
+    known: TrialResult | None = None
 
     @property
     def numbers(self) -> list[int]:
@@ -80,7 +82,7 @@ class Runner:
         log: the study's log.
         refusal: returns why a trial is not run; None if it is.
         starting: called with each plan right before its processes start.
-        profile: runs a profile trial. It gets the function that runs one plan.
+        profile: runs a profile trial. It gets the function that runs one plan, and perhaps another after it.
 
     Attributes:
         cancelled: set it to end everything that runs. It may be set from any thread.
@@ -92,7 +94,7 @@ class Runner:
         log: logging.Logger,
         refusal: Callable[[TrialPlan], NotRun | None],
         starting: Callable[[TrialPlan], None],
-        profile: Callable[[TrialPlan, Callable[[TrialPlan], TrialResult]], TrialResult],
+        profile: Callable[[TrialPlan, Callable[..., TrialResult]], TrialResult],
     ) -> None:
         self.cancelled = threading.Event()
         self._place = place
@@ -172,7 +174,9 @@ class Runner:
         return ends
 
     def _run_work(self, work: Work, put: Callable[[WorkEnd], None]) -> None:
-        if work.sweep is None:
+        if work.known is not None:
+            put(work.known)
+        elif work.sweep is None:
             put(self._run_trial(work.plans[0]))
         else:
             self._run_sweep(work.plans, work.sweep, put)
@@ -208,9 +212,20 @@ class Runner:
             return result
         return self._profile(plan, self._start) if plan.purpose is Purpose.PROFILE else self._start(plan)
 
-    def _start(self, plan: TrialPlan) -> TrialResult:
+    def _start(self, plan: TrialPlan, following: TrialPlan | None = None) -> TrialResult:
+        """Runs one trial and returns its result.
+
+        Args:
+            plan: the trial.
+            following: a trial that the same ranks may measure afterwards. Only its folder tells whether they have.
+        """
         self._starting(plan)
-        return self._place.run_trial(plan, self.cancelled, self._log.info)
+        if following is None:
+            return self._place.run_trial(plan, self.cancelled, self._log.info)
+        both = Sweep((plan.candidate, following.candidate), bytes_per_sample=0.0, headroom=0.0)
+        ends = self._place.run_sweep((plan, following), both, self.cancelled, self._log.info, lambda *_: None)
+        assert isinstance(ends[0], TrialResult)
+        return ends[0]
 
     def _run_sweep(self, plans: Sequence[TrialPlan], sweep: Sweep, put: Callable[[WorkEnd], None]) -> None:
         refusal = self._refusal(plans[0])

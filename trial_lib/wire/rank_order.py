@@ -12,6 +12,9 @@ from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.exact_record import check_keys, exact_record
 from trial_lib.wire.step_window import StepWindow
 
+KEPT = "kept"
+"""The key of a measurement that a rank has kept in case it gets no further."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:

@@ -148,6 +148,11 @@ class RayPlace:
         """See `Place.build`. Every host builds its ops when it joins, so this does nothing."""
         return {}
 
+    @property
+    def has_compiled(self) -> bool:
+        """See `Place.has_compiled`. A host that joins builds before it runs a trial."""
+        return False
+
     def prime(self, modules: list[str]) -> None:
         """See `Place.prime`."""
         self._cluster.prime(modules)

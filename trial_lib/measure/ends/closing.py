@@ -61,7 +61,12 @@ class Closing:
     @property
     def is_closed(self) -> bool:
         """Whether the end has come."""
-        return self.probe.has_finished or self._closes.locked()
+        return self.probe.has_finished or self.is_closing
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the program has ended, or waits forever, so that it trains no further."""
+        return self._closes.locked()
 
     def say(self, end: RankEnd | None) -> None:
         """Writes this rank's state for the other ranks and the driver; None if it goes on."""

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def run_profile(study: OpenStudy) -> KnownTrials:
         KeyboardInterrupt: it was cut short.
     """
     driver = study.driver
-    plan = driver.profile_plan()
+    plan = replace(driver.profile_plan(), with_own=False)
     (result,) = driver.run(Work((plan,)))
     assert isinstance(result, TrialResult)
     if result.outcome is Outcome.CANCELLED:

@@ -11,22 +11,24 @@ from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.mapped_values import held_against, mapped_places
 from trial_lib.study.opening.needed_ops import with_ops_built
 from trial_lib.study.plans import TrialPlans
+from trial_lib.study.profile.own_reading import forget_own, own_plan
 from trial_lib.study.profile.profiling import profile_candidate, run_profile
 from trial_lib.study.setup import StudySetup
 
 
 def run_profile_of_study(
-    setup: StudySetup, place: Place, plan: TrialPlan, run: Callable[[TrialPlan], TrialResult]
+    setup: StudySetup, place: Place, plan: TrialPlan, run: Callable[..., TrialResult]
 ) -> TrialResult:
     """Runs the profile trial of a study to its end.
 
-    The operators that the search needs are built meanwhile. The result names those that cannot be built.
+    The operators that the search needs are built meanwhile. The result names those that cannot be built. The first run
+    may also measure the user's configuration (`own_reading`).
 
     Args:
         setup: the study's.
         place: where its trials run.
         plan: the trial, as it was decided on.
-        run: runs one plan.
+        run: runs one plan, and perhaps another one after it in the same ranks.
     """
     plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
 
@@ -36,14 +38,19 @@ def run_profile_of_study(
         return plans.plan(plan.number, plan.purpose, candidate, known, None)
 
     def run_and_compare(plan: TrialPlan) -> TrialResult:
-        result = run(plan)
         if not plan.as_typed:
-            return result
+            return run(plan)
+        result = run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
         places = mapped_places(setup.experiment, setup.environment)
         return held_against(result, places, setup.experiment.config.arg_mappings)
 
+    forget_own(plan)
     profiled = run_profile(plan, plans.typed(plan, typed.base_config), plan_for, run_and_compare, place.prime)
-    return with_ops_built(profiled, setup, place.build)
+    complete = with_ops_built(profiled, setup, place.build)
+    if place.has_compiled:
+        # The compilers have taken time from the ranks.
+        forget_own(plan)
+    return complete
 
 
 def profiled_candidate(file: Path) -> Candidate | None:
