@@ -21,7 +21,7 @@ from trial_lib.study.foresight.in_background import is_foreseen_unasked
 from trial_lib.study.kept.history import SUBMITTED_NUMBER
 from trial_lib.study.setup import StudySetup
 from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.whole_files import write_whole
+from trial_lib.wire.whole_files import make_own_folder, write_whole
 
 # What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
 _SERVERS, _FORESIGHT = 1, 2
@@ -99,12 +99,14 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
             "swept": False,
         }
     )
-    write_unstarted(plan, result)
+    # The result comes last, because a resumed study takes a trial that has one as ended.
+    make_own_folder(plan.paths.root)
     for rank in ranks:
         # The program has printed the beginning before.
         said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
         write_whole(plan.paths.log(rank), "".join(said))
         shutil.copyfile(paths.own.measurement(rank), plan.paths.measurement(rank))
+    write_unstarted(plan, result)
     return result
 
 
