@@ -32,7 +32,7 @@ from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
 from trial_lib.wire.shared_segments import OF_NCCL
 from trial_lib.wire.traced_step import TracedStep
 from trial_lib.wire.training_spec import TrainingSpec
-from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder, write_all, write_whole
+from trial_lib.wire.whole_files import OWNERS_FOLDER, write_all, write_whole
 
 ENTRY = "trial_lib.measure.rank:run"
 """The function that each rank of a trial calls."""
@@ -155,12 +155,14 @@ def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
 
 def write_candidate(plan: TrialPlan) -> None:
     """Writes the trial's configuration, for its ranks and for people."""
-    make_own_folder(plan.paths.root)
-    write_whole(plan.paths.candidate, plan.candidate.model_dump_json(indent=2))
-    write_whole(plan.paths.ds_config, json.dumps(plan.ds_config, indent=2))
-    write_all(plan.program.files)
+    texts = {
+        str(plan.paths.candidate): plan.candidate.model_dump_json(indent=2),
+        str(plan.paths.ds_config): json.dumps(plan.ds_config, indent=2),
+        **plan.program.files,
+    }
     if plan.training_spec is not None:
-        plan.training_spec.write(plan.paths.training_spec)
+        texts[str(plan.paths.training_spec)] = plan.training_spec.to_json()
+    write_all(texts)
 
 
 def clear(plan: TrialPlan) -> None:

@@ -71,7 +71,11 @@ class TrainingSpec:
 
     def write(self, path: Path) -> None:
         """Writes the spec. Only its owner may read it, because hyperparameters may contain secrets."""
-        write_whole(path, json.dumps(asdict(self), indent=2), mode=0o600)
+        write_whole(path, self.to_json())
+
+    def to_json(self) -> str:
+        """Returns the text of the spec's file."""
+        return json.dumps(asdict(self), indent=2)
 
 
 def read_training_spec(path: Path) -> TrainingSpec:

@@ -53,6 +53,25 @@ def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
         OSError: the disk is full, or the folder cannot be written. The file is then as it was. If the disk fails after
             the renaming, the file is the new one.
     """
+    _replace(path, text, mode)
+    sync_folder(path.parent)
+
+
+def write_all(files: Mapping[str, str]) -> None:
+    """Writes files whole, each with its folder, from their texts by their paths. It waits once for each folder's names.
+
+    Raises:
+        OSError: as `write_whole` does. Files before it may be new.
+    """
+    paths = [Path(path) for path in files]
+    for path, text in zip(paths, files.values(), strict=True):
+        make_own_folder(path.parent)
+        _replace(path, text, OWNERS_FILE)
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -64,14 +83,6 @@ def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
-
-
-def write_all(files: Mapping[str, str]) -> None:
-    """Writes files whole, each with its folder, from their texts by their paths."""
-    for path, text in files.items():
-        make_own_folder(Path(path).parent)
-        write_whole(Path(path), text)
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:

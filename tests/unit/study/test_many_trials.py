@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import logging
 import time
 import tracemalloc
@@ -21,9 +22,11 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
 from trial_lib.study.setup import StudySetup
+from trial_lib.wire.whole_files import write_whole
 
 TRIALS = 120
 WINDOW = 30
+WRITES = 24  # of a whole file, in the driver's own time for a trial
 DRIVER_KIB, TABLE_KIB = 16.0, 4.0  # of a trial
 MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 
@@ -60,17 +63,21 @@ def run_next(driver: StudyDriver) -> bool:
     return True
 
 
-def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver) -> None:
+def test_the_last_of_many_trials_cost_no_more_than_the_first(driver: StudyDriver, tmp_path: Path) -> None:
     begin(driver)
-    costs = []
+    costs, writes = [], []
     began = time.thread_time()
     while run_next(driver):
-        costs.append(time.thread_time() - began)
+        ended = time.thread_time()
+        write_whole(tmp_path / "one.json", json.dumps(dict.fromkeys(map(str, range(100)), 0.5)))
+        costs.append(ended - began)
         began = time.thread_time()
+        writes.append(began - ended)
     assert driver.state.searched == TRIALS
     first, last = median(costs[:WINDOW]), median(costs[-WINDOW:])
     assert last < 2 * first + 2e-3
-    assert last < 20e-3
+    # Machines differ, so the measure is this machine's time for a small file.
+    assert last < WRITES * median(writes[-WINDOW:])
 
 
 @pytest.mark.long
