@@ -16,7 +16,7 @@ from trial_lib.wire.traced_step import STEP_PARTS, TracedStep
 _Found = TypeVar("_Found")
 
 # The traced steps take about so long together, and at least one step is traced.
-_SECONDS, _MOST_STEPS = 1.0, 5
+_SECONDS, _MOST_STEPS = 0.5, 5
 # The profiler keeps every operator of a step in memory.
 _LONGEST_STEP_S = 30.0
 # The first step under the profiler also prepares it. A long step hides that.
