@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.kept.history import AskedSweep, Withdrawn
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
+
+SECONDS = 100  # less than the deadline of a trial
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,21 @@ def test_a_trial_with_more_slots_than_a_host_has_spans_several(
     config = json.loads(zerotune.study.paths.best_ds_config.read_text())
     samples = config["train_micro_batch_size_per_gpu"] * config.get("gradient_accumulation_steps", 1)
     assert config["train_batch_size"] == 2 * samples
+
+
+def test_a_trial_over_several_hosts_whose_program_ends_early_costs_no_deadline(
+    tmp_path: Path, home: Path, cluster: LocalCluster
+) -> None:
+    zerotune = Zerotune(tmp_path, home)
+    zerotune.write_config(slots=2, program="--num_steps 3")
+    arguments = ("random", "-mt", "2", "--max-micro-batch", "8", "--ray", cluster.address)
+    began = time.monotonic()
+    zerotune.run(*arguments, timeout=280)
+    assert time.monotonic() - began < SECONDS
+    ended_early = [result for result in zerotune.study.results.values() if result.outcome is Outcome.OUT_OF_DATA]
+    assert ended_early
+    for result in ended_early:
+        assert "3 optimizer steps" in result.reason
 
 
 def test_switches_reach_the_ranks_on_every_host(tmp_path: Path, home: Path, cluster: LocalCluster) -> None:

@@ -27,6 +27,7 @@ from trial_lib.measure.batches import program_options
 from trial_lib.measure.batches.batch_source import BatchSource
 from trial_lib.measure.batches.loader_batches import loader_batches
 from trial_lib.measure.ends import own_ends, own_ranks
+from trial_lib.measure.ends.boards import Files, Store
 from trial_lib.measure.ends.closing import Closing
 from trial_lib.measure.ends.ended_run import EndedRun
 from trial_lib.measure.ends.meeting import Meeting
@@ -154,7 +155,8 @@ class Sizes:
             training_began,
             self._end_early,
         )
-        meeting = Meeting(size.states, self._rank, size.failures)
+        board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states))
+        meeting = Meeting(board, self._rank, size.failures)
         self._closing = Closing(probe, meeting, self._leave, self._fail)
         loader_batches.start_over(self._end_early)
         return probe
@@ -170,6 +172,7 @@ class Sizes:
         self._record(self.size, {**measurement, "time": time.time(), KEPT: True})
 
     def _engine_built(self) -> None:
+        self._closing.meeting.open()
         write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self._probe.facts.to_json()))
         if self._watchdog is not None:
             self._watchdog.cancel()

@@ -108,6 +108,7 @@ class RankOrder:
         withdrawal: the file for the reason why no further size was measured.
         bytes_per_sample: memory that one more sample is expected to take, in a sweep.
         headroom: the share of the memory that a further size has to leave free.
+        shares_folder: whether all ranks see the files of the order. The hosts of a Ray cluster have files of their own.
     """
 
     program: dict[str, str]
@@ -122,6 +123,7 @@ class RankOrder:
     withdrawal: str
     bytes_per_sample: float = 0.0
     headroom: float = 0.0
+    shares_folder: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""

@@ -198,7 +198,7 @@ def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,
-        order_of(plan, launched_at=time.time()).to_json(),
+        replace(order_of(plan, launched_at=time.time()), shares_folder=False).to_json(),
         model_dir,
         ranks,
         plan.deadline_s,

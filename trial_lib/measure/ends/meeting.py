@@ -1,44 +1,45 @@
-"""Agreement between ranks by files.
+"""Agreement between ranks by messages.
 
 At a program's end the ranks may be in collectives of the program, which other collectives would disturb.
 
-Files need no process group. A thread can use them while the program itself hangs in a collective.
+Messages need no process group. A thread can use them while the program itself hangs in a collective.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
+
+from trial_lib.measure.ends.boards import Board
 
 _POLL_S = 0.02
 
 
 class Meeting:
-    """The messages between the ranks of a trial, in files that all of them see.
+    """The messages between the ranks of a trial.
 
     Args:
-        states: the paths of the ranks' states, by rank.
+        board: where they are.
         rank: this rank.
-        failures: the paths of the ranks' records of failure, by rank.
+        failures: the paths of the ranks' records of failure, by rank. A rank on another host may have one unseen.
     """
 
-    def __init__(self, states: list[str], rank: int, failures: list[str]) -> None:
-        self._states = [Path(state) for state in states]
+    def __init__(self, board: Board, rank: int, failures: list[str]) -> None:
+        self._board = board
         self._rank = rank
         self._failures = [Path(failure) for failure in failures]
         self._round = 0
 
+    def open(self) -> None:
+        """Begins to see the other ranks. Call it when their process group exists."""
+        self._board.open()
+
     def say(self, state: dict[str, Any] | None) -> None:
-        """Writes this rank's state for the other ranks and the driver; None if it matters to neither."""
-        path = self._states[self._rank]
-        if state is None:
-            path.unlink(missing_ok=True)
-        else:
-            _write(path, state)
+        """Leaves this rank's state for the other ranks and the driver; None if it matters to neither."""
+        self._board.put(self._rank, 0, state)
 
     def said(self) -> list[dict[str, Any] | None]:
         """Returns the state of each rank, in rank order."""
-        return [_read(state) for state in self._states]
+        return [self._board.get(rank, 0) for rank in range(len(self._failures))]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
         """Returns the contribution of each rank, in rank order. All of them call it in the same order.
@@ -51,30 +52,14 @@ class Meeting:
             None if another rank has failed, or is late.
         """
         self._round += 1
-        _write(self._brought(self._rank), [own])
+        self._board.put(self._rank, self._round, [own])
         deadline = time.monotonic() + seconds
         brought = []
-        for rank, failure in enumerate(self._failures):
-            while (found := _read(self._brought(rank))) is None:
-                if failure.exists() or time.monotonic() > deadline:
+        for rank in self._board.ranks:
+            while (found := self._board.get(rank, self._round)) is None:
+                if self._failures[rank].exists() or self._board.is_lost or time.monotonic() > deadline:
                     return None
                 time.sleep(_POLL_S)
             brought += found
+        self._board.finish(self._round)
         return brought
-
-    def _brought(self, rank: int) -> Path:
-        return self._states[rank].with_suffix(f".{self._round}.json")
-
-
-def _write(path: Path, content: Any) -> None:
-    """Writes a file that other ranks see whole or not at all. It need not survive a loss of power."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from trial_lib.measure.ends.boards import Files
 from trial_lib.measure.ends.closing import Closing
 from trial_lib.measure.ends.endings import EndedEarlyError
 from trial_lib.measure.ends.meeting import Meeting
@@ -19,7 +20,7 @@ def test_a_program_that_catches_the_sentence_that_ends_it_is_told_it_again(tmp_p
         thread=threading.main_thread(),
         progress={"micro_batches": 0, "steps": 0, "counted": 0},
     )
-    meeting = Meeting([str(tmp_path / "state")], 0, [str(tmp_path / "failure")])
+    meeting = Meeting(Files([str(tmp_path / "state")]), 0, [str(tmp_path / "failure")])
     closing = Closing(probe, meeting, lambda: None, lambda error: None)  # type: ignore[arg-type]
     said: list[str] = []
 

@@ -1,0 +1,123 @@
+"""The places where ranks leave messages for each other, with a real store of a rendezvous."""
+
+import gc
+import socket
+import threading
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from trial_lib.measure.ends.boards import Files, Store
+from trial_lib.measure.ends.meeting import Meeting
+
+RANKS = 2
+
+
+@dataclass
+class Rendezvous:
+    """A store as two ranks have it, each with a connection of its own. Rank 0 serves it."""
+
+    monkeypatch: pytest.MonkeyPatch
+    stores: list[Any]
+
+    def open(self, meeting: Meeting, rank: int) -> None:
+        """Opens a meeting as a rank whose default process group has this store."""
+        self.monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: self.stores[rank])
+        meeting.open()
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Rendezvous:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    connect = partial(distributed.TCPStore, "127.0.0.1", port, wait_for_workers=False)
+    served = connect(is_master=True)
+    connected = connect(is_master=False)
+    return Rendezvous(monkeypatch, [served, connected])
+
+
+def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[Meeting]:
+    """Returns the meeting of each rank. They share no folder."""
+    failures = [str(tmp_path / f"failure{rank}") for rank in range(RANKS)]
+    each = [Meeting(Store(rank, RANKS), rank, failures) for rank in range(RANKS)]
+    for rank, meeting in enumerate(each):
+        if rendezvous is not None:
+            rendezvous.open(meeting, rank)
+    return each
+
+
+def gathered(each: list[Meeting], own: list[object], seconds: float = 20.0) -> list[object]:
+    """Returns what each rank has gathered, all at once."""
+    found: list[object] = [None] * len(each)
+
+    def gather(rank: int) -> None:
+        found[rank] = each[rank].gather(own[rank], seconds)
+
+    threads = [threading.Thread(target=gather, args=(rank,), daemon=True) for rank in range(len(each))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return found
+
+
+def test_ranks_without_a_common_folder_meet_in_the_store_of_their_rendezvous(
+    tmp_path: Path, rendezvous: Rendezvous
+) -> None:
+    ranks = meetings(tmp_path, rendezvous)
+    assert gathered(ranks, [{"steps": 3}, {"steps": 4}]) == [[{"steps": 3}, {"steps": 4}]] * 2
+    assert gathered(ranks, [0.5, 0.25]) == [[0.5, 0.25]] * 2
+
+
+def test_states_are_seen_by_the_other_ranks_until_they_are_taken_back(tmp_path: Path, rendezvous: Rendezvous) -> None:
+    first, second = meetings(tmp_path, rendezvous)
+    first.say({"end": "waits"})
+    assert second.said() == [{"end": "waits"}, None]
+    first.say(None)
+    assert second.said() == [None, None]
+
+
+def test_a_rank_whose_peer_does_not_come_waits_its_seconds(tmp_path: Path, rendezvous: Rendezvous) -> None:
+    first, _ = meetings(tmp_path, rendezvous)
+    assert first.gather("mine", seconds=0.1) is None
+
+
+def test_a_rank_whose_rank_0_has_ended_waits_no_longer(tmp_path: Path, rendezvous: Rendezvous) -> None:
+    meeting = meetings(tmp_path, rendezvous)[1]
+    rendezvous.stores[0] = None
+    gc.collect()
+    assert meeting.gather("mine") is None
+
+
+def test_rank_0_stays_until_the_others_have_read(tmp_path: Path, rendezvous: Rendezvous) -> None:
+    first, second = meetings(tmp_path, rendezvous)
+    ended = []
+    waits = threading.Thread(target=lambda: ended.append(first.gather("a")), daemon=True)
+    waits.start()
+    rendezvous.stores[1].set("zerotune/1/1", '["b"]')
+    waits.join(0.5)
+    assert not ended
+    assert second.gather("b") == ["a", "b"]
+    waits.join(10)
+    assert ended == [["a", "b"]]
+
+
+def test_a_rank_that_has_never_had_a_process_group_sees_itself_alone(tmp_path: Path) -> None:
+    meeting = meetings(tmp_path)[1]
+    meeting.open()
+    assert meeting.gather("mine") == ["mine"]
+    assert meeting.said() == [None, None]
+
+
+def test_ranks_with_a_common_folder_meet_in_files(tmp_path: Path) -> None:
+    states = [str(tmp_path / f"state{rank}.json") for rank in range(RANKS)]
+    failures = [str(tmp_path / f"failure{rank}") for rank in range(RANKS)]
+    ranks = [Meeting(Files(states), rank, failures) for rank in range(RANKS)]
+    assert gathered(ranks, ["a", "b"]) == [["a", "b"]] * 2
+    Path(failures[1]).touch()
+    assert ranks[0].gather("c") is None
