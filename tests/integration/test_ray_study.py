@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.kept.history import AskedSweep, Withdrawn
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
-
-SECONDS = 100  # less than the deadline of a trial
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +101,12 @@ def test_a_trial_over_several_hosts_whose_program_ends_early_costs_no_deadline(
     zerotune = Zerotune(tmp_path, home)
     zerotune.write_config(slots=2, program="--num_steps 3")
     arguments = ("random", "-mt", "2", "--max-micro-batch", "8", "--ray", cluster.address)
-    began = time.monotonic()
     zerotune.run(*arguments, timeout=280)
-    assert time.monotonic() - began < SECONDS
     ended_early = [result for result in zerotune.study.results.values() if result.outcome is Outcome.OUT_OF_DATA]
     assert ended_early
     for result in ended_early:
         assert "3 optimizer steps" in result.reason
+        assert sum(result.phases.values()) < 60  # its deadline is twice as long
 
 
 def test_switches_reach_the_ranks_on_every_host(tmp_path: Path, home: Path, cluster: LocalCluster) -> None:

@@ -10,7 +10,7 @@ A trial changes nothing of the user's. There are two ways, and the trial's recor
 The layer covers the program's folder, or the checkout that contains it, and no more. Its contents are on the file
 system of the study's folder, which may have no room for a data set that the program prepares elsewhere. There is no
 layer if the two folders are on different file systems. There is none for a trial over several hosts either, because
-its ranks have to find each other's files.
+ranks with a hostfile have to find each other's files.
 
 New files that exist at the first optimizer step are the program's preparation. When the trial has ended, they are moved
 to their place, each folder at once, and the next trial finds them. A trial that ends before its first step leaves

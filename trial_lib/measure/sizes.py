@@ -136,7 +136,7 @@ class Sizes:
             None if self._layered is None else self._layered.device,
         )
         trackers.install(self._scratch, self._files)
-        own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason))
+        own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart())
         own_ends.install(lambda: self._closing)
         Watcher(lambda: self._closing, model_dir, order.patience_s).start()
 
@@ -155,7 +155,7 @@ class Sizes:
             training_began,
             self._end_early,
         )
-        board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states))
+        board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states), self._position)
         meeting = Meeting(board, self._rank, size.failures)
         self._closing = Closing(probe, meeting, self._leave, self._fail)
         loader_batches.start_over(self._end_early)

@@ -52,7 +52,7 @@ def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
         cgroups: the folder in which it shows control groups.
     """
     counters = (proc / "vmstat", *(folder / files.events for folder, files in _groups(proc, cgroups)))
-    return sum(_fields(file, only="oom_kill").get("oom_kill", 0) for file in counters)
+    return sum(_fields(file, beginning="oom_kill").get("oom_kill", 0) for file in counters)
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
@@ -79,12 +79,17 @@ def _left_in(folder: Path, files: _Files) -> int | None:
     return None
 
 
-def _fields(path: Path, only: str = "") -> dict[str, int]:
-    """The numbers in a file with a name and a number on each line, or one of them; empty if the file is missing."""
+def _fields(path: Path, beginning: str = "") -> dict[str, int]:
+    """The numbers in a file with a name and a number on each line; empty if the file is missing.
+
+    Args:
+        path: the file.
+        beginning: of the names to read.
+    """
     fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
-            if not line.startswith(only):
+            if not line.startswith(beginning):
                 continue
             with contextlib.suppress(ValueError, IndexError):
                 fields[line.split()[0]] = int(line.split()[1])

@@ -68,7 +68,7 @@ class SizeOrder(ProbeSettings):
         logs: the file that each rank prints to.
         measurements: the file for each rank's measurement.
         failures: the file for the exception that ended a rank.
-        states: the file in which each rank keeps the other ranks informed.
+        states: the file in which each rank keeps the other ranks informed, if they share a folder.
         engine_built: the file that each rank writes when the engine exists.
     """
 

@@ -15,10 +15,8 @@ class StepWindow:
         end_step: steps up to this one are always measured.
         max_steps: counted steps after which the measurement ends, whatever its error.
         max_seconds: counted seconds after which it ends as well, once `end_step` is reached. On a noisy machine more
-            seconds help little, because readings differ more between processes than within one. Of 68 readings of a
-            second (`benchmarks/peer_deepspeed_autotuner`), the logarithm of the mean step time varied by 0.12 between
-            processes, and the mean of the first half by 0.05 about that of the whole. With a second for the start of a
-            trial, half a second then tells the most in a given time.
+            seconds help little, because readings differ more between processes than within one. A trial also takes
+            about a second to start, so longer windows tell less in a given time.
         relative_error: a relative standard error of the mean step time that is small enough.
     """
 

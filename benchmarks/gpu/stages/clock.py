@@ -10,7 +10,7 @@ from trial_lib.wire.step_window import StepWindow
 
 # Of the training's time, by the geometric mean of the pairs, beside twice their standard error.
 MOST_OFF = 0.02
-# How much a card that gets warm may lose in minutes before a window of a second tells nothing of a training.
+# How much a card that gets warm may lose in minutes before a window of half a second tells nothing of a training.
 MOST_LOST = 0.03
 
 

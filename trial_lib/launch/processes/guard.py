@@ -111,7 +111,7 @@ class Guard:
         """Runs the ranks to their end and sends the driver their statuses. It does not return."""
         os.setsid()
         deadline = time.monotonic() + self._request["deadline_s"]
-        # A trial over several hosts has no layer, because its ranks have to find each other's files.
+        # A trial over several hosts has no layer, because ranks with a hostfile have to find each other's files.
         if layer := self._request.get("layer"):
             layer_mount.enter(Layer(**layer))
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}

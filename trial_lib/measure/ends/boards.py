@@ -1,7 +1,8 @@
 """The places where the ranks of a trial leave messages for each other.
 
-Ranks on one host, or on hosts with a shared folder, leave files. Those of a Ray cluster share no folder. They meet in
-the key-value store of their rendezvous, which rank 0 serves (`torch.distributed.TCPStore`).
+Ranks on one host, or on hosts with a shared folder, leave files. A trial over several hosts of a Ray cluster has no
+common folder. Its ranks meet in the key-value store of their rendezvous, which rank 0 serves
+(`torch.distributed.TCPStore`).
 """
 
 import contextlib
@@ -24,6 +25,9 @@ class Board(Protocol):
     def open(self) -> None:
         """Begins to see the other ranks. Their process group must exist."""
 
+    def close(self) -> None:
+        """Ceases to see them until it is opened again."""
+
     @property
     def ranks(self) -> range:
         """The ranks whose messages this rank can see."""
@@ -39,7 +43,7 @@ class Board(Protocol):
         """Returns a rank's message of a round; None if there is none."""
 
     def finish(self, number: int) -> None:
-        """Tells that this rank has read a round. The rank that serves the messages waits for the others."""
+        """Tells the other ranks that this one has read a round. The rank that serves the messages waits for them."""
 
 
 class Files:
@@ -56,6 +60,9 @@ class Files:
 
     def open(self) -> None:
         """See `Board.open`. Files can be seen before."""
+
+    def close(self) -> None:
+        """See `Board.close`. Files can be seen all the time."""
 
     @property
     def ranks(self) -> range:
@@ -92,44 +99,53 @@ class Store:
     Args:
         rank: this rank.
         ranks: how many there are.
+        position: of the size among the sizes of these processes.
     """
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    def __init__(self, rank: int, ranks: int, position: int = 0) -> None:
         self._rank = rank
         self._all = range(ranks)
+        self._position = position
         self._own: dict[int, Any] = {}
+        self._served: Any = None
         self._store: Any = None
         self.is_lost = False
 
     def open(self) -> None:
-        """See `Board.open`. The store then lives on, also if the program destroys its process group.
+        """See `Board.open`. The store then lives on, even if the program destroys its process group."""
+        with self._losing():
+            self._served = distributed.distributed_c10d._get_default_store()
+            self._store = _connection_of(self._served)
+            # Ranks that meet by MPI have one that cannot be used.
+            self._store.check([self._key(self._rank, 0)])
+        for number, content in self._own.items():
+            self.put(self._rank, number, content)
 
-        A program whose ranks meet by MPI has no store. While a thread of this process hangs in the store itself, no
-        other thread gets through.
-        """
-        with contextlib.suppress(RuntimeError, ValueError):
-            self._store = distributed.distributed_c10d._get_default_store()
+    def close(self) -> None:
+        """See `Board.close`. A kept store would give the next process group the addresses of this one."""
+        self._store = self._served = None
 
     @property
     def ranks(self) -> range:
         """See `Board.ranks`."""
-        return range(self._rank, self._rank + 1) if self._store is None else self._all
+        is_alone = self._store is None and not self.is_lost
+        return range(self._rank, self._rank + 1) if is_alone else self._all
 
     def put(self, rank: int, number: int, content: Any) -> None:
         """See `Board.put`."""
         self._own[number] = content
         if self._store is not None:
             with self._losing():
-                self._store.set(_key(rank, number), json.dumps(content))
+                self._store.set(self._key(rank, number), json.dumps(content))
 
     def get(self, rank: int, number: int) -> Any:
         """See `Board.get`."""
         if rank == self._rank:
             return self._own.get(number)
+        key = self._key(rank, number)
         if self._store is not None:
             with self._losing():
-                if self._store.check([_key(rank, number)]):
-                    return json.loads(self._store.get(_key(rank, number)))
+                return json.loads(self._store.get(key)) if self._store.check([key]) else None
         return None
 
     def finish(self, number: int) -> None:
@@ -138,7 +154,7 @@ class Store:
             return
         deadline = time.monotonic() + _READ_S
         with self._losing():
-            read = [f"{_key(rank, number)}/read" for rank in self._all]
+            read = [f"{self._key(rank, number)}/read" for rank in self._all]
             self._store.set(read[self._rank], "")
             while self._rank == 0 and not self._store.check(read) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -147,10 +163,19 @@ class Store:
     def _losing(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError:
-            # Rank 0 has ended.
+        except (RuntimeError, ValueError):
+            # Rank 0 has ended, or there is no store.
             self.is_lost = True
 
+    def _key(self, rank: int, number: int) -> str:
+        return f"zerotune/{self._position}/{rank}/{number}"
 
-def _key(rank: int, number: int) -> str:
-    return f"zerotune/{rank}/{number}"
+
+def _connection_of(store: Any) -> Any:
+    """Returns a connection of its own, which gets through while another thread hangs in the store.
+
+    Before torch 2.8 there is none (pytorch/pytorch#150966).
+    """
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return store.clone()
+    return store

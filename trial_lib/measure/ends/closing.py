@@ -25,7 +25,7 @@ from trial_lib.measure.ends.endings import (
 )
 from trial_lib.measure.ends.meeting import Meeting
 from trial_lib.measure.ends.stacks import Doing, is_of_a_collective
-from trial_lib.measure.figures.over_ranks import NoAgreementError, by_files
+from trial_lib.measure.figures.over_ranks import NoAgreementError, by_messages
 from trial_lib.measure.probe import Probe
 
 # The guard gives the peers of a failed rank this long. A rank that waits in a thread needs no longer.
@@ -69,7 +69,7 @@ class Closing:
         return self._closes.locked()
 
     def say(self, end: RankEnd | None) -> None:
-        """Writes this rank's state for the other ranks and the driver; None if it goes on."""
+        """Leaves this rank's state for those who can see it (`Meeting.say`); None if it goes on."""
         self.meeting.say(None if end is None else {"end": asdict(end), "words": end.words})
 
     def by_itself(self) -> None:
@@ -153,7 +153,7 @@ class Closing:
             probe.refuse("out_of_data", f"{reason}{_another_trains(elsewhere)}" if elsewhere > steps else reason)
             return
         try:
-            with by_files(self.meeting):
+            with by_messages(self.meeting):
                 probe.measure_common(counted, steps, uneven_note(ends) if are_uneven(ends) else "")
         except NoAgreementError:
             raise EndedEarlyError("Another rank has failed.") from None

@@ -5,7 +5,9 @@ At a program's end the ranks may be in collectives of the program, which other c
 Messages need no process group. A thread can use them while the program itself hangs in a collective.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ class Meeting:
     """The messages between the ranks of a trial.
 
     Args:
-        board: where they are.
+        board: holds the messages.
         rank: this rank.
-        failures: the paths of the ranks' records of failure, by rank. A rank on another host may have one unseen.
+        failures: the paths of the ranks' records of failure, by rank. A rank may not see the record of another host.
     """
 
     def __init__(self, board: Board, rank: int, failures: list[str]) -> None:
@@ -28,13 +30,23 @@ class Meeting:
         self._rank = rank
         self._failures = [Path(failure) for failure in failures]
         self._round = 0
+        self._is_open = False
 
     def open(self) -> None:
         """Begins to see the other ranks. Call it when their process group exists."""
+        self._is_open = True
         self._board.open()
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Keeps nothing of a process group while the program joins another."""
+        self._board.close()
+        yield
+        if self._is_open:
+            self._board.open()
+
     def say(self, state: dict[str, Any] | None) -> None:
-        """Leaves this rank's state for the other ranks and the driver; None if it matters to neither."""
+        """Leaves this rank's state for the other ranks, and in a file for the driver; None if it matters to neither."""
         self._board.put(self._rank, 0, state)
 
     def said(self) -> list[dict[str, Any] | None]:

@@ -4,12 +4,14 @@ Before a study begins, ZeroTune follows a command that starts others (`trial_lib
 finds the programs whose code does not show it.
 """
 
+import contextlib
 import functools
 import os
 import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,23 +21,25 @@ from trial_lib.command.words import ASSIGNMENT
 from trial_lib.intercept.stand_in import stand_in
 
 Refuse = Callable[[str], None]
+Joining = Callable[[], AbstractContextManager[None]]
 
 _NEW_COMMAND = re.compile(r"&&|\|\|?|;|\(|\n")
 _ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
 
 
-def install(refuse: Refuse) -> None:
+def install(refuse: Refuse, joining: Joining = contextlib.nullcontext) -> None:
     """Reports launchers, workers that train, and process groups of another size. Call it before the program runs.
 
     Args:
         refuse: ends the trial with a sentence; returns if the program trains already.
+        joining: entered while the program joins a process group.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     _watch_processes(refuse)
     if started == 1:
         # If there are several ranks, they train with each other. Their workers then only prepare data.
         _watch_workers(refuse)
-    _watch_groups(refuse, started)
+    _watch_groups(refuse, started, joining)
 
 
 def _watch_processes(refuse: Refuse) -> None:
@@ -117,7 +121,7 @@ def _watch_workers(refuse: Refuse) -> None:
     stand_in("start_processes", original, start_processes)
 
 
-def _watch_groups(refuse: Refuse, started: int) -> None:
+def _watch_groups(refuse: Refuse, started: int, joining: Joining) -> None:
     original = torch.distributed.init_process_group
 
     @functools.wraps(original)
@@ -130,6 +134,7 @@ def _watch_groups(refuse: Refuse, started: int) -> None:
                 f"{'was' if started == 1 else 'were'} started. Type `zerotune tune -- torchrun --nproc_per_node {size} "
                 "SCRIPT ARGUMENTS`."
             )
-        return original(*args, **kwargs)
+        with joining():
+            return original(*args, **kwargs)
 
     stand_in("init_process_group", original, init_process_group)

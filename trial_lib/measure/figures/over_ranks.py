@@ -35,8 +35,8 @@ def of_each(values: list[float], engine: Any) -> list[list[float]]:
 
 
 @contextlib.contextmanager
-def by_files(meeting: Meeting) -> Iterator[None]:
-    """Makes the ranks agree by files while this is entered.
+def by_messages(meeting: Meeting) -> Iterator[None]:
+    """Makes the ranks agree by messages while this is entered.
 
     The program may be in a collective, or may have no process group.
     """

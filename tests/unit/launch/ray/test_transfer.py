@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from trial_lib.launch.program import Program
+from trial_lib.device.host.base import Host
+from trial_lib.launch.program import HostRanks, Program
+from trial_lib.launch.ray.host import _part_request
 from trial_lib.launch.ray.transfer import moved, packed, result_from, unpack
-from trial_lib.launch.trial import TrialPlan
+from trial_lib.launch.trial import TrialPlan, order_of
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import TrialPaths
+from trial_lib.wire.rank_order import RankOrder
 from trial_lib.wire.step_window import StepWindow
 from trial_lib.wire.training_spec import TrainingSpec
 
@@ -46,6 +49,14 @@ def test_a_moved_plan_names_the_other_folder_everywhere_and_nothing_else_changes
     assert there.training_spec is not None
     assert there.training_spec.hparams == {"config": ["/there/0007/ds_config.json"]}
     assert there.training_spec.scratch == "/there/0007/scratch"
+
+
+def test_only_ranks_on_several_hosts_share_no_folder() -> None:
+    moved_plan = moved(plan(Path("/here/trials/0007")), Path("/there/0007"))
+    part = HostRanks(first_rank=1, slots=1, world_size=2, address="10.0.0.1", port=2900)
+    request = _part_request(moved_plan, part, Host("cpu", ["0"], 2**30), ["0"])
+    assert not RankOrder.from_json(request.payload).shares_folder
+    assert order_of(moved_plan, launched_at=0.0).shares_folder
 
 
 def test_a_result_that_comes_back_names_the_logs_of_the_study_s_own_folder() -> None:

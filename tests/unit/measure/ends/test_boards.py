@@ -1,10 +1,8 @@
 """The places where ranks leave messages for each other, with a real store of a rendezvous."""
 
 import gc
-import socket
 import threading
-from dataclasses import dataclass
-from functools import partial
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +15,27 @@ from trial_lib.measure.ends.meeting import Meeting
 RANKS = 2
 
 
-@dataclass
 class Rendezvous:
     """A store as two ranks have it, each with a connection of its own. Rank 0 serves it."""
 
-    monkeypatch: pytest.MonkeyPatch
-    stores: list[Any]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.serve()
 
-    def open(self, meeting: Meeting, rank: int) -> None:
-        """Opens a meeting as a rank whose default process group has this store."""
-        self.monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: self.stores[rank])
-        meeting.open()
+    def serve(self) -> None:
+        """Serves a new store, and lets go of the last."""
+        served = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        connected = distributed.TCPStore("127.0.0.1", served.port, is_master=False, wait_for_workers=False)
+        self.stores: list[Any] = [served, connected]
+
+    def become(self, rank: int) -> None:
+        """Makes this process a rank, whose default process group has the store."""
+        self._monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", lambda: self.stores[rank])
 
 
 @pytest.fixture
 def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Rendezvous:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    connect = partial(distributed.TCPStore, "127.0.0.1", port, wait_for_workers=False)
-    served = connect(is_master=True)
-    connected = connect(is_master=False)
-    return Rendezvous(monkeypatch, [served, connected])
+    return Rendezvous(monkeypatch)
 
 
 def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[Meeting]:
@@ -47,8 +44,17 @@ def meetings(tmp_path: Path, rendezvous: Rendezvous | None = None) -> list[Meeti
     each = [Meeting(Store(rank, RANKS), rank, failures) for rank in range(RANKS)]
     for rank, meeting in enumerate(each):
         if rendezvous is not None:
-            rendezvous.open(meeting, rank)
+            rendezvous.become(rank)
+            meeting.open()
     return each
+
+
+def sees(meeting: Meeting, *said: object) -> bool:
+    """Returns whether a rank soon sees these states. Another connection sees a message some time after it was sent."""
+    deadline = time.monotonic() + 10
+    while meeting.said() != [*said] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return meeting.said() == [*said]
 
 
 def gathered(each: list[Meeting], own: list[object], seconds: float = 20.0) -> list[object]:
@@ -77,14 +83,18 @@ def test_ranks_without_a_common_folder_meet_in_the_store_of_their_rendezvous(
 def test_states_are_seen_by_the_other_ranks_until_they_are_taken_back(tmp_path: Path, rendezvous: Rendezvous) -> None:
     first, second = meetings(tmp_path, rendezvous)
     first.say({"end": "waits"})
-    assert second.said() == [{"end": "waits"}, None]
+    assert sees(second, {"end": "waits"}, None)
     first.say(None)
-    assert second.said() == [None, None]
+    assert sees(second, None, None)
 
 
 def test_a_rank_whose_peer_does_not_come_waits_its_seconds(tmp_path: Path, rendezvous: Rendezvous) -> None:
-    first, _ = meetings(tmp_path, rendezvous)
-    assert first.gather("mine", seconds=0.1) is None
+    first, second = meetings(tmp_path, rendezvous)
+    began = time.monotonic()
+    assert first.gather("mine", seconds=0.2) is None
+    assert time.monotonic() - began >= 0.2
+    second.gather("late", seconds=0.2)
+    assert gathered([first, second], ["a", "b"]) == [["a", "b"]] * 2
 
 
 def test_a_rank_whose_rank_0_has_ended_waits_no_longer(tmp_path: Path, rendezvous: Rendezvous) -> None:
@@ -99,7 +109,7 @@ def test_rank_0_stays_until_the_others_have_read(tmp_path: Path, rendezvous: Ren
     ended = []
     waits = threading.Thread(target=lambda: ended.append(first.gather("a")), daemon=True)
     waits.start()
-    rendezvous.stores[1].set("zerotune/1/1", '["b"]')
+    rendezvous.stores[1].set("zerotune/0/1/1", '["b"]')
     waits.join(0.5)
     assert not ended
     assert second.gather("b") == ["a", "b"]
@@ -107,9 +117,42 @@ def test_rank_0_stays_until_the_others_have_read(tmp_path: Path, rendezvous: Ren
     assert ended == [["a", "b"]]
 
 
-def test_a_rank_that_has_never_had_a_process_group_sees_itself_alone(tmp_path: Path) -> None:
+def test_a_state_from_before_the_process_group_is_seen_after_it(tmp_path: Path, rendezvous: Rendezvous) -> None:
+    first, second = meetings(tmp_path)
+    first.say({"end": "waits"})
+    assert second.said() == [None, None]
+    for rank, meeting in enumerate((first, second)):
+        rendezvous.become(rank)
+        meeting.open()
+    assert sees(second, {"end": "waits"}, None)
+
+
+def test_nothing_of_a_process_group_is_kept_while_the_program_joins_another(
+    tmp_path: Path, rendezvous: Rendezvous
+) -> None:
+    first, second = meetings(tmp_path, rendezvous)
+    watching = distributed.TCPStore("127.0.0.1", rendezvous.stores[0].port, is_master=False, wait_for_workers=False)
+    with first.apart():
+        with second.apart():
+            rendezvous.serve()
+            with pytest.raises(distributed.DistNetworkError):
+                watching.check(["the old one"])
+            rendezvous.become(1)
+        rendezvous.become(0)
+    assert gathered([first, second], ["a", "b"]) == [["a", "b"]] * 2
+
+
+def test_a_rank_of_a_process_group_without_a_store_does_not_see_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", distributed.Store)
     meeting = meetings(tmp_path)[1]
     meeting.open()
+    assert meeting.gather("mine") is None
+
+
+def test_a_rank_that_has_never_had_a_process_group_sees_itself_alone(tmp_path: Path) -> None:
+    meeting = meetings(tmp_path)[1]
     assert meeting.gather("mine") == ["mine"]
     assert meeting.said() == [None, None]
 

@@ -1,10 +1,14 @@
-"""Launchers in what a program starts."""
+"""Launchers in what a program starts, and the process groups that it joins."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from trial_lib.measure.ends import own_ranks
 from trial_lib.measure.ends.own_ranks import launcher_of
 
 
@@ -25,3 +29,18 @@ from trial_lib.measure.ends.own_ranks import launcher_of
 )
 def test_a_launcher_is_found_where_one_is_started(command: Any, launcher: list[str] | None) -> None:
     assert launcher_of(command) == launcher
+
+
+def test_what_is_to_surround_the_joining_of_a_process_group_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: seen.append("joins"))
+
+    @contextlib.contextmanager
+    def joining() -> Iterator[None]:
+        seen.append("before")
+        yield
+        seen.append("after")
+
+    own_ranks._watch_groups(lambda reason: None, 1, joining)
+    torch.distributed.init_process_group("gloo")
+    assert seen == ["before", "joins", "after"]
