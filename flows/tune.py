@@ -16,7 +16,7 @@ from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
 from flows.running_study import RunningStudy
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
-from tasks.confirm import tell_finding
+from tasks.confirm import tell_finding, tell_leader
 from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
@@ -265,6 +265,7 @@ def search(study: OpenStudy) -> None:
 def confirm(study: OpenStudy) -> None:
     """Measures the best candidates and the user's configuration again, one at a time, until their gains differ."""
     driver = study.driver
+    tell_leader(driver)
     while (plan := next_confirming_plan(driver)) is not None:
         run_alone(study, plan)
     tell_finding(driver)

@@ -7,8 +7,16 @@ from prefect.cache_policies import NO_CACHE
 from tasks.telling import told_if_possible
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.confirm.finding import Confirmed
-from trial_lib.study.confirm.of_study import answer_of
+from trial_lib.study.confirm.of_study import answer_of, search_found
 from trial_lib.study.driver import StudyDriver
+
+
+def tell_leader(driver: StudyDriver) -> None:
+    """Writes which configuration leads after the search. Who is in a hurry need not wait for its confirmation."""
+    found = search_found(driver)
+    if found:
+        driver.log.info("%s", found)
+        get_run_logger().info(found)
 
 
 @task(name="confirm", cache_policy=NO_CACHE, persist_result=False)

@@ -32,6 +32,7 @@ BASE = {
 }
 # Of the neutral harness: the steps that do not count, and the samples of those that do.
 NEUTRAL_WARM_UP, NEUTRAL_SAMPLES = 5, 6_000
+LINE, DOWN = re.compile(r"(\S+ \S+) +[A-Z]+ (.*)"), "everything is down"
 LOGGED = re.compile(r"^step \d+ loss \S+ samples/s (\S+)$", re.MULTILINE)
 
 
@@ -162,22 +163,30 @@ def run_zerotune(trials: int, work: Path) -> dict[str, Any]:
     parts = seconds_by_part(folder, wall)
     return {
         **record(wall, ran, document["best_ds_config"]),
-        "searched_s": searched(folder, parts),
+        "searched_s": said_at(folder, "The search is over.", wall),
         "seconds_by_part": parts,
     }
 
 
-def searched(folder: Path, parts: dict[str, float]) -> float:
-    """Returns the seconds from the command to the end of the search, which the confirmation follows.
+def said_at(folder: Path, words: str, wall: float) -> float:
+    """Returns the seconds from the command to a line of the study's log, which the terminal shows as well.
 
     Args:
         folder: of the study.
-        parts: of its time, from `seconds_by_part`. The first two come before the first trial.
+        words: that the line begins with.
+        wall: seconds of the whole command. Its last line comes when everything is down.
     """
-    results = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/result.json"))]
-    first = min(result["started_at"] for result in results)
-    last = max(end_of(result) for result in results if result["purpose"] == "search")
-    return sum(list(parts.values())[:2]) + last - first
+    clock = said(folder)
+    return wall - (clock[DOWN] - next(stamp for message, stamp in clock.items() if message.startswith(words)))
+
+
+def said(folder: Path) -> dict[str, float]:
+    """Returns when each line of a study's log was written, in seconds since the epoch."""
+    clock = {}
+    for line in (folder / "study.log").read_text().splitlines():
+        if found := LINE.match(line):
+            clock[found[2]] = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    return clock
 
 
 def end_of(result: dict[str, Any]) -> float:
@@ -194,13 +203,9 @@ def seconds_by_part(folder: Path, wall: float) -> dict[str, float]:
             phases[phase] = phases.get(phase, 0.0) + seconds
     first = min(result["started_at"] for result in results)
     last = max(map(end_of, results))
-    clock = {}
-    for line in (folder / "study.log").read_text().splitlines():
-        stamp, _, message = line.partition(" DEBUG ")
-        if message:
-            clock[message] = datetime.strptime(stamp.strip(), "%Y-%m-%d %H:%M:%S,%f").timestamp()
+    clock = said(folder)
     opened = clock["the study is open, and its servers are starting"]
-    down = clock["everything is down"]
+    down = clock[DOWN]
     parts = {
         "command, until the servers start": wall - (down - opened),
         "until the profile trial (fork server primed, Prefect's server starting beside it)": first - opened,

@@ -154,6 +154,11 @@ class Confirmation:
         """The candidate to measure now; None when the confirmation is over."""
         return self._queue[0].candidate if self._queue else None
 
+    @property
+    def leader(self) -> Contender | None:
+        """The best candidate of this heat, by the search; None if there is none."""
+        return self._candidates[0] if self._candidates else None
+
     def tell(self, result: TrialResult) -> None:
         """Takes a trial. A trial that it does not expect, from a record of another version, is ignored."""
         contender = next((one for one in self._queue if one.key == result.config_hash), None)

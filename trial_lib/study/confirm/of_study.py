@@ -7,6 +7,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.answer_line import NONE_FASTER, gain_line, name_of
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
 from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
@@ -128,6 +129,21 @@ def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
     confirmation = confirmation_of(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
+
+
+def search_found(driver: StudyDriver) -> str:
+    """Returns which configuration leads after the search; empty if none is to be confirmed, or one has been already."""
+    confirmation = confirmation_of(driver)
+    leader = None if confirmation is None or driver.state.of_purpose(Purpose.CONFIRM) else confirmation.leader
+    if leader is None:
+        return ""
+    metric, submitted = SEARCH_METRICS[driver.metric], driver.state.submitted
+    value, own = leader.reading.metrics[metric.name], {} if submitted is None else submitted.metrics
+    is_better = metric.name not in own or metric.better(value, than=own[metric.name])
+    return (
+        f"The search is over. {name_of(leader.candidate)} {'leads' if is_better else 'comes next to yours'}: "
+        f"{metric.name} {metric.shown(value)} in trial {leader.reading.number:04d}. Now it is confirmed."
+    )
 
 
 def answer_of(driver: StudyDriver) -> Answer | None:

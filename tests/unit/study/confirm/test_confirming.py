@@ -11,11 +11,12 @@ from trial_lib.device.host.base import Host
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
+from trial_lib.records.answer_line import name_of
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, untried
+from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, search_found, untried
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
 from trial_lib.study.setup import StudySetup
@@ -103,6 +104,28 @@ def test_before_the_search_has_ended_there_is_nothing_to_confirm(arguments: Stud
     assert confirmation_of(driver) is None
     assert next_confirming_plan(driver) is None
     assert answer_of(driver) is None
+
+
+def test_a_study_tells_what_its_search_has_found_before_it_confirms_it(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    driver = driver_of(arguments, searched)
+    assert search_found(driver) == (
+        f"The search is over. {name_of(OTHER)} leads: throughput 200.0 samples/s in trial 0002. Now it is confirmed."
+    )
+    plan = next_confirming_plan(driver)
+    assert plan is not None
+    driver.tell(ended(plan.number, Purpose.CONFIRM, plan.candidate, 100.0))
+    assert search_found(driver) == ""
+
+
+def test_a_search_that_has_found_nothing_faster_says_that_yours_leads(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    history = StudyPaths(searched).history
+    history.write_text(history.read_text().replace('"throughput": 200.0', '"throughput": 90.0'))
+    said = search_found(driver_of(arguments, searched))
+    assert said.startswith(f"The search is over. {name_of(OTHER)} comes next to yours: throughput 90.0 samples/s")
 
 
 def test_a_study_confirms_to_its_end_and_promises_the_medians(arguments: StudyArguments, searched: Path) -> None:
