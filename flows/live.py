@@ -1,5 +1,6 @@
 """The live view of a study. It reads nothing but the study's folder, so it can follow any study."""
 
+import contextlib
 import threading
 import time
 from datetime import timedelta
@@ -19,6 +20,7 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.history import HistoryReader, Told
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
+from trial_lib.wire.errors import InputError
 
 _REFRESH_S = 0.5
 _ROWS = 8
@@ -45,13 +47,19 @@ class LiveView:
         self._ended_before = 0  # trials that count towards --max-trials
         self._to_print: list[LeaderboardRow] = []
         self._done = threading.Event()
+        self._saying = threading.RLock()
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
     def note(self, message: str) -> None:
         """Shows what the study is doing. It may be called from any thread."""
         self._message = shown(message)
         if not self._console.is_terminal:
-            say(message)
+            with self._saying:
+                # Trials that have ended before come first. A damaged history is reported by the study itself.
+                with contextlib.suppress(InputError):
+                    self._read()
+                self._print_new()
+                say(message)
 
     def __enter__(self) -> "LiveView":
         """Starts following."""
@@ -68,10 +76,8 @@ class LiveView:
     def _follow(self) -> None:
         if not self._console.is_terminal:
             while not self._done.wait(_REFRESH_S):
-                self._read()
-                self._print_new()
-            self._read()
-            self._print_new()
+                self._say_new()
+            self._say_new()
             return
         with Live(console=self._console, refresh_per_second=4, transient=False) as live:
             while not self._done.wait(_REFRESH_S):
@@ -94,6 +100,11 @@ class LiveView:
             self._rows = ranked([*self._rows, *ended], self._metric)
             self._failed += sum(row.outcome is not Outcome.COMPLETED for row in ended)
             self._to_print += ended
+
+    def _say_new(self) -> None:
+        with self._saying:
+            self._read()
+            self._print_new()
 
     def _print_new(self) -> None:
         for row in self._to_print:

@@ -163,7 +163,7 @@ def run_zerotune(trials: int, work: Path) -> dict[str, Any]:
     parts = seconds_by_part(folder, wall)
     return {
         **record(wall, ran, document["best_ds_config"]),
-        "searched_s": said_at(folder, "The search is over.", wall),
+        "searched_s": said_at(folder, "The search is over", wall),
         "seconds_by_part": parts,
     }
 

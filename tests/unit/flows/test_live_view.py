@@ -45,3 +45,18 @@ def test_each_trial_has_one_line_however_many_knobs_its_name_shows(
     assert "  z3-mbs64-no-" in line
     assert "…  " in line
     assert "completed" in line
+
+
+def test_a_note_follows_the_lines_of_the_trials_that_ended_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = (RECORDED / "history.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(history[:4]))
+    arguments = StudyArguments(config_path=tmp_path / "experiment.yaml", model_dir=tmp_path)
+    with LiveView(StudyPaths(tmp_path), arguments) as view:
+        (tmp_path / "history.jsonl").write_text("".join(history[:18]))
+        view.note("The search is over.")
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-1] == "The search is over."
+    assert sum(line.startswith("trial 00") for line in shown) > 4
+    assert len(set(shown)) == len(shown)

@@ -159,6 +159,11 @@ class Confirmation:
         """The best candidate of this heat, by the search; None if there is none."""
         return self._candidates[0] if self._candidates else None
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the user's configuration is measured again as well."""
+        return self._own is not None
+
     def tell(self, result: TrialResult) -> None:
         """Takes a trial. A trial that it does not expect, from a record of another version, is ignored."""
         contender = next((one for one in self._queue if one.key == result.config_hash), None)

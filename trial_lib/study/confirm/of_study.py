@@ -132,17 +132,16 @@ def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
 
 
 def search_found(driver: StudyDriver) -> str:
-    """Returns which configuration leads after the search; empty if none is to be confirmed, or one has been already."""
+    """Returns which configuration the search expects most of; empty if none is confirmed, or one has been already."""
     confirmation = confirmation_of(driver)
     leader = None if confirmation is None or driver.state.of_purpose(Purpose.CONFIRM) else confirmation.leader
     if leader is None:
         return ""
-    metric, submitted = SEARCH_METRICS[driver.metric], driver.state.submitted
-    value, own = leader.reading.metrics[metric.name], {} if submitted is None else submitted.metrics
-    is_better = metric.name not in own or metric.better(value, than=own[metric.name])
+    reading, metric = leader.reading, SEARCH_METRICS[driver.metric]
+    beside = " beside your configuration" if confirmation is not None and confirmation.has_own else ""
     return (
-        f"The search is over. {name_of(leader.candidate)} {'leads' if is_better else 'comes next to yours'}: "
-        f"{metric.name} {metric.shown(value)} in trial {leader.reading.number:04d}. Now it is confirmed."
+        f"The search is over and expects most of {name_of(leader.candidate)}: trial {reading.number:04d} read "
+        f"{metric.name} {metric.shown(reading.metrics[metric.name])}. Now it is confirmed{beside}."
     )
 
 
