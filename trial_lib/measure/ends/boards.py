@@ -174,7 +174,7 @@ class Store:
 def _connection_of(store: Any) -> Any:
     """Returns a connection of its own, which gets through while another thread hangs in the store.
 
-    Before torch 2.8 there is none (pytorch/pytorch#150966).
+    Older versions of torch have none (pytorch/pytorch#150966).
     """
     with contextlib.suppress(AttributeError, RuntimeError):
         return store.clone()
