@@ -12,7 +12,7 @@ from trial_lib.study.driver import StudyDriver
 
 
 def tell_leader(driver: StudyDriver) -> None:
-    """Writes which configuration leads after the search. Who is in a hurry need not wait for its confirmation."""
+    """Writes what the search expects most of. Who is in a hurry need not wait for its confirmation."""
     found = search_found(driver)
     if found:
         driver.log.info("%s", found)

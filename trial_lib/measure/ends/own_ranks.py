@@ -4,7 +4,6 @@ Before a study begins, ZeroTune follows a command that starts others (`trial_lib
 finds the programs whose code does not show it.
 """
 
-import contextlib
 import functools
 import os
 import re
@@ -27,7 +26,7 @@ _NEW_COMMAND = re.compile(r"&&|\|\|?|;|\(|\n")
 _ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
 
 
-def install(refuse: Refuse, joining: Joining = contextlib.nullcontext) -> None:
+def install(refuse: Refuse, joining: Joining) -> None:
     """Reports launchers, workers that train, and process groups of another size. Call it before the program runs.
 
     Args:

@@ -156,7 +156,7 @@ class Confirmation:
 
     @property
     def leader(self) -> Contender | None:
-        """The best candidate of this heat, by the search; None if there is none."""
+        """The candidate of this heat that the search expects most of; None if there is none."""
         return self._candidates[0] if self._candidates else None
 
     @property
