@@ -17,6 +17,7 @@ from typing import Any
 
 from trial_lib.device.host.forks import initialised_driver
 from trial_lib.intercept.compile_later import compiled_when_called
+from trial_lib.intercept.stand_in import note_names
 from trial_lib.launch.processes import channel, config_check, jit_builds
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
@@ -49,6 +50,7 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
     from deepspeed.accelerator import get_accelerator
 
     remember_cpu_info()
+    note_names()
 
     def note(text: str) -> None:
         channel.send(driver, {"note": text})
@@ -116,6 +118,7 @@ def import_all(modules: Iterable[str], left_out: set[str]) -> str | None:
                 return str(spoilt)
             except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
                 continue
+    note_names()
     return None
 
 
