@@ -105,6 +105,22 @@ def test_the_leash_ends_a_wait_and_so_does_the_end_of_the_process() -> None:
     assert keeper.wait_on_leash(subprocess.Popen(["false"]), ours) == 1
 
 
+def test_children_that_have_ended_are_told_and_reaped() -> None:
+    program = (
+        "import os, time\n"
+        "from trial_lib.launch.processes import keeper\n"
+        "keeper.become_subreaper()\n"
+        "print(keeper.kill_descendants()[1])\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(0)\n"
+        "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
+        "print(keeper.kill_descendants()[1] == {child})\n"
+        "print(keeper.kill_descendants()[1])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["set()", "True", "set()"]
+
+
 @pytest.mark.parametrize(("memory", "is_alive"), [("comes_free", False), ("stays", True)])
 def test_a_killed_process_is_waited_for_as_long_as_its_memory_comes_free(memory: str, is_alive: bool) -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM, memory], capture_output=True, text=True, check=True)
