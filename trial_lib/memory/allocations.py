@@ -7,7 +7,7 @@ such as its largest parameter, are not known. Measured peaks cover them.
 
 from dataclasses import dataclass, replace
 
-from trial_lib.memory.states import FULL, MASTER_BYTES, activation_share, on_a_device, pipeline_depth
+from trial_lib.memory.states import MASTER_BYTES, STATE_BYTES, activation_share, on_a_device, pipeline_depth
 from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.result import ModelProfile
 
@@ -66,8 +66,8 @@ class Allocations:
 class _Case:
     """One configuration of one model, from which the sizes of all stages follow, in elements.
 
-    Two sizes are in bytes: `size` of a parameter in the model's precision, and `gradient_size` of a gradient that ZeRO
-    adds up.
+    Three sizes are in bytes: `size` of a parameter in the model's precision, `gradient_size` of a gradient that ZeRO
+    adds up, and `master` of a parameter in the optimizer's copy, in which its update takes the gradient too.
     """
 
     settings: ZeroSettings
@@ -76,6 +76,7 @@ class _Case:
     shards: float
     size: int
     gradient_size: int
+    master: int
     on_cpu: bool
 
     @property
@@ -94,7 +95,7 @@ class _Case:
         Args:
             elements: of the tensors that it updates at once.
         """
-        per_element = _ADAM_UPDATE_BYTES["cpu" if self.on_cpu else "cuda"]
+        per_element = _ADAM_UPDATE_BYTES["cpu" if self.on_cpu else "cuda"] * self.master / MASTER_BYTES
         return elements * per_element if self.settings.torch_adam and self.states_here else 0.0
 
     def bucket(self, buffers: int) -> tuple[float, float]:
@@ -145,6 +146,7 @@ def allocations(
         shards=shards,
         size=settings.precision.bytes_per_param,
         gradient_size=settings.precision.gradient_bytes,
+        master=settings.precision.master_bytes,
         on_cpu=device == "cpu",
     )
     by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
@@ -170,9 +172,9 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
 def _plain(case: _Case) -> Allocations:
     """Stage 0: nothing is partitioned. Gradients are reduced in flat copies, and the first step makes the states."""
     has_master = case.settings.precision.master_copies
-    master = MASTER_BYTES if has_master else 0
+    master = case.master if has_master else 0
     # Without it PyTorch keeps the states as wide as the parameters.
-    states = case.settings.optimizer_bytes * (1 if has_master else case.size / MASTER_BYTES)
+    states = case.settings.optimizer_bytes * (1 if has_master else case.size / STATE_BYTES)
     flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if case.shards > 1 else 0.0
     # On a CPU the update runs tensor by tensor. The largest tensor's size is unknown, so it is not counted.
     buffers = flat + (0.0 if case.on_cpu else case.update(case.trainable))
@@ -187,19 +189,19 @@ def _plain(case: _Case) -> Allocations:
 
 
 def _partitioned_states(case: _Case) -> Allocations:
-    """Stages 1 and 2: a 32-bit copy of each rank's share is made at once, in 32-bit training too."""
+    """Stages 1 and 2: a copy of each rank's share is made at once, in 32-bit training too."""
     settings, share, size = case.settings, case.share, case.size
-    initialize = case.total * size + (share * MASTER_BYTES if case.states_here else 0)
+    initialize = case.total * size + (share * case.master if case.states_here else 0)
     if case.on_cpu and settings.offload_optimizer != "none":
         # The buffers of the offload: gradients of the share, and its parameters in the model's own precision.
-        initialize += share * (MASTER_BYTES + size)
+        initialize += share * (case.master + size)
     # Stage 1 keeps every gradient until the optimizer's step, stage 2 those of its share.
     kept = case.trainable if settings.stage == 1 else share if case.states_here else 0
     # Offload copies gradients into the bucket, whatever the value of `contiguous_gradients`.
     has_bucket = settings.contiguous_gradients or settings.offload_optimizer != "none"
     buffers = (2 if settings.overlap_comm else 1) if has_bucket else 0
     allocated, written = case.bucket(buffers)
-    late = (share * MASTER_BYTES if case.states_here else 0) + case.update(share) + case.reduction()
+    late = (share * case.master if case.states_here else 0) + case.update(share) + case.reduction()
     return Allocations(
         initialize=initialize,
         states=kept * case.gradient_size + (share * settings.optimizer_bytes if case.states_here else 0),
@@ -215,10 +217,9 @@ def _partitioned_parameters(case: _Case) -> Allocations:
     """Stage 3: bucket and gradients are allocated at once. Parameters are gathered when they are needed."""
     settings, share, size = case.settings, case.share, case.size
     params_here = case.on_cpu or settings.offload_param == "none"
-    # 32-bit parameters are their own master copy, unless the copy is offloaded.
-    has_master = settings.precision != FULL or settings.offload_optimizer != "none"
     parameters = case.total / case.shards * size if params_here else 0
-    master = share * MASTER_BYTES if has_master and case.states_here else 0
+    # 32-bit parameters were to be their own copy. But stage 3 compares a device with its name, and so copies them too.
+    master = share * case.master if case.states_here else 0
     gradients = share * case.gradient_size if case.states_here else 0
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)
     # Memory that exists from the beginning, and that the steps write first.

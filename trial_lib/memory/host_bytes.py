@@ -10,7 +10,7 @@ from math import ceil, log
 from typing import Any
 
 from trial_lib.deepspeed_config.layout import Layout
-from trial_lib.memory.states import GRADIENT_BYTES, MASTER_BYTES, on_a_device
+from trial_lib.memory.states import MASTER_BYTES, on_a_device
 from trial_lib.memory.zero_settings import ZeroSettings
 from trial_lib.records.result import ModelProfile
 from trial_lib.space.knobs import get_knob
@@ -31,7 +31,7 @@ HOST_KNOBS = frozenset({*_DEFAULTS, "zero_optimization.sub_group_size"})
 
 # The mean growth of sizes that are rounded up to a power of two, if they are spread evenly in their logarithms.
 _ROUNDED_UP = 1 / log(2)
-# Bytes that PyTorch's own Adam needs for each parameter of a tensor that it updates (torch/optim/adam.py).
+# With 32-bit master copies (torch/optim/adam.py).
 _TORCH_ADAM_BYTES = 8
 
 
@@ -103,24 +103,34 @@ class _Case:
         return self.settings.precision.bytes_per_param
 
     @property
+    def master(self) -> int:
+        """Bytes of a parameter of the master copy, and of its gradient for the update."""
+        return self.settings.precision.master_bytes
+
+    @property
     def sub_group(self) -> float:
         """Elements that stage 3 updates at a time."""
         return min(self.share, self.settings.sub_group_size)
 
     @property
+    def torch_adam_bytes(self) -> float:
+        """Bytes that PyTorch's own Adam needs for each parameter of a tensor that it updates."""
+        return _TORCH_ADAM_BYTES * self.master / MASTER_BYTES
+
+    @property
     def update(self) -> float:
         """The memory of the update beside states and gradients. DeepSpeed's own kernels update in place."""
-        return self.sub_group * _TORCH_ADAM_BYTES if self.settings.torch_adam else 0.0
+        return self.sub_group * self.torch_adam_bytes if self.settings.torch_adam else 0.0
 
 
 def _partitioned_states(case: _Case, accumulates: bool) -> HostBytes:
     """Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states."""
     share, pins = case.share, case.option(f"{_OPTIMIZER}.pin_memory")
     # A micro-batch that does not end a step leaves its gradients here.
-    tensors = [share * MASTER_BYTES, share * GRADIENT_BYTES, share * case.size]
+    tensors = [share * case.master, share * case.master, share * case.size]
     tensors += [share * case.size] if accumulates else []
     states = share * case.settings.optimizer_bytes
-    update = share * _TORCH_ADAM_BYTES if case.settings.torch_adam else 0.0
+    update = share * case.torch_adam_bytes if case.settings.torch_adam else 0.0
     return HostBytes(sum(_block(each) if pins else each for each in tensors) + states + update)
 
 
@@ -129,15 +139,15 @@ def _optimizer_of_stage_3(case: _Case) -> HostBytes:
     if where == "none":
         return HostBytes()
     pins = case.option(f"{_OPTIMIZER}.pin_memory")
-    of_one = MASTER_BYTES + case.settings.optimizer_bytes
+    of_one = case.master + case.settings.optimizer_bytes
     gradients = case.share * case.size
     held = (_block(gradients) if pins else gradients) + case.update
     if where == "nvme":
-        buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * MASTER_BYTES
+        buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * case.master
         return HostBytes(held + buffers, case.share * of_one)
     offloaded = case.share * float(case.option(f"{_OPTIMIZER}.ratio"))
     groups = ceil(offloaded / case.sub_group) if case.sub_group else 0
-    each = offloaded / groups * GRADIENT_BYTES if groups else 0.0
+    each = offloaded / groups * case.master if groups else 0.0
     return HostBytes(held + offloaded * of_one + groups * (_block(each) if pins else each))
 
 

@@ -5,54 +5,68 @@ format, and the memory of activations counts once.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.records.result import ModelProfile
 
-GRADIENT_BYTES = 4
-ADAM_BYTES = 8
-MASTER_BYTES = 4
+GRADIENT_BYTES = MASTER_BYTES = STATE_BYTES = 4
+_ADAM_STATES = 2
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision of a model's parameters.
+    """The precision of a model's parameters, and of what its optimizer keeps for them.
 
     Attributes:
         bytes_per_param: bytes of one parameter of the running model.
-        master_copies: whether the optimizer holds another, 32-bit copy of each trainable parameter.
+        master_copies: whether the optimizer holds another copy of each trainable parameter.
+        master_bytes: bytes of a parameter of that copy.
+        gradient_bytes: bytes of a gradient that ZeRO adds up and reduces.
+        state_bytes: bytes of each number that the optimizer keeps for a parameter, such as Adam's two.
     """
 
     bytes_per_param: int
     master_copies: bool
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of a gradient that ZeRO adds up and reduces: 32 bits, unless the configuration sets 16."""
-        return self.bytes_per_param if self.master_copies else MASTER_BYTES
+    master_bytes: int = MASTER_BYTES
+    gradient_bytes: int = GRADIENT_BYTES
+    state_bytes: int = STATE_BYTES
 
 
 FULL = Precision(bytes_per_param=4, master_copies=False)
-HALF = Precision(bytes_per_param=2, master_copies=True)
+HALF = Precision(bytes_per_param=2, master_copies=True, gradient_bytes=2)
 
 
 def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> Precision:
     """Returns the precision of a DeepSpeed configuration, or that of the code if the configuration has none.
 
     fp16 and bf16 (also under its older name `bfloat16`) are 16-bit if they are enabled. "auto" counts as not enabled,
-    because only the user's code can resolve it.
+    because only the user's code can resolve it. ZeRO can keep master copies and optimizer states in 16 bits, and add
+    up gradients in 32.
 
     Args:
         ds_config: a complete configuration.
         bytes_per_param: as in `ModelProfile`.
     """
-    sections = (ds_config.get(name, {}) for name in ("fp16", "bf16", "bfloat16"))
-    if any(section.get("enabled") is True for section in sections):
+    fp16, *bf16 = (ds_config.get(name) or {} for name in ("fp16", "bf16", "bfloat16"))
+    section = next((each for each in (fp16, *bf16) if each.get("enabled") is True), None)
+    if section is None:
+        return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
+    zero = ds_config.get("zero_optimization") or {}
+    if zero.get("stage", 0) not in (1, 2, 3):
         return HALF
-    return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
+    adds_up_in_32_bits = (ds_config.get("data_types") or {}).get("grad_accum_dtype") == "fp32"
+    precise = replace(HALF, gradient_bytes=GRADIENT_BYTES) if adds_up_in_32_bits else HALF
+    offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    if adds_up_in_32_bits and zero["stage"] == 1 and section is not fp16 and not offloads:
+        # `BF16_Optimizer` has no other formats, and keeps the gradients of the backward pass beside their sums
+        # (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).
+        return replace(HALF, gradient_bytes=HALF.gradient_bytes + GRADIENT_BYTES)
+    masters = any(section.get(f"{name}_master_weights_and_grads") is True for name in ("fp16", "bf16"))
+    states = masters and section.get("bf16_optimizer_states") is True
+    return replace(precise, master_bytes=2 if masters else MASTER_BYTES, state_bytes=2 if states else STATE_BYTES)
 
 
 def on_a_device(
@@ -125,8 +139,10 @@ def state_bytes(stage: int, num_params: int, trainable_num_params: int, precisio
         slots: devices that the states are partitioned over.
     """
     params = num_params * precision.bytes_per_param
-    gradients = trainable_num_params * GRADIENT_BYTES
-    optimizer = trainable_num_params * (ADAM_BYTES + (MASTER_BYTES if precision.master_copies else 0))
+    # dsat counts 32-bit gradients, as the optimizer's update takes them.
+    gradients = trainable_num_params * precision.master_bytes
+    masters = precision.master_bytes if precision.master_copies else 0
+    optimizer = trainable_num_params * (_ADAM_STATES * precision.state_bytes + masters)
     by_stage = (
         params + gradients + optimizer,
         params + gradients + optimizer / slots,

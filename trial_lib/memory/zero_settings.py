@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.command.switches import deepspeed_part, switch_key
 from trial_lib.deepspeed_config.layout import AUTOTP, SEQUENCE, Layout
-from trial_lib.memory.states import Precision, precision_of
+from trial_lib.memory.states import STATE_BYTES, Precision, precision_of
 from trial_lib.space.catalogue import KNOBS, is_coarse
 from trial_lib.space.effects import Effect
 from trial_lib.space.knobs import STAGE, get_knob, leaves
@@ -72,12 +72,13 @@ class ZeroSettings:
         zero = ds_config.get("zero_optimization") or {}
         optimizer = ds_config.get("optimizer") or {}
         stage = int(_get(zero, "stage", 0))
+        precision = precision_of(ds_config, bytes_per_param)
         return cls(
             stage=stage,
             offload_optimizer=_offload(zero, "offload_optimizer") if stage >= 1 else "none",
             offload_param=_offload(zero, "offload_param") if stage == 3 else "none",
-            precision=precision_of(ds_config, bytes_per_param),
-            optimizer_bytes=_optimizer_bytes(optimizer),
+            precision=precision,
+            optimizer_bytes=_optimizer_bytes(optimizer) * precision.state_bytes // STATE_BYTES,
             torch_adam=_is_torch_adam(optimizer),
             reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
@@ -175,7 +176,7 @@ def _offload(zero: Mapping[str, Any], key: str) -> str:
 
 
 def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
-    """Returns the state bytes of one parameter. They are Adam's if the code makes the optimizer."""
+    """Returns the bytes of one parameter's states in 32 bits. They are Adam's if the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
     if name == "sgd":
         return 4 if _get(optimizer.get("params") or {}, "momentum", 0) else 0

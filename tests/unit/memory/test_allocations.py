@@ -115,7 +115,7 @@ def test_stage_3_has_its_bucket_from_the_beginning():
     small, large = allocate(3), allocate(3, reduce_bucket_size=500)
     assert large.initialize - small.initialize == 4 * 400
     assert large.buffers - small.buffers == 4 * 400  # the flat copy
-    assert large.all_states == small.all_states == 4 * 250 + (4 + 8) * 200
+    assert large.all_states == small.all_states == 4 * 250 + (4 + 4 + 8) * 200
 
 
 def test_on_a_cpu_stage_3_fills_in_its_steps_what_the_limit_has_counted_before():
@@ -181,3 +181,19 @@ def test_a_device_has_one_stage_of_a_pipeline_and_partitions_that_over_the_repli
 def test_a_pipeline_of_one_replica_reduces_nothing():
     alone = PROFILE.model_copy(update={"pipeline_parallel": True, "data_parallel_size": 1})
     assert allocate(0, profile=alone).buffers == 0
+
+
+def test_low_precision_halves_master_copies_and_states_but_never_beside_sums_in_32_bits_of_stage_1():
+    low = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}}
+    for stage, whole in ((1, 2 * 1000 + 2 * 800), (2, 2 * 1000 + 2 * 200), (3, 2 * 250 + 2 * 200)):
+        assert allocate(stage, base=low).all_states == whole + (2 + 4) * 200
+    assert allocate(2, base={**low, **sums}).all_states == 2 * 1000 + (4 + 2 + 4) * 200
+    # That engine is DeepSpeed's `BF16_Optimizer`, which also keeps the gradients of the backward pass.
+    assert allocate(1, base={**low, **sums}).all_states == 2 * 1000 + (4 + 2) * 800 + (4 + 8) * 200
+    assert allocate(0, base=low) == allocate(0, base=BF16)
+
+
+def test_16_bit_master_copies_alone_leave_the_states_in_32_bits():
+    masters = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+    assert allocate(2, base=masters).all_states == 2 * 1000 + (2 + 2 + 8) * 200

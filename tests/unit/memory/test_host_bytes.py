@@ -67,6 +67,15 @@ def test_stage_3_has_gradients_twice_and_locks_them_alone() -> None:
     assert held(3, model=model, offload_optimizer={"device": "cpu"}) == 12 * share + 2 * (4 + 2) * SHARE
 
 
+def test_16_bit_master_copies_halve_the_copies_and_their_gradients() -> None:
+    config = {
+        **BF16,
+        "bf16": {"enabled": True, "bf16_master_weights_and_grads": True},
+        "zero_optimization": {"stage": 3, "offload_optimizer": UNPINNED},
+    }
+    assert host_bytes(config, profile(), SLOTS, accumulates=False).held == (2 + 8 + 2 + 2) * SHARE
+
+
 def test_stage_3_locks_the_gradients_of_each_sub_group_by_itself() -> None:
     model = profile(3 * PARAMS)
     whole = held(3, model=model, offload_optimizer={"device": "cpu"})

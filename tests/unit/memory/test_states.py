@@ -70,6 +70,24 @@ def test_where_no_section_decides_the_code_s_own_precision_counts():
     assert precision_of({"bf16": {"enabled": True}}, bytes_per_param=4) == HALF
 
 
+def test_formats_of_a_section_that_is_not_enabled_do_not_count():
+    config = {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+        "fp16": {"fp16_master_weights_and_grads": True},
+    }
+    assert precision_of(config, bytes_per_param=None) == HALF
+
+
+def test_offload_at_stage_1_keeps_16_bit_masters_beside_sums_in_32_bits():
+    config = {
+        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+        "bf16": {"enabled": True, "bf16_master_weights_and_grads": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
+    assert precision_of(config, bytes_per_param=None) == Precision(2, True, master_bytes=2, gradient_bytes=4)
+
+
 def test_the_first_guess_counts_the_activations_once():
     assert first_guess(0, profile(), FULL, slots=4) == (10_000 - 5200) // 50
     assert first_guess(3, profile(), FULL, slots=4) == (10_000 - 1300) // 50
