@@ -59,7 +59,8 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
         return HALF
     adds_up_in_32_bits = (ds_config.get("data_types") or {}).get("grad_accum_dtype") == "fp32"
     precise = replace(HALF, gradient_bytes=GRADIENT_BYTES) if adds_up_in_32_bits else HALF
-    offloads = (zero.get("offload_optimizer") or {}).get("device", "none") != "none"
+    offload = zero.get("offload_optimizer")
+    offloads = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
     if adds_up_in_32_bits and zero["stage"] == 1 and section is not fp16 and not offloads:
         # `BF16_Optimizer` has no other formats, and keeps the gradients of the backward pass beside their sums
         # (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).

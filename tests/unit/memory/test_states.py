@@ -79,6 +79,13 @@ def test_formats_of_a_section_that_is_not_enabled_do_not_count():
     assert precision_of(config, bytes_per_param=None) == HALF
 
 
+@pytest.mark.parametrize("offload", [None, "auto", {}, {"device": "none"}])
+def test_sums_in_32_bits_at_stage_1_have_the_gradients_of_the_backward_pass_beside_them(offload):
+    zero = {"stage": 1, "offload_optimizer": offload}
+    config = {"zero_optimization": zero, "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    assert precision_of(config, bytes_per_param=None) == Precision(2, True, gradient_bytes=2 + 4)
+
+
 def test_offload_at_stage_1_keeps_16_bit_masters_beside_sums_in_32_bits():
     config = {
         "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
