@@ -67,7 +67,7 @@ class _Case:
     """One configuration of one model, from which the sizes of all stages follow, in elements.
 
     Three sizes are in bytes: `size` of a parameter in the model's precision, `gradient_size` of a gradient that ZeRO
-    adds up, and `master` of a parameter in the optimizer's copy, in which its update takes the gradient too.
+    adds up, and `master` of a parameter in the optimizer's copy. The update takes the gradient in that format too.
     """
 
     settings: ZeroSettings
@@ -104,8 +104,13 @@ class _Case:
         # A backward pass copies each gradient once, and changes to the other bucket when one is full.
         written = min(elements, self.trainable) if self.on_cpu else elements
         # Stage 2 takes the gradients unchanged, and adds up the reduced ones.
-        size = self.size if self.settings.stage == 2 else self.gradient_size
+        size = self.size if self.settings.stage == 2 else self.reduced_size
         return elements * size, written * size
+
+    @property
+    def reduced_size(self) -> int:
+        """Bytes of a gradient that is reduced: in the model's own format, if the configuration sets that."""
+        return self.size if self.settings.precision.master_copies else self.gradient_size
 
     def reduction(self, elements: int | None = None) -> float:
         """Returns the memory of reducing gradients, beside the gradients and their buckets.
@@ -115,7 +120,7 @@ class _Case:
         """
         copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
         a_bucket = min(self.settings.reduce_bucket_size, self.trainable)
-        return copies * (a_bucket if elements is None else elements) * self.gradient_size
+        return copies * (a_bucket if elements is None else elements) * self.reduced_size
 
 
 def allocations(
@@ -149,7 +154,9 @@ def allocations(
         master=settings.precision.master_bytes,
         on_cpu=device == "cpu",
     )
-    by_stage = _plain if settings.stage == 0 else _partitioned_states if settings.stage < 3 else _partitioned_parameters
+    by_stage = (_plain, _partitioned_states, _partitioned_states, _partitioned_parameters)[settings.stage]
+    if settings.precision.sums_apart:
+        by_stage = _sums_apart
     ratio = _activation_ratio(settings, profiled)
     if settings.layout.pipeline != 1 or profiled.layout.pipeline != 1:
         # deepspeed/runtime/pipe/schedule.py `TrainSchedule`: the first stage is as many micro-batches ahead of the
@@ -210,6 +217,25 @@ def _partitioned_states(case: _Case) -> Allocations:
         limit_correction=allocated - written,
         late_states=kept * case.gradient_size,
         late_buffers=late,
+    )
+
+
+def _sums_apart(case: _Case) -> Allocations:
+    """Stage 1 by `BF16_Optimizer`: 32-bit sums of all gradients from the beginning, and no buckets."""
+    sums = case.trainable * case.gradient_size
+    # On a CPU the steps write them first.
+    filled = sums if case.on_cpu else 0
+    flat = case.gradient_size / case.size * case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS))
+    late = (flat if case.shards > 1 else 0.0) + case.update(case.share)
+    gradients = case.trainable * case.size
+    return Allocations(
+        initialize=case.total * case.size + case.share * case.master + sums,
+        states=gradients + case.share * case.settings.optimizer_bytes,
+        buffers=late + filled,
+        activations=0,
+        limit_correction=-filled,
+        late_states=gradients,
+        late_buffers=late + filled,
     )
 
 

@@ -126,9 +126,10 @@ class _Case:
 def _partitioned_states(case: _Case, accumulates: bool) -> HostBytes:
     """Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states."""
     share, pins = case.share, case.option(f"{_OPTIMIZER}.pin_memory")
-    # A micro-batch that does not end a step leaves its gradients here.
     tensors = [share * case.master, share * case.master, share * case.size]
-    tensors += [share * case.size] if accumulates else []
+    # A micro-batch that does not end a step leaves its gradients here, or among those of the master copy if that has
+    # 16 bits (`buffer_to_accumulate_to_in_cpu`).
+    tensors += [share * case.size] if accumulates and case.master == MASTER_BYTES else []
     states = share * case.settings.optimizer_bytes
     update = share * case.torch_adam_bytes if case.settings.torch_adam else 0.0
     return HostBytes(sum(_block(each) if pins else each for each in tensors) + states + update)
@@ -140,7 +141,7 @@ def _optimizer_of_stage_3(case: _Case) -> HostBytes:
         return HostBytes()
     pins = case.option(f"{_OPTIMIZER}.pin_memory")
     of_one = case.master + case.settings.optimizer_bytes
-    gradients = case.share * case.size
+    gradients = case.share * case.settings.precision.gradient_bytes
     held = (_block(gradients) if pins else gradients) + case.update
     if where == "nvme":
         buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * case.master

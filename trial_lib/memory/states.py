@@ -14,6 +14,8 @@ from trial_lib.records.result import ModelProfile
 
 GRADIENT_BYTES = MASTER_BYTES = STATE_BYTES = 4
 _ADAM_STATES = 2
+# deepspeed/runtime/config.py `DtypeEnum`.
+_NAMES_OF_32_BITS = ("fp32", "float32", "torch.float32", "float")
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Precision:
         bytes_per_param: bytes of one parameter of the running model.
         master_copies: whether the optimizer holds another copy of each trainable parameter.
         master_bytes: bytes of a parameter of that copy.
-        gradient_bytes: bytes of a gradient that ZeRO adds up and reduces.
+        gradient_bytes: bytes of a gradient in the sum over micro-batches.
         state_bytes: bytes of each number that the optimizer keeps for a parameter, such as Adam's two.
+        sums_apart: whether the sums of all gradients are there beside the gradients of the backward pass.
     """
 
     bytes_per_param: int
@@ -33,6 +36,7 @@ class Precision:
     master_bytes: int = MASTER_BYTES
     gradient_bytes: int = GRADIENT_BYTES
     state_bytes: int = STATE_BYTES
+    sums_apart: bool = False
 
 
 FULL = Precision(bytes_per_param=4, master_copies=False)
@@ -50,24 +54,30 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
         ds_config: a complete configuration.
         bytes_per_param: as in `ModelProfile`.
     """
-    fp16, *bf16 = (ds_config.get(name) or {} for name in ("fp16", "bf16", "bfloat16"))
-    section = next((each for each in (fp16, *bf16) if each.get("enabled") is True), None)
-    if section is None:
-        return FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
-    zero = ds_config.get("zero_optimization") or {}
-    if zero.get("stage", 0) not in (1, 2, 3):
-        return HALF
-    adds_up_in_32_bits = (ds_config.get("data_types") or {}).get("grad_accum_dtype") == "fp32"
-    precise = replace(HALF, gradient_bytes=GRADIENT_BYTES) if adds_up_in_32_bits else HALF
-    offload = zero.get("offload_optimizer")
-    offloads = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
-    if adds_up_in_32_bits and zero["stage"] == 1 and section is not fp16 and not offloads:
-        # `BF16_Optimizer` has no other formats, and keeps the gradients of the backward pass beside their sums
-        # (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).
-        return replace(HALF, gradient_bytes=HALF.gradient_bytes + GRADIENT_BYTES)
-    masters = any(section.get(f"{name}_master_weights_and_grads") is True for name in ("fp16", "bf16"))
-    states = masters and section.get("bf16_optimizer_states") is True
-    return replace(precise, master_bytes=2 if masters else MASTER_BYTES, state_bytes=2 if states else STATE_BYTES)
+    fp16, bf16, older = (_section(ds_config, name) for name in ("fp16", "bf16", "bfloat16"))
+    bf16 = bf16 or older
+    if fp16.get("enabled") is True or bf16.get("enabled") is True:
+        precision = HALF
+    else:
+        precision = FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
+    zero = _section(ds_config, "zero_optimization")
+    if zero.get("stage") not in (1, 2, 3):
+        return precision
+    if _section(ds_config, "data_types").get("grad_accum_dtype") in _NAMES_OF_32_BITS:
+        precision = replace(precision, gradient_bytes=GRADIENT_BYTES)
+        offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
+        if bf16.get("enabled") is True and zero["stage"] == 1 and not offloads:
+            # `BF16_Optimizer` has no other formats (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).
+            return replace(precision, sums_apart=True)
+    # These act whether their section is enabled or not.
+    masters = fp16.get("fp16_master_weights_and_grads") is True or bf16.get("bf16_master_weights_and_grads") is True
+    states = masters and bf16.get("bf16_optimizer_states") is True
+    return replace(precision, master_bytes=2 if masters else MASTER_BYTES, state_bytes=2 if states else STATE_BYTES)
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def on_a_device(
@@ -141,7 +151,7 @@ def state_bytes(stage: int, num_params: int, trainable_num_params: int, precisio
     """
     params = num_params * precision.bytes_per_param
     # dsat counts 32-bit gradients, as the optimizer's update takes them.
-    gradients = trainable_num_params * precision.master_bytes
+    gradients = trainable_num_params * max(precision.gradient_bytes, precision.master_bytes)
     masters = precision.master_bytes if precision.master_copies else 0
     optimizer = trainable_num_params * (_ADAM_STATES * precision.state_bytes + masters)
     by_stage = (

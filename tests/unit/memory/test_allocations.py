@@ -190,8 +190,19 @@ def test_low_precision_halves_master_copies_and_states_but_never_beside_sums_in_
         assert allocate(stage, base=low).all_states == whole + (2 + 4) * 200
     assert allocate(2, base={**low, **sums}).all_states == 2 * 1000 + (4 + 2 + 4) * 200
     # That engine is DeepSpeed's `BF16_Optimizer`, which also keeps the gradients of the backward pass.
-    assert allocate(1, base={**low, **sums}).all_states == 2 * 1000 + (4 + 2) * 800 + (4 + 8) * 200
+    apart = allocate(1, base={**low, **sums})
+    assert apart.all_states == 2 * 1000 + (4 + 2) * 800 + (4 + 8) * 200
+    assert apart.initialize == 2 * 1000 + 4 * 200 + 4 * 800
+    assert apart.buffers == apart.late_buffers == 4 * 800  # the flat copy; it has no bucket
     assert allocate(0, base=low) == allocate(0, base=BF16)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_that_add_up_in_32_bits_are_reduced_in_16(stage):
+    sums = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
+    small, large = (allocate(stage, base=sums, reduce_bucket_size=size) for size in (100, 300))
+    buckets = large.initialize - small.initialize + large.buffers - small.buffers
+    assert buckets == (2 + 2) * 200  # the bucket and the flat copy
 
 
 def test_16_bit_master_copies_alone_leave_the_states_in_32_bits():

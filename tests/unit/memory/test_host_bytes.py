@@ -74,6 +74,15 @@ def test_16_bit_master_copies_halve_the_copies_and_their_gradients() -> None:
         "zero_optimization": {"stage": 3, "offload_optimizer": UNPINNED},
     }
     assert host_bytes(config, profile(), SLOTS, accumulates=False).held == (2 + 8 + 2 + 2) * SHARE
+    sums = {**config, "data_types": {"grad_accum_dtype": "fp32"}}
+    assert host_bytes(sums, profile(), SLOTS, accumulates=False).held == (2 + 8 + 2 + 4) * SHARE
+
+
+def test_micro_batches_add_up_among_the_gradients_of_16_bit_master_copies() -> None:
+    zero = {"stage": 2, "offload_optimizer": UNPINNED}
+    low = {**BF16, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}, "zero_optimization": zero}
+    once, several = (host_bytes(low, profile(), SLOTS, accumulates=each).held for each in (False, True))
+    assert once == several == (2 + 2 + 2 + 8) * SHARE
 
 
 def test_stage_3_locks_the_gradients_of_each_sub_group_by_itself() -> None:

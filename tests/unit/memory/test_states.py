@@ -70,20 +70,38 @@ def test_where_no_section_decides_the_code_s_own_precision_counts():
     assert precision_of({"bf16": {"enabled": True}}, bytes_per_param=4) == HALF
 
 
-def test_formats_of_a_section_that_is_not_enabled_do_not_count():
+def test_16_bit_master_copies_act_whether_their_section_is_enabled_or_not():
+    zero = {"zero_optimization": {"stage": 2}}
+    masters = {"fp16": {"fp16_master_weights_and_grads": True}}
+    mixed = precision_of({**zero, **masters, "bf16": {"enabled": True}}, bytes_per_param=None)
+    assert mixed == Precision(2, True, master_bytes=2, gradient_bytes=2)
+    assert precision_of({**zero, **masters}, bytes_per_param=None) == Precision(4, False, master_bytes=2)
+
+
+@pytest.mark.parametrize("section", ["fp16", "data_types", "zero_optimization"])
+def test_a_section_that_is_left_to_the_code_is_none(section):
+    config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, section: "auto"}
+    assert precision_of(config, bytes_per_param=None) == HALF
+
+
+@pytest.mark.parametrize("name", ["fp32", "float32", "torch.float32", "float"])
+def test_sums_in_32_bits_have_several_names(name):
     config = {
         "zero_optimization": {"stage": 2},
         "bf16": {"enabled": True},
-        "fp16": {"fp16_master_weights_and_grads": True},
+        "data_types": {"grad_accum_dtype": name},
     }
-    assert precision_of(config, bytes_per_param=None) == HALF
+    assert precision_of(config, bytes_per_param=None).gradient_bytes == 4
+    # dsat's formula counts them as wide as they are.
+    low = {**config, "bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+    assert state_bytes(0, 100, 100, precision_of(low, None), 1) == 100 * (2 + 4 + 2 + 4)
 
 
 @pytest.mark.parametrize("offload", [None, "auto", {}, {"device": "none"}])
 def test_sums_in_32_bits_at_stage_1_have_the_gradients_of_the_backward_pass_beside_them(offload):
     zero = {"stage": 1, "offload_optimizer": offload}
     config = {"zero_optimization": zero, "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    assert precision_of(config, bytes_per_param=None) == Precision(2, True, gradient_bytes=2 + 4)
+    assert precision_of(config, bytes_per_param=None) == Precision(2, True, sums_apart=True)
 
 
 def test_offload_at_stage_1_keeps_16_bit_masters_beside_sums_in_32_bits():

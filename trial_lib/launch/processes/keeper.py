@@ -112,7 +112,7 @@ def kill_descendants() -> tuple[set[str], set[int]]:
     """
     held, pids = set[str](), set[int]()
     if not _has_children():
-        # Usually nothing is left. A look through all processes of the host takes 25 ms.
+        # Usually nothing is left, and a look through all processes of the host takes longer.
         return held, pids
     patience = _Patience()
     while not patience.is_over():

@@ -105,12 +105,14 @@ def test_the_leash_ends_a_wait_and_so_does_the_end_of_the_process() -> None:
     assert keeper.wait_on_leash(subprocess.Popen(["false"]), ours) == 1
 
 
-def test_children_that_have_ended_are_told_and_reaped() -> None:
+def test_without_children_it_looks_at_no_process_and_returns_those_that_have_ended() -> None:
     program = (
         "import os, time\n"
         "from trial_lib.launch.processes import keeper\n"
         "keeper.become_subreaper()\n"
+        "looks, keeper.psutil.Process = keeper.psutil.Process, None\n"
         "print(keeper.kill_descendants()[1])\n"
+        "keeper.psutil.Process = looks\n"
         "child = os.fork()\n"
         "if not child: os._exit(0)\n"
         "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
