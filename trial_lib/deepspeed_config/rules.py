@@ -20,6 +20,7 @@ from trial_lib.deepspeed_config.divisibility import (
     unshared_heads,
     unshared_tokens,
 )
+from trial_lib.deepspeed_config.gradient_sums import short_name
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.optimizers import untested_under_zero
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
@@ -190,16 +191,9 @@ def _partial_ratio(setting: Setting) -> str | None:
 
 
 # The spellings that DeepSpeed's `DtypeEnum` (runtime/config.py) accepts for each type.
-_DTYPES = {
-    **dict.fromkeys(("torch.float16", "float16", "half"), "fp16"),
-    **dict.fromkeys(("torch.float32", "float32", "float"), "fp32"),
-    **dict.fromkeys(("torch.bfloat16", "bfloat16"), "bf16"),
-}
-
-
 def _accumulation_dtype_at_stage_0(setting: Setting) -> str | None:
     dtype = setting.section("data_types").get("grad_accum_dtype")
-    is_own = dtype is None or (isinstance(dtype, str) and _DTYPES.get(dtype, dtype) == setting.dtype)
+    is_own = dtype is None or short_name(dtype) == setting.dtype
     return f"{dtype}, not {setting.dtype}" if setting.stage == 0 and not is_own else None
 
 

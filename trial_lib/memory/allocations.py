@@ -109,8 +109,9 @@ class _Case:
 
     @property
     def reduced_size(self) -> int:
-        """Bytes of a gradient that is reduced: in the model's own format, if the configuration sets that."""
-        return self.size if self.settings.precision.master_copies else self.gradient_size
+        """Bytes of a gradient that is reduced: in the format of sums that are apart, else in the model's own."""
+        precision = self.settings.precision
+        return self.size if precision.master_copies and not precision.sums_apart else self.gradient_size
 
     def reduction(self, elements: int | None = None) -> float:
         """Returns the memory of reducing gradients, beside the gradients and their buckets.
@@ -225,8 +226,8 @@ def _sums_apart(case: _Case) -> Allocations:
     sums = case.trainable * case.gradient_size
     # On a CPU the steps write them first.
     filled = sums if case.on_cpu else 0
-    flat = case.gradient_size / case.size * case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS))
-    late = (flat if case.shards > 1 else 0.0) + case.update(case.share)
+    flat = case.reduction(min(case.trainable, _ALLREDUCE_ELEMENTS)) if case.shards > 1 else 0.0
+    late = flat + case.update(case.share)
     gradients = case.trainable * case.size
     return Allocations(
         initialize=case.total * case.size + case.share * case.master + sums,
@@ -244,7 +245,8 @@ def _partitioned_parameters(case: _Case) -> Allocations:
     settings, share, size = case.settings, case.share, case.size
     params_here = case.on_cpu or settings.offload_param == "none"
     parameters = case.total / case.shards * size if params_here else 0
-    # 32-bit parameters were to be their own copy. But stage 3 compares a device with its name, and so copies them too.
+    # 32-bit parameters were to be their own copy. But DeepSpeed compares a device with its name (`zero/stage3.py`
+    # `_create_fp32_partitions`), and so copies them too.
     master = share * case.master if case.states_here else 0
     gradients = share * case.gradient_size if case.states_here else 0
     allocated, written = case.bucket(1) if settings.contiguous_gradients else (0.0, 0.0)

@@ -31,7 +31,7 @@ HOST_KNOBS = frozenset({*_DEFAULTS, "zero_optimization.sub_group_size"})
 
 # The mean growth of sizes that are rounded up to a power of two, if they are spread evenly in their logarithms.
 _ROUNDED_UP = 1 / log(2)
-# With 32-bit master copies (torch/optim/adam.py).
+# Bytes of PyTorch's own Adam for each parameter that it updates, if its master copy has 32 bits (torch/optim/adam.py).
 _TORCH_ADAM_BYTES = 8
 
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from trial_lib.deepspeed_config.gradient_sums import adds_up_in_32_bits, is_bf16_with_32_bit_sums
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.records.result import ModelProfile
 
 GRADIENT_BYTES = MASTER_BYTES = STATE_BYTES = 4
 _ADAM_STATES = 2
-# deepspeed/runtime/config.py `DtypeEnum`.
-_NAMES_OF_32_BITS = ("fp32", "float32", "torch.float32", "float")
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,12 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
     zero = _section(ds_config, "zero_optimization")
     if zero.get("stage") not in (1, 2, 3):
         return precision
-    if _section(ds_config, "data_types").get("grad_accum_dtype") in _NAMES_OF_32_BITS:
+    if adds_up_in_32_bits(ds_config):
         precision = replace(precision, gradient_bytes=GRADIENT_BYTES)
-        offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
-        if bf16.get("enabled") is True and zero["stage"] == 1 and not offloads:
-            # `BF16_Optimizer` has no other formats (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).
-            return replace(precision, sums_apart=True)
+    offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
+    if is_bf16_with_32_bit_sums(ds_config) and zero["stage"] == 1 and not offloads:
+        # `BF16_Optimizer` knows no 16-bit copies.
+        return replace(precision, sums_apart=True)
     # These act whether their section is enabled or not.
     masters = fp16.get("fp16_master_weights_and_grads") is True or bf16.get("bf16_master_weights_and_grads") is True
     states = masters and bf16.get("bf16_optimizer_states") is True

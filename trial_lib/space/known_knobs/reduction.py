@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from trial_lib.deepspeed_config.gradient_sums import is_bf16_with_32_bit_sums
 from trial_lib.space.effects import STAGE_1_2, STAGE_3, Effect, KnownKnob, Surroundings, clamped, switch
-from trial_lib.space.knobs import get_knob
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOADED
 
 _BUCKETS = (1_000_000_000, 100_000_000, 50_000_000, 10_000_000, 1_000_000)
@@ -29,12 +29,6 @@ def _sums_rank_by_rank(here: Surroundings) -> bool:
     return here.own("zero_optimization.use_multi_rank_bucket_allreduce") is False
 
 
-def _accumulates_in_fp32(here: Surroundings) -> bool:
-    dtype = get_knob(here.base_config, "data_types.grad_accum_dtype")
-    is_bf16 = any(get_knob(here.base_config, f"{section}.enabled") is True for section in ("bf16", "bfloat16"))
-    return is_bf16 and dtype in ("fp32", "float32", "float", "torch.float32")
-
-
 def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
     """Returns an effect of the optimizer of stages 1 and 2, which DeepSpeed does not use for some of stage 1.
 
@@ -43,7 +37,7 @@ def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
     """
 
     def holds(here: Surroundings) -> bool:
-        return not _accumulates_in_fp32(here) and (effect.holds is None or effect.holds(here))
+        return not is_bf16_with_32_bit_sums(here.base_config) and (effect.holds is None or effect.holds(here))
 
     said = "at stage 1 bf16 that accumulates in fp32 has an optimizer of its own, which does not read it"
     of_1 = replace(effect, stages=(1,), holds=holds, otherwise=effect.otherwise or said)
