@@ -10,9 +10,10 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.ending import finish, load_report
+from flows.ending import finish
 from flows.experiment import experiment_open, run_experiment
 from flows.interrupts import interrupts
+from flows.load_ahead import load_ahead
 from flows.parameters import checked, shows, work_folder
 from flows.running_study import RunningStudy
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
@@ -29,6 +30,7 @@ from trial_lib.full_experiment.open import full_experiment_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
+from trial_lib.search.methods import METHODS
 from trial_lib.study.answer import ignored_batch_reason
 from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
@@ -249,7 +251,7 @@ def search(study: OpenStudy) -> None:
     """Runs the search to its end, with up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
-    load_report()
+    load_ahead(METHODS[driver.setup.arguments.method].imported_later)
     running: Running = []
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):

@@ -20,10 +20,6 @@ class Progress:
         self._driver = driver
         self._bar: UUID | None = None
         self._next = 0.0
-        with told_if_possible(driver.log):
-            self._bar = create_progress_artifact(
-                self._percent, key="progress", description=f"{driver.setup.arguments.max_trials} trials at most"
-            )
 
     @property
     def _percent(self) -> float:
@@ -43,7 +39,12 @@ class Progress:
         rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
-            if self._bar is not None:
+            if self._bar is None:
+                most = driver.setup.arguments.max_trials
+                self._bar = create_progress_artifact(
+                    self._percent, key="progress", description=f"{most} trials at most"
+                )
+            else:
                 update_progress_artifact(self._bar, self._percent)
             create_table_artifact(
                 [row.for_people() for row in rows[:_ROWS]],

@@ -29,6 +29,7 @@ class Method:
         ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
         confirms_winner: whether it ends with one winner, which is measured again beside the user's configuration.
             Else its answer is the table of its trials, and it has a command of its own.
+        imported_later: modules that it imports between two trials, unless a thread has loaded them ahead.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Method:
     has_batch_policy: bool = False
     ends_hopeless_trials: bool = False
     confirms_winner: bool = True
+    imported_later: tuple[str, ...] = ()
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:
@@ -64,6 +66,7 @@ METHODS = {
             has_catalogue=True,
             has_batch_policy=True,
             ends_hopeless_trials=True,
+            imported_later=("optuna",),
         ),
         Method(
             "asha",
