@@ -1,5 +1,6 @@
 """The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,10 @@ from trial_lib.study.profile.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
+
+# While trials run, other threads import MLflow and the report. After a system call, the thread that runs a trial may
+# wait so long for Python's lock, and the devices wait with it. Python's default is 5 ms.
+_SWITCH_S = 0.0005
 
 Running = list[tuple[Work, TrialFuture]]
 """Running work, with its task runs."""
@@ -98,6 +103,7 @@ def tune_open(running: RunningStudy) -> Flow[..., State[Any]]:
 
 def run_with_restarts(running: RunningStudy) -> State[Any]:
     """Runs a study to its end. A search that fails is resumed `max_search_runner_restarts` times."""
+    sys.setswitchinterval(_SWITCH_S)
     restarts = running.study.driver.setup.arguments.max_search_runner_restarts
     while True:
         try:
