@@ -32,6 +32,7 @@ _STATES = {
     "gradient": (2, "offload_optimizer"),
     "optimizer": (1, "offload_optimizer"),
 }
+_OFFLOADS = ("offload_param", "offload_optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +112,14 @@ class ArmWork:
         self._sizes = pair_of(self._policy, typed.micro_batch)
         costs = prior_costs([_as_arm(arm, typed) for arm in arms])
         self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
+        # Else a core would wait for the last run.
+        self._longest_first = sorted(self._ordered, key=lambda arm: _length(arm, typed), reverse=True)
         self._growths: dict[str, Growth | None] = {}
 
     @property
     def small(self) -> list[WantedRun]:
-        """One run of each arm, the likely ones first."""
-        return [self._run(arm, self._sizes[0]) for arm in self._ordered]
+        """One run of each arm."""
+        return [self._run(arm, self._sizes[0]) for arm in self._longest_first]
 
     @property
     def own_larger(self) -> list[WantedRun]:
@@ -133,14 +136,15 @@ class ArmWork:
             runs: those of `small`, by name.
             processes: runs at once.
         """
-        whole = [arm for arm in self._ordered if not runs[self._name(arm, self._sizes[0])].stopped]
+        whole = [arm for arm in self._longest_first if not runs[self._name(arm, self._sizes[0])].stopped]
         larger = [self._run(arm, size) for size in self._sizes[1:] for arm in whole]
         wider = [self._run(arm, self._sizes[0], other) for other in self._others for arm in whole]
         seconds = [runs[self._name(arm, self._sizes[0])].seconds for arm in whole]
         further = sum(seconds) / max(1, len(seconds)) * len(larger + wider)
         if (sum(run.seconds for run in runs.values()) + further) / processes <= AFFORDABLE_S:
             return larger + wider
-        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(whole)]
+        leaders = self._leaders([arm for arm in self._ordered if arm in whole])
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in leaders]
 
     def _leaders(self, arms: Sequence[PlanArm]) -> list[PlanArm]:
         """Returns one arm of each setting of the program's switches: the user's own, else the first."""
@@ -293,6 +297,13 @@ def _forward_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
         if moment.name == _FORWARD:
             return [(each.kind, each.flops, each.moved) for each in operations]
     return []
+
+
+def _length(arm: PlanArm, typed: ForeseenRun) -> tuple[int, int]:
+    """Returns what the length of an arm's run rises with. At its third stage DeepSpeed works around each module."""
+    devices = [get_knob(arm.knobs, f"zero_optimization.{each}.device") for each in _OFFLOADS]
+    stage = get_knob(arm.knobs, "zero_optimization.stage", typed.stage)
+    return stage, sum(device not in (None, "none") for device in devices)
 
 
 def _as_arm(arm: PlanArm, typed: ForeseenRun) -> Arm:

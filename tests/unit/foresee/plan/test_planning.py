@@ -300,6 +300,19 @@ def test_the_other_run_of_the_users_pair_goes_on_beside_the_first() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("on", [("h100-80gb:8",), ("h100-80gb:8", "a100-40gb:2x8")])
+def test_no_core_waits_long_for_the_last_run_because_the_longest_come_first(on: tuple[str, ...]) -> None:
+    foresee = _Foresees()
+    plan(_problem(*on, processes=1), foresee)
+    lengths: dict[str, list[tuple[int, int]]] = {}
+    for run in foresee.wanted[1:]:
+        # The other size, and the other number of devices, come when one run of each arm is known.
+        arm, other = run.name.split("-mbs")
+        lengths.setdefault(other, []).append((int(arm[1]), arm.count("offload")))
+    assert all(each == sorted(each, reverse=True) for each in lengths.values())
+    assert max(map(len, lengths.values())) > 5
+
+
 def test_on_one_core_the_first_run_is_alone() -> None:
     foresee = _Foresees()
     plan(_problem("h100-80gb:8", processes=1), foresee)
