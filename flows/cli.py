@@ -3,6 +3,7 @@
 import gc
 
 from flows.interrupts import interrupts
+from flows.switch_threads import switch_threads_often
 
 _OBJECTS = 100_000
 
@@ -12,6 +13,7 @@ def main() -> None:
     interrupts.listen()
     # The imports of a command make a million objects, none of which is garbage.
     gc.set_threshold(_OBJECTS)
+    switch_threads_often()
     from flows.command_line import run
 
     run()

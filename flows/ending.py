@@ -20,7 +20,7 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
 
 def _report(study: OpenStudy) -> None:
     """Writes the report. If that fails, the study has still completed."""
-    # A search has loaded it ahead.
+    # If the study has searched, it is loaded already (`load_ahead.py`).
     from trial_lib.report.write_report import write_report
 
     try:

@@ -1,21 +1,22 @@
-"""What a study needs later is loaded in a thread while trials run. No device then waits for an import."""
+"""Loads in a thread, while trials run, what a study imports later. No device then waits for an import of the search."""
 
 import contextlib
+import functools
 import threading
-from collections.abc import Sequence
 from importlib import import_module
 
 
-def load_ahead(modules: Sequence[str]) -> None:
-    """Loads modules, and then what a report needs, in a thread.
+@functools.cache
+def load_ahead(modules: tuple[str, ...]) -> None:
+    """Loads modules, and then what a report needs, in a thread. A later call does nothing.
 
     Args:
-        modules: the names of the modules that the search imports later, as `Method.imported_later` has them.
+        modules: their names, as `Method.loaded_ahead` has them.
     """
     threading.Thread(target=_load, args=(modules,), daemon=True, name="load-ahead").start()
 
 
-def _load(modules: Sequence[str]) -> None:
+def _load(modules: tuple[str, ...]) -> None:
     # What cannot be loaded fails again where it is needed.
     for module in modules:
         with contextlib.suppress(Exception):

@@ -1,6 +1,5 @@
 """The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from flows.interrupts import interrupts
 from flows.load_ahead import load_ahead
 from flows.parameters import checked, shows, work_folder
 from flows.running_study import RunningStudy
+from flows.switch_threads import switch_threads_often
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.confirm import tell_finding, tell_leader
 from tasks.known_winner import tell_since_last, tell_start
@@ -47,10 +47,6 @@ from trial_lib.study.runner import Work, WorkEnd
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
 
-# While trials run, other threads import MLflow and the report. After a system call, the thread that runs a trial may
-# wait so long for Python's lock, and the devices wait with it. Python's default is 5 ms.
-_SWITCH_S = 0.0005
-
 Running = list[tuple[Work, TrialFuture]]
 """Running work, with its task runs."""
 
@@ -77,6 +73,7 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         study_dir: the folder of a study to resume. It replaces all other parameters.
         **arguments: the fields of `StudyArguments`, for a new study.
     """
+    switch_threads_often()
     outlive_worker()
     keep_secrets_from_prefect()
     try:
@@ -103,7 +100,6 @@ def tune_open(running: RunningStudy) -> Flow[..., State[Any]]:
 
 def run_with_restarts(running: RunningStudy) -> State[Any]:
     """Runs a study to its end. A search that fails is resumed `max_search_runner_restarts` times."""
-    sys.setswitchinterval(_SWITCH_S)
     restarts = running.study.driver.setup.arguments.max_search_runner_restarts
     while True:
         try:
@@ -257,11 +253,11 @@ def search(study: OpenStudy) -> None:
     """Runs the search to its end, with up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
-    load_ahead(METHODS[driver.setup.arguments.method].imported_later)
     running: Running = []
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):
             running.append((work, submit(driver, work)))
+        load_ahead(METHODS[driver.setup.arguments.method].loaded_ahead)
         progress.update()
         if not running:
             break

@@ -39,6 +39,11 @@ class Progress:
         rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
+            create_table_artifact(
+                [row.for_people() for row in rows[:_ROWS]],
+                key="leaderboard",
+                description=f"Best first, by {driver.metric}{more}",
+            )
             if self._bar is None:
                 most = driver.setup.arguments.max_trials
                 self._bar = create_progress_artifact(
@@ -46,10 +51,5 @@ class Progress:
                 )
             else:
                 update_progress_artifact(self._bar, self._percent)
-            create_table_artifact(
-                [row.for_people() for row in rows[:_ROWS]],
-                key="leaderboard",
-                description=f"Best first, by {driver.metric}{more}",
-            )
         ended = time.monotonic()
         self._next = ended + (ended - began) / _SHARE

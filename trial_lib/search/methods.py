@@ -29,7 +29,7 @@ class Method:
         ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
         confirms_winner: whether it ends with one winner, which is measured again beside the user's configuration.
             Else its answer is the table of its trials, and it has a command of its own.
-        imported_later: modules that it imports between two trials, unless a thread has loaded them ahead.
+        loaded_ahead: modules that it imports between two trials, if no thread has loaded them while a trial ran.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Method:
     has_batch_policy: bool = False
     ends_hopeless_trials: bool = False
     confirms_winner: bool = True
-    imported_later: tuple[str, ...] = ()
+    loaded_ahead: tuple[str, ...] = ()
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:
@@ -66,7 +66,7 @@ METHODS = {
             has_catalogue=True,
             has_batch_policy=True,
             ends_hopeless_trials=True,
-            imported_later=("optuna",),
+            loaded_ahead=("optuna", "numpy.random"),
         ),
         Method(
             "asha",

@@ -2,12 +2,16 @@
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
 
-from tasks import telling
+from tasks import progress, telling
+from tasks.progress import Progress
 from tasks.telling import is_of_server, say_once, told_if_possible
 
 LOG = logging.getLogger("telling")
@@ -63,3 +67,33 @@ def test_people_are_told_once_that_a_server_is_away_until_it_answers_again(
     assert len(warned) == 2
     assert all("does not answer" in sentence for sentence in warned)
     assert "not recorded" in caplog.text
+
+
+def test_a_search_that_began_while_the_server_was_away_has_its_bar_when_it_is_back(
+    away: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    errors: list[Exception] = [httpx.ConnectError(""), answered(422)]
+
+    def tables(*_: Any, **__: Any) -> None:
+        told.append("table")
+
+    def creates(*_: Any, **__: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        told.append("bar")
+        return uuid4()
+
+    def updates(*_: Any, **__: Any) -> None:
+        told.append("update")
+
+    monkeypatch.setattr(progress, "create_table_artifact", tables)
+    monkeypatch.setattr(progress, "create_progress_artifact", creates)
+    monkeypatch.setattr(progress, "update_progress_artifact", updates)
+    state = SimpleNamespace(results={}, candidates={}, searched=1)
+    setup = SimpleNamespace(arguments=SimpleNamespace(max_trials=8))
+    driver: Any = SimpleNamespace(log=LOG, state=state, setup=setup, metric="throughput")
+    shown = Progress(driver)
+    for _ in range(4):
+        shown.finish()
+    assert told == ["table", "table", "table", "bar", "table", "update"]

@@ -32,7 +32,7 @@ _STATES = {
     "gradient": (2, "offload_optimizer"),
     "optimizer": (1, "offload_optimizer"),
 }
-_OFFLOADS = ("offload_param", "offload_optimizer")
+_OFFLOADS = sorted({section for _, section in _STATES.values()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +112,14 @@ class ArmWork:
         self._sizes = pair_of(self._policy, typed.micro_batch)
         costs = prior_costs([_as_arm(arm, typed) for arm in arms])
         self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
-        # Else a core would wait for the last run.
-        self._longest_first = sorted(self._ordered, key=lambda arm: _length(arm, typed), reverse=True)
+        self._typed = typed
         self._growths: dict[str, Growth | None] = {}
 
     @property
     def small(self) -> list[WantedRun]:
-        """One run of each arm."""
-        return [self._run(arm, self._sizes[0]) for arm in self._longest_first]
+        """One run of each arm. The long ones come first, or a core would wait for the last of them."""
+        longest_first = sorted(self._ordered, key=lambda arm: _duration(arm, self._typed), reverse=True)
+        return [self._run(arm, self._sizes[0]) for arm in longest_first]
 
     @property
     def own_larger(self) -> list[WantedRun]:
@@ -136,15 +136,16 @@ class ArmWork:
             runs: those of `small`, by name.
             processes: runs at once.
         """
-        whole = [arm for arm in self._longest_first if not runs[self._name(arm, self._sizes[0])].stopped]
-        larger = [self._run(arm, size) for size in self._sizes[1:] for arm in whole]
-        wider = [self._run(arm, self._sizes[0], other) for other in self._others for arm in whole]
-        seconds = [runs[self._name(arm, self._sizes[0])].seconds for arm in whole]
-        further = sum(seconds) / max(1, len(seconds)) * len(larger + wider)
-        if (sum(run.seconds for run in runs.values()) + further) / processes <= AFFORDABLE_S:
-            return larger + wider
-        leaders = self._leaders([arm for arm in self._ordered if arm in whole])
-        return [self._run(arm, size) for size in self._sizes[1:] for arm in leaders]
+        whole = [arm for arm in self._ordered if not runs[self._name(arm, self._sizes[0])].stopped]
+        seconds = {arm.label: runs[self._name(arm, self._sizes[0])].seconds for arm in whole}
+        further: list[WantedRun] = []
+        for arm in sorted(whole, key=lambda each: seconds[each.label], reverse=True):
+            further += [self._run(arm, size) for size in self._sizes[1:]]
+            further += [self._run(arm, self._sizes[0], other) for other in self._others]
+        expected = sum(seconds.values()) / max(1, len(seconds)) * len(further)
+        if (sum(run.seconds for run in runs.values()) + expected) / processes <= AFFORDABLE_S:
+            return further
+        return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(whole)]
 
     def _leaders(self, arms: Sequence[PlanArm]) -> list[PlanArm]:
         """Returns one arm of each setting of the program's switches: the user's own, else the first."""
@@ -299,11 +300,11 @@ def _forward_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
     return []
 
 
-def _length(arm: PlanArm, typed: ForeseenRun) -> tuple[int, int]:
-    """Returns what the length of an arm's run rises with. At its third stage DeepSpeed works around each module."""
-    devices = [get_knob(arm.knobs, f"zero_optimization.{each}.device") for each in _OFFLOADS]
-    stage = get_knob(arm.knobs, "zero_optimization.stage", typed.stage)
-    return stage, sum(device not in (None, "none") for device in devices)
+def _duration(arm: PlanArm, typed: ForeseenRun) -> tuple[int, int]:
+    """Returns a key that rises with the seconds of an arm's run. At stage 3 DeepSpeed has hooks on each module."""
+    knobs = _as_arm(arm, typed).knobs
+    devices = [get_knob(knobs, f"zero_optimization.{each}.device") for each in _OFFLOADS]
+    return get_knob(knobs, "zero_optimization.stage", 0), sum(each not in (None, "none") for each in devices)
 
 
 def _as_arm(arm: PlanArm, typed: ForeseenRun) -> Arm:

@@ -300,17 +300,33 @@ def test_the_other_run_of_the_users_pair_goes_on_beside_the_first() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("on", [("h100-80gb:8",), ("h100-80gb:8", "a100-40gb:2x8")])
-def test_no_core_waits_long_for_the_last_run_because_the_longest_come_first(on: tuple[str, ...]) -> None:
-    foresee = _Foresees()
-    plan(_problem(*on, processes=1), foresee)
-    lengths: dict[str, list[tuple[int, int]]] = {}
-    for run in foresee.wanted[1:]:
-        # The other size, and the other number of devices, come when one run of each arm is known.
-        arm, other = run.name.split("-mbs")
-        lengths.setdefault(other, []).append((int(arm[1]), arm.count("offload")))
-    assert all(each == sorted(each, reverse=True) for each in lengths.values())
-    assert max(map(len, lengths.values())) > 5
+_OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize("own", [{"stage": 0}, {"stage": 3, **_OFFLOADED}])
+def test_no_core_waits_long_for_the_last_run_because_long_ones_come_first(own: dict[str, Any]) -> None:
+    foresee = _Foresees(base={**BASE, "zero_optimization": own})
+
+    def length(name: str) -> tuple[int, int]:
+        return int(name[1]), name.count("offload")
+
+    def takes_longer_at_stage_3(run: WantedRun) -> ForeseenRun:
+        stage, offloads = length(run.name)
+        # Fewer offloads take longer here, so what was measured decides as soon as it is known.
+        return replace(foresee(run), seconds=(1 + stage - offloads / 10) / 100)
+
+    base = {**BASE, "zero_optimization": own}
+    plan(_problem("h100-80gb:8", "a100-40gb:2x8", base=base, processes=1), takes_longer_at_stage_3)
+    # The first run is as typed.
+    names = [run.name for run in foresee.wanted[1:]]
+    small = [name for name in names if name.endswith("-mbs1-of16")]
+    further = [name for name in names if name not in small]
+    assert names == [*small, *further]
+    assert small == sorted(small, key=length, reverse=True)
+    seconds = [length(name)[0] - length(name)[1] / 10 for name in further]
+    assert seconds == sorted(seconds, reverse=True)
+    assert len(small) > 5
+    assert {name.split("-mbs")[1] for name in further} == {"2-of16", "1-of8"}
 
 
 def test_on_one_core_the_first_run_is_alone() -> None:
