@@ -190,7 +190,6 @@ def _partial_ratio(setting: Setting) -> str | None:
     return str(ratio) if isinstance(ratio, (int, float)) and ratio < 1.0 else None
 
 
-# The spellings that DeepSpeed's `DtypeEnum` (runtime/config.py) accepts for each type.
 def _accumulation_dtype_at_stage_0(setting: Setting) -> str | None:
     dtype = setting.section("data_types").get("grad_accum_dtype")
     is_own = dtype is None or short_name(dtype) == setting.dtype
