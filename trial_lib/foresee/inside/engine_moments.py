@@ -40,6 +40,7 @@ class EngineMoments:
         self._heap_bytes: int | None = None
         self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
         self._engine: Any = None
+        self._backwards = 0
         self._moment = memory_log.INITIALIZE
         memory.begin(memory_log.INITIALIZE, 0, 0, 0)
 
@@ -68,6 +69,7 @@ class EngineMoments:
             try:
                 return backward(tensor, *args, **kwargs)
             finally:
+                self._backwards += 1
                 self._begin(memory_log.BETWEEN)
 
         _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
@@ -96,6 +98,7 @@ class EngineMoments:
             self._begin(memory_log.BACKWARD)
             with self.in_engine():
                 out = backward(*args, **kwargs)
+            self._backwards += 1
             self._begin(memory_log.BETWEEN)
             return out
 
@@ -104,6 +107,8 @@ class EngineMoments:
             self._begin(memory_log.UPDATE)
             with self.in_engine():
                 out = step(*args, **kwargs)
+            if engine.global_steps > steps:
+                self._backwards = 0
             self._begin(memory_log.BETWEEN)
             if engine.global_steps > steps:
                 self._stepped(engine.global_steps)
@@ -124,14 +129,32 @@ class EngineMoments:
         """Returns a context in which DeepSpeed's own code runs."""
         return _InEngine(self._fake)
 
-    def _begin(self, moment: int) -> None:
+    def _begin(self, moment: int, micro_batch: int | None = None) -> None:
         self._moment = moment
+        step = 0
+        if self._engine is not None:
+            step = self._engine.global_steps + 1
+            micro_batch = self._micro_batch() if micro_batch is None else micro_batch
+        self._memory.begin(moment, step, micro_batch or 0, len(self._operations))
+
+    def _micro_batch(self) -> int:
+        """Returns which micro-batch of the step it is, from 0."""
         engine = self._engine
-        step = micro_batch = 0
-        if engine is not None:
-            step = engine.global_steps + 1
-            micro_batch = engine.micro_steps % engine.gradient_accumulation_steps()
-        self._memory.begin(moment, step, micro_batch, len(self._operations))
+        of_step: int = engine.gradient_accumulation_steps()
+        if _steps_at_the_end_alone(engine):
+            return min(self._backwards, of_step - 1)
+        return int(engine.micro_steps) % of_step
+
+
+def _steps_at_the_end_alone(engine: Any) -> bool:
+    """Returns whether the program calls `step` after the last micro-batch alone, as Accelerate does.
+
+    The engine counts the calls of `step` (`micro_steps`). A program leaves the other calls out if it says itself which
+    micro-batch is the last (`set_gradient_accumulation_boundary` in deepspeed/runtime/engine.py), or if its
+    configuration says that `step` ends the accumulation (`managed_gradient_accumulation`, in newer DeepSpeeds).
+    """
+    manages = getattr(engine, "managed_gradient_accumulation", None)
+    return engine._is_gradient_accumulation_boundary is not None or (manages is not None and not manages())
 
 
 class _InEngine:

@@ -5,6 +5,7 @@ Rank 0 has the first stage. Other stages have other layers, and hold the tensors
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -28,24 +29,42 @@ def is_pipeline(engine: Any) -> bool:
     return hasattr(engine, "_INSTRUCTION_MAP")
 
 
-def watch(engine: Any, begin: Callable[[int], None], stepped: Callable[[int], None]) -> None:
+def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int], None]) -> None:
     """Follows an engine from now on.
+
+    The forward pass of a micro-batch begins before the backward pass of an earlier one has. So each kind of instruction
+    is counted by itself. What follows an instruction belongs to its micro-batch.
 
     Args:
         engine: of a pipeline.
-        begin: begins a moment, by its index in `MOMENTS`.
+        begin: begins a moment, by its index in `MOMENTS` and that of its micro-batch in the step.
         stepped: called after each optimizer step, with the number of steps.
     """
+    executions: Counter[int] = Counter()
+    last = 0
+
+    def micro_batch_of(moment: int) -> int:
+        nonlocal last
+        if moment == memory_log.UPDATE:
+            last = engine.gradient_accumulation_steps() - 1
+        elif moment != memory_log.BETWEEN:
+            last = executions[moment]
+            executions[moment] += 1
+        return last
 
     def watched(instruction: Any, execute: Callable[..., Any]) -> Callable[..., Any]:
         moment = _MOMENTS.get(instruction.__name__, memory_log.BETWEEN)
 
         @functools.wraps(execute)
         def executed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal last
             steps = engine.global_steps
-            begin(moment)
+            begin(moment, micro_batch_of(moment))
             out = execute(*args, **kwargs)
-            begin(memory_log.BETWEEN)
+            if engine.global_steps > steps:
+                executions.clear()
+                last = 0
+            begin(memory_log.BETWEEN, last)
             if engine.global_steps > steps:
                 stepped(engine.global_steps)
             return out
