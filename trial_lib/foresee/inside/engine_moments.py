@@ -1,5 +1,6 @@
 """The parts of a step: forward, backward, update and loading, from the calls of one DeepSpeed engine."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -117,6 +118,8 @@ class EngineMoments:
         engine.forward, engine.backward, engine.step = watched_forward, watched_backward, watched_step
         if pipeline_moments.is_pipeline(engine):
             pipeline_moments.watch(engine, self._begin, self._stepped)
+        else:
+            _shorten_first_step(engine)
         self._begin(memory_log.BETWEEN)
 
     def _note_data(self) -> None:
@@ -144,6 +147,21 @@ class EngineMoments:
         if _steps_at_the_end_alone(engine):
             return min(self._backwards, of_step - 1)
         return int(engine.micro_steps) % of_step
+
+
+def _shorten_first_step(engine: Any) -> None:
+    """Makes the first optimizer step one of a single micro-batch, if the engine itself counts them.
+
+    The first step leaves optimizer states, and the order in which ZeRO 3 gathers parameters. One micro-batch does that,
+    and the second step shows the rest. ZenFlow's updates follow the same count (arXiv 2505.12242), so it stays there.
+
+    Ranks compare that order once, when the second forward pass begins. All other steps are without it.
+    """
+    if not getattr(engine, "zenflow", False):
+        engine.micro_steps = engine.gradient_accumulation_steps() - 1
+    coordinator: Any = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
+    if coordinator is not None:
+        coordinator.assert_ints_same_as_other_ranks = lambda ints: None
 
 
 def _steps_at_the_end_alone(engine: Any) -> bool:
