@@ -90,11 +90,7 @@ def test_states_are_the_closed_form(foreseen, world, stage, precision):
 
 def test_a_record_shows_the_parts_of_each_step(foreseen):
     run = foreseen("transformer.py", {"gradient_accumulation_steps": 2})
-    passes = [
-        (MOMENTS[each.name], each.step, each.micro_batch)
-        for each in run.moments
-        if MOMENTS[each.name] in PASSES
-    ]
+    passes = [(MOMENTS[each.name], each.step, each.micro_batch) for each in run.moments if MOMENTS[each.name] in PASSES]
     # The first step is as short as it can be.
     assert passes == [(name, *place) for place in ((1, 1), (2, 0), (2, 1)) for name in PASSES]
     kinds = {OPERATIONS[each.kind] for each in run.operations}

@@ -106,6 +106,12 @@ class FakeTensors(TorchDispatchMode):
         if func is _DEVICE:
             return args[0]._fake_device
         kwargs = kwargs or {}
+        if "device" in kwargs or "pin_memory" in kwargs:
+            kwargs, is_pinned = pretended_device.as_written(kwargs)
+            if is_pinned:
+                out = self.__torch_dispatch__(func, types, args, kwargs)
+                self._memory.pinned(out)
+                return out
         if types and (self._is_fake[types] if types in self._is_fake else self._has_fake(types)):
             if types in self._refused:
                 return NotImplemented

@@ -11,6 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 NEW, VIEW, SAME, PLAIN = range(4)
+# Torch's own function. A run replaces it for parameters of libraries.
+_make_subclass: Any = torch.Tensor._make_subclass
 _META = torch.device("meta")
 # Arguments of views: numbers, and lists of numbers.
 _OF_VIEWS = {int, bool, type(None), list}
@@ -166,7 +168,7 @@ class Maker:
 
     def fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
         """Returns a fake tensor with the shape and the storage of a tensor on torch's meta device."""
-        tensor = torch.Tensor._make_subclass(
+        tensor: FakeTensor = _make_subclass(
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
         )
         attributes = vars(tensor)

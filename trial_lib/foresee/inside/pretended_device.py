@@ -6,7 +6,7 @@ of their own in the backward pass. A tensor on the host is another tensor, so of
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -109,3 +109,20 @@ def install() -> None:
 def device() -> torch.device:
     """Returns the device of this rank."""
     return torch.device(NAME, 0)
+
+
+def as_written(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Reads the arguments of an operator that makes tensors as a program means them.
+
+    Args:
+        kwargs: of the operator.
+
+    Returns:
+        The arguments, with this device for one of CUDA and without `pin_memory`. Whether the result is page-locked.
+    """
+    read = dict(kwargs)
+    is_pinned = bool(read.pop("pin_memory", False))
+    where = read.get("device")
+    if where is not None and where.type == "cuda":
+        read["device"] = device()
+    return read, is_pinned

@@ -1,23 +1,23 @@
 """Devices as programs write them, in a foreseen run: `"cuda"` is the pretended device.
 
 A program writes `"cuda"`, calls `model.cuda()` and asks `torch.cuda` whether there is a GPU and how much memory it has.
-Each gets the answer of the pretended device. A mode sees calls of torch's Python functions, above autograd.
+Each gets the answer of the pretended device.
 """
 
 import contextlib
-from types import MethodWrapperType
+import functools
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext, _device_constructors
 
 from trial_lib.foresee.inside import pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
+from trial_lib.intercept.stand_in import stand_in
 
-_DATA = torch.Tensor.data
 _WRITTEN = frozenset((str, torch.device))
 # A data-centre GPU as programs see it. Some choose number formats and kernels by it.
 _CAPABILITY = (9, 0)
@@ -36,10 +36,10 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
     # Else torch runs the backward pass of the device in a thread of its own, in which no mode of this one counts.
     torch._C._set_multithreading_enabled(False)
     attention_kernels.install()
-    mode = WrittenDevices(fake)
-    mode.follow_backward_passes()
-    mode.__enter__()  # type: ignore[no-untyped-call]
     _replace_methods(memory)
+    _read_devices_of_data()
+    _read_devices_of_generators()
+    _set_data_between_places(fake)
     torch.utils.swap_tensors = move_into
     # A copy of a fake tensor, as of a layer that a model repeats, belongs to the same mode.
     FakeTensorMode.__deepcopy__ = lambda mode, memo: mode  # type: ignore[attr-defined]
@@ -149,6 +149,9 @@ def _replace_methods(memory: MemoryLog) -> None:
 
     for method in (pin_memory, is_pinned, cuda, record_stream):
         setattr(torch.Tensor, method.__name__, method)
+    # `to` compares devices before it copies.
+    for name in ("to", "new_tensor"):
+        setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name)))
 
 
 def _with_own_device(module: Any, name: str) -> None:
@@ -170,66 +173,75 @@ def _own(device: Any) -> Any:
     return device
 
 
-class WrittenDevices(TorchFunctionMode):
-    """Turns devices that a program has written into the pretended one, and notes pinned memory.
+def _read_devices_of_data() -> None:
+    """Replaces the functions that make tensors of a program's numbers.
 
-    Args:
-        fake: the mode of the run.
+    The mode of the run sees all others when they make a tensor. These look for the device before. So would the device
+    of `with torch.device(...)` and of `torch.set_default_device`, which torch adds to a call.
     """
+    # Torch's table of functions that get a default device. It is made once, and has to have the functions themselves.
+    _device_constructors()
+    builtin: Any = torch.jit._builtins
+    for name in ("tensor", "as_tensor", "asarray"):
+        original = getattr(torch, name)
+        reading = _reading(original)
+        operator = builtin._find_builtin(original)
+        if operator is not None:
+            # A function that the program compiles by TorchScript may call it.
+            builtin._register_builtin(reading, operator)
+        stand_in(name, original, reading)
+        # DeepSpeed's own copy (deepspeed/runtime/zero/partition_parameters.py).
+        stand_in(f"_orig_torch_{name}", original, reading)
+    enter: Any = DeviceContext.__init__
 
-    def __init__(self, fake: FakeTensors) -> None:
-        super().__init__()
-        self._fake = fake
+    def init(context: DeviceContext, device: Any) -> None:
+        """Replaces `DeviceContext.__init__`."""
+        enter(context, _own(device))
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Answers one call of torch's."""
-        # A run has half a million such calls, so the common ones come first.
-        if type(func) is MethodWrapperType:
-            # It reads or sets an attribute of a tensor.
-            if func.__self__ is _DATA and func.__name__ == "__set__":
-                return self._set_data(func, *args)
-            return func(*args)
+    DeviceContext.__init__ = init  # type: ignore[method-assign, assignment]
+
+
+def _reading(original: Any) -> Any:
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
         if not _WRITTEN.isdisjoint(map(type, args)):
             args = tuple(map(_own, args))
-        if not kwargs:
-            return func(*args)
-        is_pinned = False
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _own(kwargs["device"])}
-        if kwargs.get("pin_memory") and func is not torch.Tensor.pin_memory:
-            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-            is_pinned = True
-        made = func(*args, **kwargs)
-        if is_pinned and isinstance(made, FakeTensor):
-            made.pin_memory()
-        return made
+            kwargs["device"] = _own(kwargs["device"])
+        # Data stays as it is: it is real, and small.
+        kwargs.pop("pin_memory", None)
+        return original(*args, **kwargs)
 
-    def follow_backward_passes(self) -> None:
-        """Stays on in backward passes, in which checkpointed parts of the program run again. Call it once.
+    return function
 
-        Torch switches a mode off while it answers a call, and a backward pass is one. Without it those parts would get
-        other kernels than in the forward pass.
-        """
-        run: Any = torch.autograd.graph._engine_run_backward
 
-        def run_with_mode(*args: Any, **kwargs: Any) -> Any:
-            if self in _get_current_function_mode_stack():
-                return run(*args, **kwargs)
-            with self:
-                return run(*args, **kwargs)
+def _read_devices_of_generators() -> None:
+    """Replaces `torch.Generator` by one of the host. Its numbers are no part of a foreseen run."""
+    original = torch.Generator
 
-        for module in (torch.autograd, torch.autograd.graph):
-            setattr(module, "_engine_run_backward", run_with_mode)  # noqa: B010 - torch exports no such name
+    class Kind(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
 
-    def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
-        """Sets `tensor.data`, also from one place to another. Torch refuses that for a device of another maker."""
+    class Generator(metaclass=Kind):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return original()
+
+    torch.Generator = Generator  # type: ignore[misc]
+
+
+def _set_data_between_places(fake: FakeTensors) -> None:
+    """Lets `tensor.data = other` go from one place to another. Torch refuses that for a device of another maker."""
+    data: Any = torch.Tensor.data
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if isinstance(tensor, FakeTensor) == isinstance(value, FakeTensor) and tensor.device.type == value.device.type:
-            func(tensor, value)
+            data.__set__(tensor, value)
             return
-        fake = value.detach() if isinstance(value, FakeTensor) else self._fake.to_fake(value.detach(), value.device)
-        move_into(tensor, fake.requires_grad_(tensor.requires_grad))
+        made = value.detach() if isinstance(value, FakeTensor) else fake.to_fake(value.detach(), value.device)
+        move_into(tensor, made.requires_grad_(tensor.requires_grad))
+
+    torch.Tensor.data = property(data.__get__, set_data)  # type: ignore[assignment]
 
 
 def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:

@@ -1,0 +1,111 @@
+"""A foreseen program may write its device in each way that torch knows. All of them mean the pretended one."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.launch.program import Program
+from trial_lib.wire.foreseen_run import PLACES
+
+_PROGRAM = """
+import argparse
+
+import deepspeed
+import torch
+from torch import nn, zeros
+from torch.utils.checkpoint import checkpoint
+
+parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+parser.add_argument("--local_rank", type=int, default=0)
+arguments = parser.parse_args()
+seen, here = [], torch.device("cuda", 0)
+
+
+@torch.jit.script
+def scripted(x):
+    return torch.tensor([1.0], device=x.device) + torch.zeros([1], device=x.device)
+
+
+def tensors(x):
+    yield x.to("cuda").to(device="cuda:0").to("cuda", torch.float32).to(here)
+    yield torch.zeros(4).cuda()
+    yield torch.zeros(4, device="cuda")
+    yield torch.arange(4, device=here)
+    yield zeros(4, device="cuda")
+    yield torch.zeros_like(torch.zeros(4), device="cuda")
+    yield torch.zeros(4).new_zeros(4, device="cuda:0")
+    yield torch.zeros(4).new_tensor([1.0], device="cuda")
+    yield torch.tensor([1.0, 2.0], device="cuda")
+    yield torch.tensor([1.0, 2.0], pin_memory=True).to("cuda", non_blocking=True)
+    yield torch.as_tensor([1.0, 2.0], device="cuda")
+    yield torch.asarray([1.0, 2.0], device="cuda")
+    yield torch.fft.fftfreq(4, device="cuda")
+    yield torch.signal.windows.hann(4, device="cuda")
+    yield torch.normal(0.0, 1.0, (4,), device="cuda")
+    yield torch.randn(4, device="cuda", generator=torch.Generator(device="cuda"))
+    yield torch.randn(4, generator=torch.Generator(engine.device)).to("cuda")
+    yield torch.ops.aten.zeros([4], device="cuda")
+    yield scripted(x)
+    with torch.device("cuda"):
+        yield torch.zeros(4)
+        yield torch.tensor([1.0])
+        yield nn.Linear(4, 4).weight
+    moved = torch.zeros(4)
+    moved.data = moved.data.to("cuda")
+    yield moved
+    yield nn.Linear(4, 4, device="cuda").weight
+    yield nn.Linear(4, 4).to("cuda").weight
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(self.part, x, use_reentrant=False)
+
+    def part(self, x):
+        seen.append({each.device for each in tensors(x)})
+        return self.layer(x)
+
+
+model = Model()
+engine, *_ = deepspeed.initialize(args=arguments, model=model, model_parameters=model.parameters())
+assert isinstance(torch.default_generator, torch.Generator)
+pinned = torch.zeros(1024, device=engine.device).new_zeros(2048, device="cpu", pin_memory=True)
+assert pinned.is_pinned()
+torch.set_default_device("cuda")
+for _ in range(2):
+    before = len(seen)
+    x = torch.randn(4, 8)
+    engine.backward(engine(x).pow(2).mean())
+    assert len(seen) == before + 2, "once in the forward pass, and again in the backward pass"
+    assert seen[-1] == seen[-2] == {engine.device}, seen
+    engine.step()
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_each_way_to_write_a_device_means_the_pretended_one(tmp_path, stage):
+    (tmp_path / "train.py").write_text(_PROGRAM)
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+    (tmp_path / "ds_config.json").write_text(json.dumps({**config, "zero_optimization": {"stage": stage}}))
+    program = Program(
+        interpreter=sys.executable,
+        target={"script": "train.py"},
+        arguments=["--deepspeed_config", "ds_config.json"],
+        passes_local_rank=False,
+        model_dir=tmp_path,
+        environment=dict(os.environ),
+    )
+    starter = starter_for(program, tmp_path / "server", print)
+    try:
+        run = foresee(program, {}, Pretended(world=2, ranks_per_host=2), tmp_path / "run", starter, deadline_s=120.0)
+    finally:
+        starter.close()
+    assert run.stopped == ""
+    assert [each.size for each in run.storages if PLACES[each.place] == "pinned"].count(8192) == 1
