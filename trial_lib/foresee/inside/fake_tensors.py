@@ -115,7 +115,7 @@ class FakeTensors(TorchDispatchMode):
         if types and (self._is_fake[types] if types in self._is_fake else self._has_fake(types)):
             if types in self._refused:
                 return NotImplemented
-            # In a backward pass each look at a tensor would ask the modes that see Python's calls.
+            # A default device is a mode of Python's calls (torch.utils._device), which would see each look at a tensor.
             with torch._C.DisableTorchFunction():
                 return self._fake(func, types, args, kwargs)
         if types:
