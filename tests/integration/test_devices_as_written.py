@@ -7,16 +7,19 @@ import sys
 import pytest
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.time.work import step_of
 from trial_lib.launch.program import Program
-from trial_lib.wire.foreseen_run import PLACES
+from trial_lib.wire.foreseen_run import OPERATIONS, PLACES
 
 _PROGRAM = """
 import argparse
+import pickle
 
 import deepspeed
 import torch
 from torch import nn, zeros
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
 parser.add_argument("--local_rank", type=int, default=0)
@@ -70,14 +73,18 @@ class Model(nn.Module):
 
     def part(self, x):
         seen.append({each.device for each in tensors(x)})
-        return self.layer(x)
+        heads = self.layer(x).to(torch.bfloat16).view(4, 1, 1, 8)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads).view(4, 8).float()
 
 
 model = Model()
 engine, *_ = deepspeed.initialize(args=arguments, model=model, model_parameters=model.parameters())
 assert isinstance(torch.default_generator, torch.Generator)
+assert isinstance(pickle.loads(pickle.dumps(torch.Generator())), torch.Generator)
 pinned = torch.zeros(1024, device=engine.device).new_zeros(2048, device="cpu", pin_memory=True)
 assert pinned.is_pinned()
+pins = DataLoader(range(4), batch_size=4, collate_fn=lambda each: torch.zeros(4, pin_memory=True))
+assert next(iter(pins)).shape == (4,)
 torch.set_default_device("cuda")
 for _ in range(2):
     before = len(seen)
@@ -108,4 +115,11 @@ def test_each_way_to_write_a_device_means_the_pretended_one(tmp_path, stage):
     finally:
         starter.close()
     assert run.stopped == ""
+    # Parts that run again in the backward pass take the same kernel.
+    of_attention = [
+        sum(OPERATIONS[one.kind].endswith("attention") for one in each.operations)
+        for each in step_of(run).last
+        if each.moment in ("forward", "backward")
+    ]
+    assert of_attention == [1, 2]
     assert [each.size for each in run.storages if PLACES[each.place] == "pinned"].count(8192) == 1

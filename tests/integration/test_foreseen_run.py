@@ -12,7 +12,6 @@ import pytest
 from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
-from trial_lib.foresee.time.work import step_of
 from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
 
@@ -92,40 +91,9 @@ def test_a_record_shows_the_parts_of_each_step(foreseen):
     run = foreseen("transformer.py", {"gradient_accumulation_steps": 2})
     passes = [(MOMENTS[each.name], each.step, each.micro_batch) for each in run.moments if MOMENTS[each.name] in PASSES]
     # The first step is as short as it can be.
-    assert passes == [(name, *place) for place in ((1, 1), (2, 0), (2, 1)) for name in PASSES]
+    assert passes == [(name, *place) for place in ((1, 0), (2, 0), (2, 1)) for name in PASSES]
     kinds = {OPERATIONS[each.kind] for each in run.operations}
     assert {"matmul", "norm", "embedding", "update", "all_reduce"} <= kinds
-
-
-def micro_batches_of_a_step(run):
-    """The forward passes, and the backward passes, of each micro-batch in the step that stands for all others."""
-    step = step_of(run)
-    assert not step.repeated
-    return [
-        [sum(each.moment == name and each.micro_batch == number for each in step.last) for name in PASSES]
-        for number in sorted({each.micro_batch for each in step.last})
-    ]
-
-
-@pytest.mark.parametrize("arguments", [["trainer.py", "--deepspeed", "ds_auto.json"], ["accelerated.py"]])
-def test_a_step_of_accelerate_has_its_micro_batches_once(starter, tmp_path, arguments):
-    # Accelerate calls `step` of the engine after the last of them alone.
-    name, *options = arguments
-    program = program_named(name, *options, folder=PROGRAMS / "any")
-    if not options:
-        program.environment.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="1")
-        program.environment.update(ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3")
-    overrides = {"gradient_accumulation_steps": 3, "train_micro_batch_size_per_gpu": 1}
-    run = foresee(program, overrides, Pretended(world=2, ranks_per_host=2), tmp_path / "run", starter, deadline_s=120.0)
-    assert run.stopped == ""
-    assert micro_batches_of_a_step(run) == [[1, 1]] * 3
-
-
-def test_a_step_of_a_pipeline_has_its_micro_batches_once(foreseen, tmp_path):
-    (tmp_path / "stages.py").write_text(_STAGES)
-    (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
-    run = foreseen("stages.py", {"gradient_accumulation_steps": 3}, world=4, folder=tmp_path)
-    assert micro_batches_of_a_step(run) == [[1, 1]] * 3
 
 
 def test_stage_3_gathers_parameters_on_a_stream_of_its_own(foreseen):

@@ -1,12 +1,13 @@
 """The parts of a step: forward, backward, update and loading, from the calls of one DeepSpeed engine."""
 
+import functools
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trial_lib.foresee.inside import memory_log, pipeline_moments
@@ -41,14 +42,17 @@ class EngineMoments:
         self._heap_bytes: int | None = None
         self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
         self._engine: Any = None
+        # Of this step so far, and whether a forward pass still waits for its own.
         self._backwards = 0
+        self._waits = False
+        self._has_short_step = False
+        self._of_pipeline: int | None = None
         self._moment = memory_log.INITIALIZE
         memory.begin(memory_log.INITIALIZE, 0, 0, 0)
 
     def install(self) -> None:
         """Follows data loaders, and backward passes that bypass the engine. Call it once."""
         fetch: Any = _BaseDataLoaderIter.__next__
-        backward: Any = torch.Tensor.backward
 
         def next_batch(iterator: Any) -> Any:
             before = self._moment
@@ -56,25 +60,29 @@ class EngineMoments:
             started = time.perf_counter()
             try:
                 # What a loader does is real, and worker processes know no mode.
-                with _disable_current_modes():
+                with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
                     return fetch(iterator)
             finally:
                 if self._engine is not None:
                     self.loading_s.append(time.perf_counter() - started)
                 self._begin(memory_log.INITIALIZE if before == memory_log.INITIALIZE else memory_log.BETWEEN)
 
-        def tensor_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._moment != memory_log.FORWARD:
-                return backward(tensor, *args, **kwargs)
-            self._begin(memory_log.BACKWARD)
-            try:
-                return backward(tensor, *args, **kwargs)
-            finally:
-                self._backwards += 1
-                self._begin(memory_log.BETWEEN)
+        def watched(backward: Any) -> Any:
+            @functools.wraps(backward)
+            def pass_back(*args: Any, **kwargs: Any) -> Any:
+                if self._moment == memory_log.BACKWARD or not self._waits:
+                    return backward(*args, **kwargs)
+                self._begin(memory_log.BACKWARD)
+                try:
+                    return backward(*args, **kwargs)
+                finally:
+                    self._passed_back()
+
+            return pass_back
 
         _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
-        torch.Tensor.backward = tensor_backward  # type: ignore[method-assign, assignment]
+        torch.Tensor.backward = watched(torch.Tensor.backward)  # type: ignore[method-assign]
+        torch.autograd.backward = watched(torch.autograd.backward)
 
     def watch(self, engine: Any) -> None:
         """Follows an engine from now on."""
@@ -92,6 +100,7 @@ class EngineMoments:
                 tokens = tokens_per_row([args, kwargs])
                 self.tokens = self.tokens if tokens is None else tokens
                 self._begin(memory_log.FORWARD)
+                self._waits = True
                 self._note_data()
             return forward(*args, **kwargs)
 
@@ -99,8 +108,7 @@ class EngineMoments:
             self._begin(memory_log.BACKWARD)
             with self.in_engine():
                 out = backward(*args, **kwargs)
-            self._backwards += 1
-            self._begin(memory_log.BETWEEN)
+            self._passed_back()
             return out
 
         def watched_step(*args: Any, **kwargs: Any) -> Any:
@@ -119,7 +127,8 @@ class EngineMoments:
         if pipeline_moments.is_pipeline(engine):
             pipeline_moments.watch(engine, self._begin, self._stepped)
         else:
-            _shorten_first_step(engine)
+            self._shorten_first_step()
+        _leave_out_comparison()
         self._begin(memory_log.BETWEEN)
 
     def _note_data(self) -> None:
@@ -132,33 +141,64 @@ class EngineMoments:
         """Returns a context in which DeepSpeed's own code runs."""
         return _InEngine(self._fake)
 
+    def _shorten_first_step(self) -> None:
+        """Makes the first optimizer step one of a single micro-batch, if the engine itself counts them.
+
+        The first step leaves optimizer states, and the order in which ZeRO 3 gathers parameters. One micro-batch does
+        that, and the second step shows the rest.
+
+        A program may count micro-batches itself, and tell the engine which of them exchange no gradients (`no_sync`).
+        Its first step stays whole. So does that of ZenFlow, whose updates follow the engine's count
+        (deepspeed/runtime/zenflow/engine.py).
+        """
+        engine = self._engine
+        if getattr(engine, "zenflow", False):
+            return
+        self._has_short_step = True
+        engine.micro_steps = engine.gradient_accumulation_steps() - 1
+        without_exchange: Any = getattr(engine, "no_sync", None)
+
+        def no_sync() -> Any:
+            if self._has_short_step and engine.global_steps == 0:
+                self._has_short_step = False
+                engine.micro_steps = 0
+            return without_exchange()
+
+        if without_exchange is not None:
+            engine.no_sync = no_sync
+
+    def _passed_back(self) -> None:
+        self._backwards += self._waits
+        self._waits = False
+        self._begin(memory_log.BETWEEN)
+
     def _begin(self, moment: int, micro_batch: int | None = None) -> None:
         self._moment = moment
-        step = 0
+        if micro_batch is not None:
+            self._of_pipeline = micro_batch
+        step = number = 0
         if self._engine is not None:
-            step = self._engine.global_steps + 1
-            micro_batch = self._micro_batch() if micro_batch is None else micro_batch
-        self._memory.begin(moment, step, micro_batch or 0, len(self._operations))
+            step, number = self._engine.global_steps + 1, self._micro_batch()
+        self._memory.begin(moment, step, number, len(self._operations))
 
     def _micro_batch(self) -> int:
         """Returns which micro-batch of the step it is, from 0."""
+        if self._of_pipeline is not None:
+            return self._of_pipeline
         engine = self._engine
         of_step: int = engine.gradient_accumulation_steps()
         if _steps_at_the_end_alone(engine):
             return min(self._backwards, of_step - 1)
+        if self._has_short_step and engine.global_steps == 0:
+            return 0
         return int(engine.micro_steps) % of_step
 
 
-def _shorten_first_step(engine: Any) -> None:
-    """Makes the first optimizer step one of a single micro-batch, if the engine itself counts them.
+def _leave_out_comparison() -> None:
+    """Leaves out that ranks compare the order in which ZeRO 3 gathers parameters, until it is complete.
 
-    The first step leaves optimizer states, and the order in which ZeRO 3 gathers parameters. One micro-batch does that,
-    and the second step shows the rest. ZenFlow's updates follow the same count (arXiv 2505.12242), so it stays there.
-
-    Ranks compare that order once, when the second forward pass begins. All other steps are without it.
+    In a run that would be in the second step, which stands for all others. They are without it.
     """
-    if not getattr(engine, "zenflow", False):
-        engine.micro_steps = engine.gradient_accumulation_steps() - 1
     coordinator: Any = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
     if coordinator is not None:
         coordinator.assert_ints_same_as_other_ranks = lambda ints: None
@@ -185,3 +225,10 @@ class _InEngine:
 
     def __exit__(self, *error: object) -> None:
         self._fake.in_engine = self._before
+
+
+class _Unpinned(TorchDispatchMode):
+    """Makes tensors that are not page-locked, because the pretended device locks no pages. They are real, and small."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})

@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 NEW, VIEW, SAME, PLAIN = range(4)
-# Torch's own function. A run replaces it for parameters of libraries.
+# Torch's own. A run replaces both for programs.
 _make_subclass: Any = torch.Tensor._make_subclass
+_GENERATOR = torch.Generator
 _META = torch.device("meta")
 # Arguments of views: numbers, and lists of numbers.
 _OF_VIEWS = {int, bool, type(None), list}
@@ -106,7 +107,7 @@ def _add(values: Sequence[Any], parts: list[Any], tensors: list[torch.Tensor], w
         elif kind is list or kind is tuple:
             parts.append(len(value))
             _add(value, parts, tensors, with_offset)
-        elif kind is torch.Generator:
+        elif kind is _GENERATOR:
             continue
         elif isinstance(value, (bool, int, float, torch.Size)):
             parts.append(kind)

@@ -58,6 +58,9 @@ def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int
         @functools.wraps(execute)
         def executed(*args: Any, **kwargs: Any) -> Any:
             nonlocal last
+            if not torch.is_grad_enabled():
+                # An evaluation executes the same instructions.
+                return execute(*args, **kwargs)
             steps = engine.global_steps
             begin(moment, micro_batch_of(moment))
             out = execute(*args, **kwargs)

@@ -91,7 +91,7 @@ def _sum_over_ranks() -> None:
         """Replaces `torch.distributed.all_reduce`."""
         nonlocal is_inside
         if is_inside:
-            # The original asks torch's modes, which call the function of this name once more.
+            # A default device is a mode of Python's calls, so the original calls the function of this name once more.
             return original(tensor, op, group, async_op)
         is_inside = True
         try:

@@ -1,7 +1,8 @@
 """Devices as programs write them, in a foreseen run: `"cuda"` is the pretended device.
 
 A program writes `"cuda"`, calls `model.cuda()` and asks `torch.cuda` whether there is a GPU and how much memory it has.
-Each gets the answer of the pretended device.
+Each gets the answer of the pretended device. When an operator makes a tensor, the mode of the run reads the device
+(`pretended_device.as_written`). This module has the functions that would fail before.
 """
 
 import contextlib
@@ -149,7 +150,7 @@ def _replace_methods(memory: MemoryLog) -> None:
 
     for method in (pin_memory, is_pinned, cuda, record_stream):
         setattr(torch.Tensor, method.__name__, method)
-    # `to` compares devices before it copies.
+    # The mode sees a copy alone. `to` compares devices before it copies, and `new_tensor` looks for its device.
     for name in ("to", "new_tensor"):
         setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name)))
 
@@ -174,12 +175,12 @@ def _own(device: Any) -> Any:
 
 
 def _read_devices_of_data() -> None:
-    """Replaces the functions that make tensors of a program's numbers.
+    """Replaces the functions that make tensors of a program's numbers, because they look for the device themselves.
 
-    The mode of the run sees all others when they make a tensor. These look for the device before. So would the device
-    of `with torch.device(...)` and of `torch.set_default_device`, which torch adds to a call.
+    Torch adds a default device (`with torch.device(...)`, `torch.set_default_device`) to a call of such a function only
+    after that. So a default device is read when the program sets it.
     """
-    # Torch's table of functions that get a default device. It is made once, and has to have the functions themselves.
+    # Torch's table of the functions that get a default device has to have the original ones, and is made once.
     _device_constructors()
     builtin: Any = torch.jit._builtins
     for name in ("tensor", "as_tensor", "asarray"):
@@ -224,10 +225,13 @@ def _read_devices_of_generators() -> None:
             return isinstance(instance, original)
 
     class Generator(metaclass=Kind):
+        # By these a generator is pickled.
+        __module__, __qualname__ = "torch", "Generator"
+
         def __new__(cls, device: Any = "cpu") -> Any:
             return original()
 
-    torch.Generator = Generator  # type: ignore[misc]
+    stand_in("Generator", original, Generator)
 
 
 def _set_data_between_places(fake: FakeTensors) -> None:

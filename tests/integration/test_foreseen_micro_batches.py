@@ -1,0 +1,163 @@
+"""The step of a foreseen run that stands for all others has each micro-batch once, however a program accumulates."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.time.work import step_of
+from trial_lib.launch.program import Program
+from trial_lib.wire.foreseen_run import OPERATIONS
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+ACCUMULATION = 3
+BASE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": ACCUMULATION,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+}
+
+
+def program_named(name, *arguments, folder=PROGRAMS, **variables):
+    return Program(
+        interpreter=sys.executable,
+        target={"script": name},
+        arguments=list(arguments),
+        passes_local_rank=False,
+        model_dir=folder,
+        environment={**os.environ, **variables},
+    )
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    started = starter_for(program_named("toy.py"), tmp_path_factory.mktemp("server"), print)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def step(starter, tmp_path):
+    """Foresees a program, and returns the step. Source code is a program that takes a configuration."""
+
+    def run(program, overrides=None, world=2):
+        if isinstance(program, str):
+            (tmp_path / "train.py").write_text(program)
+            (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
+            (tmp_path / "ds_config.json").write_text(json.dumps(BASE))
+            program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
+        pretended = Pretended(world=world, ranks_per_host=world)
+        found = foresee(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
+        assert found.stopped == ""
+        return step_of(found)
+
+    return run
+
+
+def passes(step):
+    """The forward passes, and the backward passes, of each micro-batch."""
+    assert not step.repeated
+    return [
+        [sum(each.moment == name and each.micro_batch == number for each in step.last) for name in PASSES]
+        for number in sorted({each.micro_batch for each in step.last})
+    ]
+
+
+PASSES = ("forward", "backward")
+ONCE = [[1, 1]] * ACCUMULATION
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"}
+ACCUMULATES = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(ACCUMULATION)}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        program_named("trainer.py", "--deepspeed", "ds_auto.json", folder=PROGRAMS / "any"),
+        program_named("accelerated.py", folder=PROGRAMS / "any", **DEEPSPEED, **ACCUMULATES),
+    ],
+    ids=["trainer", "accelerate"],
+)
+def test_of_accelerate_which_steps_after_the_last_alone(step, program):
+    overrides = {"gradient_accumulation_steps": ACCUMULATION, "train_micro_batch_size_per_gpu": 1}
+    assert passes(step(program, overrides)) == ONCE
+
+
+_PIPELINE = """
+import deepspeed
+import torch.nn.functional as F
+from deepspeed.pipe import PipelineModule
+from torch import nn
+from toy import CLASSES, FEATURES, batches, parse_arguments
+
+args = parse_arguments(width=16)
+deepspeed.init_distributed()
+layers = [nn.Linear(FEATURES, 16), nn.Linear(16, 16), nn.Linear(16, CLASSES)]
+model = PipelineModule(layers, num_stages=2, loss_fn=F.cross_entropy)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+data = batches(engine.train_micro_batch_size_per_gpu(), engine.device)
+for _ in range(args.steps):
+    engine.train_batch(data)
+    if {evaluates}:
+        engine.eval_batch(data)
+"""
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_of_a_pipeline(step, evaluates):
+    assert passes(step(_PIPELINE.format(evaluates=evaluates), world=4)) == ONCE
+
+
+# What the program does with each micro-batch.
+_LOOP = """
+import contextlib
+
+import deepspeed
+import torch
+import torch.nn.functional as F
+from toy import batches, parse_arguments, small_model
+
+args = parse_arguments()
+model = small_model()
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+for number, (inputs, labels) in enumerate(batches(engine.train_micro_batch_size_per_gpu(), engine.device)):
+    is_last = (number + 1) % 3 == 0
+    {does}
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "settings"),
+    [
+        ("engine.backward(F.cross_entropy(engine(inputs), labels)); engine.step()", {}),
+        (
+            "engine.set_gradient_accumulation_boundary(is_last); F.cross_entropy(engine(inputs), labels).backward()\n"
+            "    if is_last: engine.step()",
+            {},
+        ),
+        (
+            "torch.autograd.backward(F.cross_entropy(engine(inputs), labels))\n    if is_last: engine.step()",
+            {"managed_gradient_accumulation": False},
+        ),
+        (
+            "with contextlib.nullcontext() if is_last else engine.no_sync():\n"
+            "        engine.backward(F.cross_entropy(engine(inputs), labels))\n"
+            "    engine.step()",
+            {},
+        ),
+    ],
+    ids=["managed", "own boundary", "unmanaged", "no_sync"],
+)
+def test_of_a_loop(step, does, settings):
+    found = step(_LOOP.format(does=does), {"zero_optimization": {"stage": 1}, **settings})
+    assert passes(found) == ONCE
+    # Gradients are exchanged once, after the last micro-batch.
+    exchanging = [
+        each.micro_batch
+        for each in found.last
+        for one in each.operations
+        if OPERATIONS[one.kind] in ("all_reduce", "reduce_scatter", "reduce") and one.moved > 1000
+    ]
+    assert set(exchanging) == {ACCUMULATION - 1}
