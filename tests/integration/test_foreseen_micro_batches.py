@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.memory.live_bytes import live_bytes
+from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
 from trial_lib.foresee.time.work import step_of
 from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import OPERATIONS
@@ -40,8 +42,14 @@ def starter(tmp_path_factory):
 
 
 @pytest.fixture
-def step(starter, tmp_path):
-    """Foresees a program, and returns the step. Source code is a program that takes a configuration."""
+def step(foreseen):
+    """Foresees a program, and returns the step."""
+    return lambda *args, **kwargs: step_of(foreseen(*args, **kwargs))
+
+
+@pytest.fixture
+def foreseen(starter, tmp_path):
+    """Foresees a program. Source code is a program that takes a configuration."""
 
     def run(program, overrides=None, world=2):
         if isinstance(program, str):
@@ -52,7 +60,7 @@ def step(starter, tmp_path):
         pretended = Pretended(world=world, ranks_per_host=world)
         found = foresee(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
         assert found.stopped == ""
-        return step_of(found)
+        return found
 
     return run
 
@@ -108,6 +116,19 @@ for _ in range(args.steps):
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_of_a_pipeline(step, evaluates):
     assert passes(step(_PIPELINE.format(evaluates=evaluates), world=4)) == ONCE
+
+
+def test_a_plans_run_of_a_pipeline_has_the_peak_of_a_longer_step(foreseen):
+    """The first of three stages holds the activations of three micro-batches, beside the gradients of others."""
+    source = _PIPELINE.format(evaluates=False).replace("num_stages=2", "num_stages=3")
+
+    def peak(micro_batches):
+        overrides = {"gradient_accumulation_steps": micro_batches, "train_micro_batch_size_per_gpu": 64}
+        return live_bytes(foreseen(source, overrides, world=3)).peak
+
+    shown = micro_batches_of_a_run(8, pipeline_stages=3)
+    assert shown < 8
+    assert peak(shown) == peak(8) > peak(shown - 1)
 
 
 # What the program does with each micro-batch.

@@ -154,7 +154,7 @@ def test_a_pipeline_has_the_parameters_of_all_its_stages(foreseen, tmp_path):
     (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
     run = foreseen("stages.py", {"zero_optimization": {"stage": 1}}, world=4, folder=tmp_path)
     assert run.stopped == ""
-    assert run.is_pipeline
+    assert (run.is_pipeline, run.pipeline_stages) == (True, 2)
     assert (run.replicas, run.parameters) == (2, 24 * 16 + 16 + 16 * 16 + 16 + 16 * 16 + 16 * 8 + 8)
     assert "first of 2 stages" in run.notes[0]
     assert not foreseen("transformer.py", {}).is_pipeline

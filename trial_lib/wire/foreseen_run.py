@@ -146,6 +146,7 @@ class ForeseenRun:
         ds_config: the configuration of the engine that trains.
         stage: the ZeRO stage of that engine.
         is_pipeline: whether the model is a pipeline, of which this is the first stage.
+        pipeline_stages: of that pipeline; 1 without one.
         formats: number formats in which it multiplies matrices.
         program: the findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its
             configuration, optimizer and flags decide which arms there are. Empty if the run was stopped before.
@@ -180,6 +181,7 @@ class ForeseenRun:
     ds_config: dict[str, Any] = field(default_factory=dict)
     stage: int = 0
     is_pipeline: bool = False
+    pipeline_stages: int = 1
     formats: tuple[str, ...] = ()
     program: dict[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Compares the live bytes of foreseen runs with those of real CPU ranks, storage by storage.
 
-`python -m benchmarks.foresee.bytes_exactly.run [--worlds 2 4] [--stages 0 1 2 3]`
+`python -m benchmarks.foresee.bytes_exactly.run [--worlds 2 4] [--stages 0 1 2 3] [--pipelines 2 4]`
 """
 
 import argparse
@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
 from trial_lib.launch.program import Program
 from trial_lib.slots.ports import reserved_port
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
@@ -20,7 +22,10 @@ from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"
 PROGRAM = ROOT / "tests" / "programs" / "transformer.py"
+PIPELINE = Path(__file__).with_name("pipeline.py")
 STEPS = 2
+# Of a step of a real pipeline. A plan runs fewer.
+MICRO_BATCHES = 8
 
 
 def config_of(stage: int, precision: str, accumulation: int) -> dict[str, Any]:
@@ -57,13 +62,16 @@ def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
     return rows
 
 
-def real(config: Path, world: int, folder: Path, port: int) -> ForeseenRun:
+def real(script: Path, config: Path, world: int, folder: Path) -> ForeseenRun:
     """Runs real ranks over gloo, and returns the record of rank 0."""
+    with reserved_port(folder / "locks") as port:
+        return _real(script, config, world, folder, port)
+
+
+def _real(script: Path, config: Path, world: int, folder: Path, port: int) -> ForeseenRun:
     order, result = folder / "order.json", folder / "real.json"
     arguments = ["--deepspeed_config", str(config)]
-    order.write_text(
-        json.dumps({"script": str(PROGRAM), "arguments": arguments, "steps": STEPS, "result": str(result)})
-    )
+    order.write_text(json.dumps({"script": str(script), "arguments": arguments, "steps": STEPS, "result": str(result)}))
     shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "LOCAL_SIZE": world, "MASTER_PORT": port}
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment |= {name: str(value) for name, value in shared.items()}
@@ -82,6 +90,11 @@ def real(config: Path, world: int, folder: Path, port: int) -> ForeseenRun:
         for rank in ranks:
             rank.wait(timeout=900)
     return ForeseenRun.from_json(json.loads(result.read_text()))
+
+
+def peak_of(run: ForeseenRun) -> int:
+    """Returns the most live bytes on the device."""
+    return max(peak for _, peak, _ in by_moment(run))
 
 
 def compare(foreseen: ForeseenRun, measured: ForeseenRun) -> dict[str, Any]:
@@ -105,45 +118,83 @@ def compare(foreseen: ForeseenRun, measured: ForeseenRun) -> dict[str, Any]:
     }
 
 
+class Foreseer:
+    """Foresees programs for worlds as large as the real ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._starter = starter_for(self._program(PROGRAM, []), folder, print)
+        self.close = self._starter.close
+
+    def __call__(self, script: Path, config: Path, world: int) -> ForeseenRun:
+        program = self._program(script, ["--deepspeed_config", str(config)])
+        pretended = Pretended(world=world, ranks_per_host=world)
+        run = foresee(program, {}, pretended, self._folder, self._starter, deadline_s=600, steps=STEPS)
+        assert not run.stopped, run.stopped
+        return run
+
+    @staticmethod
+    def _program(script: Path, arguments: list[str]) -> Program:
+        return Program(
+            interpreter=sys.executable,
+            target={"script": script.name},
+            arguments=arguments,
+            passes_local_rank=False,
+            model_dir=script.parent,
+            environment=dict(os.environ),
+        )
+
+
+def transformers(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
+    """Yields the comparison for each world, ZeRO stage and precision."""
+    config = folder / "ds_config.json"
+    for world in options.worlds:
+        for stage in options.stages:
+            for precision in options.precisions:
+                accumulation = 2 if world == min(options.worlds) else 1
+                config.write_text(json.dumps(config_of(stage, precision, accumulation)))
+                measured = real(PROGRAM, config, world, folder)
+                case = {"world": world, "stage": stage, "precision": precision, "accumulation": accumulation}
+                yield {**case, **compare(foreseen(PROGRAM, config, world), measured)}
+
+
+def pipelines(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
+    """Yields the comparison for each number of stages. The foreseen run has the micro-batches of a plan's run."""
+
+    def steps_of(micro_batches: int) -> Path:
+        config = folder / f"{micro_batches}.json"
+        config.write_text(json.dumps(config_of(0, "fp32", micro_batches)))
+        return config
+
+    for stages in options.pipelines:
+        shown = micro_batches_of_a_run(MICRO_BATCHES, stages)
+        measured = peak_of(real(PIPELINE, steps_of(MICRO_BATCHES), stages, folder))
+        peak, of_two = (peak_of(foreseen(PIPELINE, steps_of(number), stages)) for number in (shown, 2))
+        case = {"stages": stages, "micro_batches": MICRO_BATCHES, "foreseen_micro_batches": shown}
+        found = {"foreseen_peak": peak, "real_peak": measured, "difference": peak - measured}
+        yield {**case, **found, "foreseen_peak_of_two_micro_batches": of_two}
+
+
 def main() -> None:
     """Runs all cases, and writes the result after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 2, 3])
     parser.add_argument("--precisions", nargs="*", default=["fp32", "bf16"])
+    parser.add_argument("--pipelines", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"program": PROGRAM.name, "cases": [], "pipelines": []}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        program = Program(
-            interpreter=sys.executable,
-            target={"script": PROGRAM.name},
-            arguments=[],
-            passes_local_rank=False,
-            model_dir=PROGRAM.parent,
-            environment=dict(os.environ),
-        )
-        starter = starter_for(program, folder, print)
+        foreseen = Foreseer(Path(name))
         try:
-            for world in options.worlds:
-                for stage in options.stages:
-                    for precision in options.precisions:
-                        accumulation = 2 if world == min(options.worlds) else 1
-                        config = folder / "ds_config.json"
-                        config.write_text(json.dumps(config_of(stage, precision, accumulation)))
-                        with reserved_port(folder / "locks") as port:
-                            measured = real(config, world, folder, port)
-                        program.arguments[:] = ["--deepspeed_config", str(config)]
-                        pretended = Pretended(world=world, ranks_per_host=world)
-                        foreseen = foresee(program, {}, pretended, folder, starter, deadline_s=600, steps=STEPS)
-                        assert not foreseen.stopped, foreseen.stopped
-                        case = {"world": world, "stage": stage, "precision": precision, "accumulation": accumulation}
-                        rows.append({**case, **compare(foreseen, measured)})
-                        print(json.dumps({**rows[-1], "differences_at_the_end_of_moments": None}), flush=True)
-                        options.output.write_text(json.dumps({"program": PROGRAM.name, "cases": rows}, indent=1) + "\n")
+            for kind, rows in (("cases", transformers), ("pipelines", pipelines)):
+                for row in rows(options, Path(name), foreseen):
+                    found[kind].append(row)
+                    print(json.dumps({**row, "differences_at_the_end_of_moments": None}), flush=True)
+                    options.output.write_text(json.dumps(found, indent=1) + "\n")
         finally:
-            starter.close()
+            foreseen.close()
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Foreseeing:
         self._process_bytes = 0
         self._notes: list[str] = []
         self._parameters: tuple[int, int] | None = None
-        self._is_pipeline = False
+        self._pipeline_stages = 0
 
     def install(self) -> None:
         """Replaces what has to be replaced, and enters the mode. Call it before the program runs."""
@@ -121,7 +121,7 @@ class Foreseeing:
         self._operations.name_modules(engine.module)
         self._moments.watch(engine)
         if pipeline_moments.is_pipeline(engine):
-            self._is_pipeline = True
+            self._pipeline_stages = int(engine.num_stages)
             self._parameters = pipeline_moments.parameters_of(engine)
             self._notes.append(pipeline_moments.note_of(engine, self._parameters is not None))
 
@@ -183,7 +183,8 @@ class Foreseeing:
             "accumulation": int(engine.gradient_accumulation_steps()),
             "parameters": int(parameters),
             "trainable": int(trainable),
-            "is_pipeline": self._is_pipeline,
+            "is_pipeline": self._pipeline_stages > 0,
+            "pipeline_stages": max(1, self._pipeline_stages),
             "ds_config": dict(engine._config._param_dict),
             "stage": int(engine.zero_optimization_stage()),
             "formats": self._operations.multiplied_in(),

@@ -69,11 +69,27 @@ def pair_of(policy: BatchPolicy, own: int) -> tuple[int, ...]:
     return sizes[place : place + 2] if place + 1 < len(sizes) else sizes[max(0, place - 1) :]
 
 
-def wanted_run(arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int) -> WantedRun:
+def micro_batches_of_a_run(accumulation: int, pipeline_stages: int = 1) -> int:
+    """Returns how many micro-batches of a step a run has.
+
+    Two show all that more of them would: gradients that are kept, and reductions that are left out. The first stage of
+    a pipeline holds the activations of as many as there are stages (`num_pipe_buffers` in DeepSpeed's
+    runtime/pipe/schedule.py). One more, and it holds them beside all gradients.
+
+    Args:
+        accumulation: micro-batches of an optimizer step.
+        pipeline_stages: 1 without a pipeline.
+    """
+    return min(pipeline_stages + 1, accumulation)
+
+
+def wanted_run(
+    arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int, pipeline_stages: int = 1
+) -> WantedRun:
     """Returns the run of an arm at a micro-batch size on some devices."""
     candidate = arm.candidate(policy, size, asked.count)
-    # Two micro-batches show all that more of them would: gradients that are kept, and reductions that are left out.
-    few = candidate.model_copy(update={"gradient_accumulation_steps": min(2, candidate.gradient_accumulation_steps)})
+    steps = micro_batches_of_a_run(candidate.gradient_accumulation_steps, pipeline_stages)
+    few = candidate.model_copy(update={"gradient_accumulation_steps": steps})
     overrides = run_overrides(few)
     return WantedRun(name=run_name(arm.label, size, asked.count), overrides=overrides, asked=asked)
 
@@ -219,7 +235,7 @@ class ArmWork:
 
     def _run(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> WantedRun:
         on = asked or self._base
-        return wanted_run(arm, on, self._policies[on.count], size)
+        return wanted_run(arm, on, self._policies[on.count], size, self._typed.pipeline_stages)
 
     def _name(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> str:
         return run_name(arm.label, size, (asked or self._base).count)

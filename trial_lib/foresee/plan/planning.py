@@ -197,8 +197,9 @@ def _planned(
     own = own_switches(problem.switches, program.get("switches", {}), program.get("turnable", {}))
     policy = policies[base.count]
     size = pair_of(policy, typed.micro_batch)[0]
+    stages = typed.pipeline_stages
     of_own = PlanArm(own_label(problem.base_config), {}, is_own=True)
-    switches = SwitchValues(problem.requests, own, of_own, lambda arm: wanted_run(arm, base, policy, size))
+    switches = SwitchValues(problem.requests, own, of_own, lambda arm: wanted_run(arm, base, policy, size, stages))
     run_all(switches.wanted)
     requests, notes = switches.apart(runs)
     space = typed, {**problem.base_config, PROGRAM: own}, problem.stages, requests, problem.device

@@ -128,6 +128,7 @@ class _Layer:
         self._before = ""
         self._launch = 0.0
         self._entered = 0
+        self._passed = 0.0
         # Seconds of links within hosts, of the network and of the device's classes, busy or waited for.
         self._busy = dict.fromkeys(("matmul", "attention", "memory", *_CARRIED, *_ISSUED), 0.0)
         self._prices: dict[tuple[int, int, float, float], float] = {}
@@ -143,6 +144,7 @@ class _Layer:
             for sums, earlier in ((timeline.parts, parts), (self._busy, busy)):
                 sums.update({name: value + more * (value - earlier[name]) for name, value in sums.items()})
         self._lay(step.last)
+        self._add_bubble()
         timeline.finish("gathering" if self._before == "update" else "reducing")
         return timeline, self._busy
 
@@ -162,6 +164,17 @@ class _Layer:
             self._set_launch(stretch)
             for operation in stretch.operations:
                 self._add(operation, stretch.moment)
+            if stretch.moment == "backward":
+                self._passed = sum(timeline.parts.values())
+
+    def _add_bubble(self) -> None:
+        """Adds the time in which a rank waits while a pipeline fills and drains.
+
+        With stages alike it is that of one micro-batch for each other stage (Narayanan et al., Efficient Large-Scale
+        Language Model Training on GPU Clusters, arXiv 2104.04473, section 2.2).
+        """
+        others = self._run.pipeline_stages - 1
+        self._timeline.parts["bubble"] += others * self._passed / max(1, self._run.accumulation)
 
     def _set_launch(self, stretch: Stretch) -> None:
         """Sets the host's seconds for an operation, with its part of DeepSpeed's hooks.
@@ -267,7 +280,7 @@ def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, 
     """
     total = sum(parts.values()) or 1.0
     kinds = {
-        ("matmul", "attention", "memory"): parts["compute"] + parts["update"],
+        ("matmul", "attention", "memory"): parts["compute"] + parts["update"] + parts["bubble"],
         ("link", "network"): parts["gathering"] + parts["reducing"] + parts["exchanging"],
         _ISSUED: parts["launches"],
     }

@@ -3,6 +3,7 @@
 from trial_lib.report.plot_parts import COLOURS, GREY
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
+BROWN = "#8a5f45"
 
 KIND_NAMES = {
     "parameter": "parameters",
@@ -55,6 +56,7 @@ PART_NAMES = {
     "gathering": "gathering parameters",
     "reducing": "reducing gradients",
     "exchanging": "exchanging activations",
+    "bubble": "waiting for other stages",
     "transfers": "copies to and from the host",
     "update": "update",
     "host_update": "update on the host",
@@ -68,6 +70,7 @@ PART_COLOURS = {
     "gathering": ORANGE,
     "reducing": GREEN,
     "exchanging": CORAL,
+    "bubble": BROWN,
     "transfers": OCHRE,
     "update": VIOLET,
     "host_update": OLIVE,

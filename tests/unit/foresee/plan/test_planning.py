@@ -171,6 +171,8 @@ def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> 
 
 
 def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None:
+    shown: dict[str, int] = {}
+
     def of_four_stages(run: WantedRun) -> ForeseenRun:
         replicas = run.asked.count // 4
         config = overwrite_deepspeed_config(base, copy.deepcopy(dict(run.overrides)))
@@ -180,16 +182,20 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
                 world=run.asked.count, stopped="AssertionError: Check batch related parameters. 32 != 8."
             )
         made = pretended_run(config, run.asked.count, size, steps)
-        return replace(made, replicas=replicas, is_pipeline=True)
+        shown[run.name] = steps
+        return replace(made, replicas=replicas, is_pipeline=True, pipeline_stages=4)
 
-    base = {**BASE, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
+    base = {**BASE, "gradient_accumulation_steps": 16, "zero_optimization": {"stage": 1}}
     found = plan(_problem("h100-80gb:8", base=base), of_four_stages)
     (devices,) = found.devices
     assert {arm.label for arm in devices.arms} == {"z0", "z1", "z1-offload-optimizer"}
     assert not any(arm.stopped for arm in devices.arms)
     assert devices.chosen is not None
-    assert devices.chosen.micro_batch * devices.chosen.accumulation == 8
+    assert devices.chosen.micro_batch * devices.chosen.accumulation == 32
     assert [each.devices for each in devices.counts] == [2**power for power in range(2, 11)]
+    # The first of four stages holds the activations of four micro-batches, and after the fifth gradients as well.
+    assert shown.pop("as-typed-of8") == 16
+    assert set(shown.values()) == {5}
 
 
 def test_an_interrupt_ends_the_plan_between_runs() -> None:

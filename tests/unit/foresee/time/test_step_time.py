@@ -80,6 +80,18 @@ def test_tensor_parallelism_waits_for_its_activations() -> None:
     assert parts_of(run) == {"compute": 2.0, "exchanging": 0.5}
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 6])
+def test_the_first_stage_of_a_pipeline_waits_a_micro_batch_for_each_other_stage(micro_batches: int) -> None:
+    """A run shows two micro-batches of 3 s, or the one that there is."""
+    shown = range(min(2, micro_batches))
+    passes = ("forward", [product(1.0)]), ("backward", [product(2.0)])
+    stretches = *(each for _ in shown for each in passes), ("update", [moving(0.5)])
+    numbers = [*(number for number in shown for _ in passes), shown[-1]]
+    of_pipeline = {"is_pipeline": True, "pipeline_stages": 4, "accumulation": micro_batches}
+    run = run_of(*stretches, micro_batches=numbers, **of_pipeline)
+    assert parts_of(run) == {"compute": 3.0 * micro_batches, "bubble": 9.0, "update": 0.5}
+
+
 OFFLOADED = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
 
 
