@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 from trial_lib.foresee.memory.constants import outside_pytorch
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.evaluation import SAFE, Evaluation, host_likelihood
+from trial_lib.foresee.plan.evaluation import SAFE, Evaluation, fastest_of_pipeline, host_likelihood
 from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedCount
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
@@ -143,6 +143,12 @@ class _AtCount:
         run = self.base.runs.step_at(self.policy.data_parallel_size, size, accumulation)
         return foresee_step(run, self.devices.cluster, self.base.efficiencies)
 
+    def fastest(self, largest: int) -> tuple[int, ForeseenStep]:
+        """Returns the size to take, of those up to the largest that fits, with its step."""
+        if self.base.runs.small.is_pipeline:
+            return fastest_of_pipeline([size for size in self.sizes if size <= largest], self.step)
+        return largest, self.step(largest)
+
     def _more(self, share: float) -> float:
         """Returns the bytes by which this rank's share differs from that on the asked devices."""
         whole = share * self.base.runs.small.replicas
@@ -157,7 +163,7 @@ def _best(arms: Sequence[_AtCount]) -> PlannedCount:
         return PlannedCount(devices=count, peak=ForeseenRange.of(least))
     costs = prior_costs([_as_arm(arm.base) for arm, _ in fitting])
     cheapest = [fitting[index] for index in sorted(range(len(fitting)), key=costs.__getitem__)[:_TIMED_ARMS]]
-    steps = [(arm, size, arm.step(size)) for arm, size in cheapest]
+    steps = [(arm, *arm.fastest(size)) for arm, size in cheapest]
     safe = [row for row in steps if row[0].fits(row[1]) >= SAFE] or steps
     arm, size, step = max(safe, key=lambda row: row[2].samples_per_s)
     return PlannedCount(

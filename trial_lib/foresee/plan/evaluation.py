@@ -1,7 +1,7 @@
 """One arm on one cluster: whether it fits, its fastest micro-batch, its speed and its price. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import NormalDist
@@ -113,7 +113,10 @@ class Evaluation:
         limit = self._largest_at(SAFE) or self.largest
         if not limit:
             return self.sizes[0], None
-        candidates = [size for size in self.sizes if size <= limit][-1 : -1 - 2 * _TIMED : -2]
+        fitting = [size for size in self.sizes if size <= limit]
+        if self.runs.small.is_pipeline:
+            return fastest_of_pipeline(fitting, self.step)
+        candidates = fitting[-1 : -1 - 2 * _TIMED : -2]
         steps = {size: self.step(size) for size in candidates}
         fastest = max(steps, key=lambda size: (steps[size].samples_per_s, -size))
         return fastest, steps[fastest]
@@ -195,6 +198,25 @@ class Evaluation:
             else:
                 high = middle
         return self.sizes[low - 1] if low else 0
+
+
+def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep]) -> tuple[int, ForeseenStep]:
+    """Returns the fastest micro-batch of a pipeline, with its step.
+
+    Larger micro-batches compute faster, and leave fewer of them in a step, so that more of it is spent with filling and
+    draining the pipeline. So the speed rises up to one size, and falls from there on.
+
+    Args:
+        sizes: that fit (samples), ascending; one at least.
+        step: returns the step at a size.
+    """
+    size, best = sizes[-1], step(sizes[-1])
+    while smaller := [each for each in sizes if 2 * each <= size]:
+        found = step(smaller[-1])
+        if found.samples_per_s < best.samples_per_s:
+            break
+        size, best = smaller[-1], found
+    return size, best
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:

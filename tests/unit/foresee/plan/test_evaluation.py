@@ -16,6 +16,7 @@ from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, i
 from trial_lib.foresee.plan.plan_record import PlannedArm
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.search.batch_policy import BatchPolicy
+from trial_lib.wire.errors import InputError
 
 GIB = 2.0**30
 KNOWN = known_devices()
@@ -146,3 +147,38 @@ def test_an_offloaded_arm_is_not_hopeless_for_gradients_that_go_to_the_host() ->
     offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     arms = [PlanArm("z2-offload-optimizer", offloaded), PlanArm("z0", {})]
     assert [arm.label for arm in hopeless_arms(arms, run, [asked], 0.0)] == ["z0"]
+
+
+def _of_pipeline(stages: int) -> Evaluation:
+    """Two replicas, and a global batch of 64: 32 samples for each, in micro-batches of 1 to 8."""
+    (asked,) = read_devices([f"a100-80gb:{2 * stages}"], [], KNOWN)
+    small, large = (
+        replace(pretended_run({}, 2 * stages, size), replicas=2, is_pipeline=True, pipeline_stages=stages)
+        for size in (1, 2)
+    )
+    policy = BatchPolicy(64, 1, 2, max_micro_batch=8)
+    return Evaluation(runs=ArmRuns(PlanArm("z0", {}), small, large), asked=asked, policy=policy)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_a_pipeline_takes_the_micro_batch_that_is_fastest_with_its_bubble(stages: int) -> None:
+    evaluation = _of_pipeline(stages)
+    assert evaluation.sizes == (1, 2, 4, 8)
+    speeds = {size: evaluation.step(size).samples_per_s for size in evaluation.sizes}
+    fastest, step = evaluation.best
+    assert step is not None
+    assert step.samples_per_s == speeds[fastest] == max(speeds.values())
+
+    def policy_on(count: int, size: int | None) -> BatchPolicy:
+        if count % stages:
+            raise InputError("A replica has all stages.", where="--on", remedy="Ask for more devices.")
+        return BatchPolicy(64, 1, count // stages, max_micro_batch=8)
+
+    counts = counted([evaluation], policy_on)
+    assert next(each.micro_batch for each in counts if each.devices == 2 * stages) == fastest
+
+
+def test_more_stages_want_smaller_micro_batches() -> None:
+    fastest = [_of_pipeline(stages).best[0] for stages in (1, 2, 4, 8)]
+    assert fastest == sorted(fastest, reverse=True)
+    assert fastest[0] == 8 > fastest[-1]
