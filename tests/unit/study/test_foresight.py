@@ -78,13 +78,34 @@ class Known:
         return known
 
 
-def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(monkeypatch, tmp_path):
+def foresight_of_space(space, stages, monkeypatch, tmp_path):
+    """A foresight that foresees nothing yet."""
     monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
-    space = {"program": {"--gc": [True, False], "--workers": [0, 4]}}
     experiment = SimpleNamespace(config=SimpleNamespace(search_space=space))
-    arguments = SimpleNamespace(zero_stages=(1, 2))
+    arguments = SimpleNamespace(zero_stages=stages)
     setup = SimpleNamespace(experiment=experiment, environment={}, device="cpu", arguments=arguments)
-    foresight = Foresight(setup, SimpleNamespace(), tmp_path, None)
+    return Foresight(setup, SimpleNamespace(), tmp_path, None)
+
+
+def test_the_runs_of_a_pipeline_have_a_micro_batch_more_than_it_has_stages(monkeypatch, tmp_path):
+    foresight = foresight_of_space({}, (0, 1), monkeypatch, tmp_path)
+    steps = {}
+
+    def run(name, overrides):
+        steps[name] = overrides.get("gradient_accumulation_steps")
+        size = overrides.get("train_micro_batch_size_per_gpu", 2)
+        return replace(run_of(size), accumulation=8, is_pipeline=True, pipeline_stages=4)
+
+    monkeypatch.setattr(foresight, "_run", run)
+    foresight._foresee_all()
+    assert foresight.failure == ""
+    assert steps.pop("typed") is None
+    assert set(steps.values()) == {5}
+
+
+def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(monkeypatch, tmp_path):
+    space = {"program": {"--gc": [True, False], "--workers": [0, 4]}}
+    foresight = foresight_of_space(space, (1, 2), monkeypatch, tmp_path)
     ran = {}
 
     def run(name, overrides):

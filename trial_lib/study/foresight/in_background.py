@@ -19,7 +19,7 @@ from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.endable_starter import EndableStarter
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
-from trial_lib.foresee.plan.arm_work import file_word
+from trial_lib.foresee.plan.arm_work import file_word, micro_batches_of_a_run
 from trial_lib.foresee.plan.arms import PlanArm, own_label, planned_arms, run_overrides
 from trial_lib.foresee.plan.switch_values import SwitchValues
 from trial_lib.launch.program import Program
@@ -257,8 +257,7 @@ def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
     candidate = Candidate(
         knobs=dict(arm.knobs),
         micro_batch_size=size,
-        # Two micro-batches show all that more of them would.
-        gradient_accumulation_steps=min(2, typed.accumulation),
+        gradient_accumulation_steps=micro_batches_of_a_run(typed.accumulation, typed.pipeline_stages),
         slots=typed.world,
         data_parallel_size=typed.replicas,
     )
