@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,21 @@ def test_a_plans_run_of_a_pipeline_has_the_peak_of_a_longer_step(foreseen):
     shown = micro_batches_of_a_run(8, pipeline_stages=3)
     assert shown < 8
     assert peak(shown) == peak(8) > peak(shown - 1)
+
+
+def test_a_plans_run_of_a_pipeline_sends_as_much_as_a_longer_step(foreseen):
+    source = _PIPELINE.format(evaluates=False).replace("num_stages=2", "num_stages=3")
+
+    def sent(micro_batches):
+        overrides = {"gradient_accumulation_steps": micro_batches, "train_micro_batch_size_per_gpu": 4}
+        step = step_of(replace(foreseen(source, overrides, world=3), accumulation=8))
+        sends = [
+            [one.moved for each in stretches for one in each.operations if OPERATIONS[one.kind] == "send"]
+            for stretches in (step.repeated, step.last)
+        ]
+        return step.times * sum(sends[0]) + sum(sends[1])
+
+    assert sent(micro_batches_of_a_run(8, pipeline_stages=3)) == sent(8) > 0
 
 
 # What the program does with each micro-batch.

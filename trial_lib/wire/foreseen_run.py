@@ -226,6 +226,8 @@ class ForeseenRun:
         Raises:
             TypeError: a key is missing or unknown.
         """
+        if plain.get("is_pipeline") and "pipeline_stages" not in plain:
+            raise TypeError("the run of a pipeline does not say how many stages it has")
         records: dict[str, Any] = {
             "storages": Storage,
             "events": MemoryEvent,

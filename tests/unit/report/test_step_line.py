@@ -1,5 +1,7 @@
 """The memory of one optimizer step over its events."""
 
+from dataclasses import replace
+
 import pytest
 from plan_fixtures import GIB, LAYERS, MIB, HandMadeRun, run_by_hand
 
@@ -44,6 +46,14 @@ def test_of_many_micro_batches_the_first_and_the_last_are_left() -> None:
     assert whole is not None
     assert whole.skipped == 0
     assert line.most == whole.most
+
+
+def test_of_a_pipeline_whose_micro_batches_interleave_none_is_left_out() -> None:
+    run = replace(run_by_hand(accumulation=16), is_pipeline=True, pipeline_stages=15)
+    line = step_line(run)
+    assert line is not None
+    assert line.skipped == 0
+    assert {part.micro_batch for part in line.parts} == set(range(16))
 
 
 def test_a_long_run_is_thinned_and_keeps_its_peak() -> None:

@@ -33,23 +33,23 @@ def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int
     """Follows an engine from now on.
 
     The forward pass of a micro-batch begins before the backward pass of an earlier one has. So each kind of instruction
-    is counted by itself. What follows an instruction belongs to its micro-batch.
+    is counted by itself. What follows an instruction belongs to its micro-batch, and reductions to the last one.
 
     Args:
         engine: of a pipeline.
         begin: begins a moment, by its index in `MOMENTS` and that of its micro-batch in the step.
         stepped: called after each optimizer step, with the number of steps.
     """
-    executions: Counter[int] = Counter()
+    executions: Counter[str] = Counter()
     last = 0
 
-    def micro_batch_of(moment: int) -> int:
+    def micro_batch_of(name: str) -> int:
         nonlocal last
-        if moment == memory_log.UPDATE:
+        if name.startswith("Reduce") or name == "OptimizerStep":
             last = engine.gradient_accumulation_steps() - 1
-        elif moment != memory_log.BETWEEN:
-            last = executions[moment]
-            executions[moment] += 1
+        else:
+            last = executions[name]
+            executions[name] += 1
         return last
 
     def watched(instruction: Any, execute: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int
                 # An evaluation executes the same instructions.
                 return execute(*args, **kwargs)
             steps = engine.global_steps
-            begin(moment, micro_batch_of(moment))
+            begin(moment, micro_batch_of(instruction.__name__))
             out = execute(*args, **kwargs)
             if engine.global_steps > steps:
                 executions.clear()

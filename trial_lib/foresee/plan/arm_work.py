@@ -70,17 +70,19 @@ def pair_of(policy: BatchPolicy, own: int) -> tuple[int, ...]:
 
 
 def micro_batches_of_a_run(accumulation: int, pipeline_stages: int = 1) -> int:
-    """Returns how many micro-batches of a step a run has.
+    """Returns how many micro-batches a step of a foreseen run has.
 
     Two show all that more of them would: gradients that are kept, and reductions that are left out. The first stage of
     a pipeline holds the activations of as many as there are stages (`num_pipe_buffers` in DeepSpeed's
-    runtime/pipe/schedule.py). One more, and it holds them beside all gradients.
+    runtime/pipe/schedule.py). One more, and it holds them beside all gradients. The runs of a pipeline have so many at
+    every size, because one line through two sizes needs as many in both. So the memory of a size with fewer
+    micro-batches in its step is an upper bound.
 
     Args:
         accumulation: micro-batches of an optimizer step.
         pipeline_stages: 1 without a pipeline.
     """
-    return min(pipeline_stages + 1, accumulation)
+    return min(2, accumulation) if pipeline_stages == 1 else pipeline_stages + 1
 
 
 def wanted_run(

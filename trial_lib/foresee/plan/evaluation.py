@@ -210,13 +210,22 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep
         sizes: that fit (samples), ascending; one at least.
         step: returns the step at a size.
     """
-    size, best = sizes[-1], step(sizes[-1])
-    while smaller := [each for each in sizes if 2 * each <= size]:
-        found = step(smaller[-1])
-        if found.samples_per_s < best.samples_per_s:
-            break
-        size, best = smaller[-1], found
-    return size, best
+    steps: dict[int, ForeseenStep] = {}
+
+    def speed(size: int) -> float:
+        steps[size] = steps.get(size) or step(size)
+        return steps[size].samples_per_s
+
+    best = sizes[-1]
+    while (halves := [each for each in sizes if 2 * each <= best]) and speed(halves[-1]) >= speed(best):
+        best = halves[-1]
+    place = sizes.index(best)
+    while faster := [
+        each for each in (place - 1, place + 1) if 0 <= each < len(sizes) and speed(sizes[each]) > speed(sizes[place])
+    ]:
+        place = max(faster, key=lambda each: speed(sizes[each]))
+    speed(sizes[place])
+    return sizes[place], steps[sizes[place]]
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:

@@ -92,10 +92,14 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
 def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None) -> ForeseenStep:
     """Returns the step of a run whose operations are done one by one."""
     constants = efficiencies or Efficiencies()
-    timeline, busy = _Layer(run, cluster, constants).lay(step_of(run))
-    seconds = sum(timeline.parts.values()) * constants.whole.value
+    layer = _Layer(run, cluster, constants)
+    timeline, busy = layer.lay(step_of(run))
+    by_stages = layer.waits_for_stages()
     parts = {name: part * constants.whole.value for name, part in timeline.parts.items()}
-    shares = _shares(timeline.parts, busy)
+    parts["exchanging"] += sum(by_stages.values()) * constants.whole.value
+    seconds = sum(parts.values())
+    # What other stages do meanwhile is decided by the same constants as the rank's own passes.
+    shares = _shares({name: part + by_stages.get(name, 0.0) for name, part in timeline.parts.items()}, busy)
     spread = math.hypot(*(share * getattr(constants, name).spread for name, share in shares.items()))
     wide = math.exp(_QUANTILE_90 * spread)
     samples = run.micro_batch * run.accumulation * run.replicas / seconds
@@ -128,7 +132,7 @@ class _Layer:
         self._before = ""
         self._launch = 0.0
         self._entered = 0
-        self._passed = 0.0
+        self._passed: dict[str, float] = {}
         # Seconds of links within hosts, of the network and of the device's classes, busy or waited for.
         self._busy = dict.fromkeys(("matmul", "attention", "memory", *_CARRIED, *_ISSUED), 0.0)
         self._prices: dict[tuple[int, int, float, float], float] = {}
@@ -144,7 +148,6 @@ class _Layer:
             for sums, earlier in ((timeline.parts, parts), (self._busy, busy)):
                 sums.update({name: value + more * (value - earlier[name]) for name, value in sums.items()})
         self._lay(step.last)
-        self._add_bubble()
         timeline.finish("gathering" if self._before == "update" else "reducing")
         return timeline, self._busy
 
@@ -165,16 +168,19 @@ class _Layer:
             for operation in stretch.operations:
                 self._add(operation, stretch.moment)
             if stretch.moment == "backward":
-                self._passed = sum(timeline.parts.values())
+                self._passed = dict(timeline.parts)
 
-    def _add_bubble(self) -> None:
-        """Adds the time in which a rank waits while a pipeline fills and drains.
+    def waits_for_stages(self) -> dict[str, float]:
+        """Returns the seconds in which a rank waits while a pipeline fills and drains, by the parts of other stages.
 
-        With stages alike it is that of one micro-batch for each other stage (Narayanan et al., Efficient Large-Scale
-        Language Model Training on GPU Clusters, arXiv 2104.04473, section 2.2).
+        With stages alike each other stage has those of one micro-batch (Narayanan et al., Efficient Large-Scale
+        Language Model Training on GPU Clusters, arXiv 2104.04473, section 2.2). Only the last one loads data as well.
         """
         others = self._run.pipeline_stages - 1
-        self._timeline.parts["bubble"] += others * self._passed / max(1, self._run.accumulation)
+        return {
+            name: (min(1, others) if name == "data" else others) * seconds / max(1, self._run.accumulation)
+            for name, seconds in self._passed.items()
+        }
 
     def _set_launch(self, stretch: Stretch) -> None:
         """Sets the host's seconds for an operation, with its part of DeepSpeed's hooks.
@@ -280,7 +286,7 @@ def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, 
     """
     total = sum(parts.values()) or 1.0
     kinds = {
-        ("matmul", "attention", "memory"): parts["compute"] + parts["update"] + parts["bubble"],
+        ("matmul", "attention", "memory"): parts["compute"] + parts["update"],
         ("link", "network"): parts["gathering"] + parts["reducing"] + parts["exchanging"],
         _ISSUED: parts["launches"],
     }

@@ -7,24 +7,12 @@ waited for. So the parts of a step add up to its seconds.
 from collections import deque
 from dataclasses import dataclass, field
 
-PARTS = (
-    "compute",
-    "launches",
-    "gathering",
-    "reducing",
-    "exchanging",
-    "bubble",
-    "update",
-    "host_update",
-    "transfers",
-    "data",
-)
+PARTS = ("compute", "launches", "gathering", "reducing", "exchanging", "update", "host_update", "transfers", "data")
 """The parts of a step. Beside `compute` and `update` they are waiting times of the device.
 
 `launches`: for the host to issue the next operation. `gathering`: for parameters. `reducing`: for gradients.
-`exchanging`: for activations of tensor or sequence parallelism. `bubble`: for other stages of a pipeline while it fills
-and drains. `host_update`: for the optimizer on the host. `transfers`: for copies between device and host. `data`: for
-the loader.
+`exchanging`: for activations of tensor, sequence or pipeline parallelism. `host_update`: for the optimizer on the host.
+`transfers`: for copies between device and host. `data`: for the loader.
 """
 
 # DeepSpeed fills a second bucket while the first is reduced, and no third (stage_1_and_2.py, stage3.py in 0.19.8).

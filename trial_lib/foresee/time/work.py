@@ -78,8 +78,8 @@ def step_of(run: ForeseenRun) -> StepWork:
     """Returns the last whole step of a run, with all of its micro-batches.
 
     A run may show fewer micro-batches than a step has. Then its first stands for the missing ones, because the last
-    also reduces what earlier ones left. If the first is the last, it stands for them without what stages 0 and 1 reduce
-    at the end of a step. If a run shows too many, the first are left out.
+    also reduces what earlier ones left. Of three or more it is the second. If the first is the last, it stands for them
+    without what stages 0 and 1 reduce at the end of a step. If a run shows too many, the first are left out.
 
     Raises:
         ValueError: the run has no step.
@@ -95,7 +95,9 @@ def step_of(run: ForeseenRun) -> StepWork:
     if lacking <= 0:
         kept = shown[-run.accumulation :]
         return StepWork((), 0, tuple(each for each in last if each.micro_batch in kept))
-    first = [each for each in last if each.micro_batch == shown[0] and each.moment != "update"]
+    # In a pipeline the second also adds to gradients, as all but the first do.
+    repeated = shown[1] if len(shown) > 2 else shown[0]
+    first = [each for each in last if each.micro_batch == repeated and each.moment != "update"]
     if len(shown) == 1 and run.stage < 2:
         first = [replace(each, operations=_without_reductions(each.operations, run)) for each in first]
     return StepWork(tuple(first), lacking, tuple(last))

@@ -3,7 +3,6 @@
 from trial_lib.report.plot_parts import COLOURS, GREY
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
-BROWN = "#8a5f45"
 
 KIND_NAMES = {
     "parameter": "parameters",
@@ -56,7 +55,6 @@ PART_NAMES = {
     "gathering": "gathering parameters",
     "reducing": "reducing gradients",
     "exchanging": "exchanging activations",
-    "bubble": "waiting for other stages",
     "transfers": "copies to and from the host",
     "update": "update",
     "host_update": "update on the host",
@@ -70,7 +68,6 @@ PART_COLOURS = {
     "gathering": ORANGE,
     "reducing": GREEN,
     "exchanging": CORAL,
-    "bubble": BROWN,
     "transfers": OCHRE,
     "update": VIOLET,
     "host_update": OLIVE,

@@ -85,7 +85,10 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
         points[0].event: tuple(sum(sizes) for sizes in zip(*(point.by_kind for point in points), strict=True))
         for points in zip(*(line.points for line in lines), strict=True)
     }
-    spans, skipped = _without_repetitions(lines[0].spans)
+    # Micro-batches of a pipeline interleave, so none repeats another.
+    spans, skipped = ([each for each in lines[0].spans if _events(each)], 0)
+    if not run.is_pipeline:
+        spans, skipped = _without_repetitions(spans)
     if not live or not spans:
         return None
     live[spans[0].begin - 1] = _before(run, spans[0].begin, live[spans[0].begin], places)

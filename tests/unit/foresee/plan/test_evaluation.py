@@ -150,20 +150,20 @@ def test_an_offloaded_arm_is_not_hopeless_for_gradients_that_go_to_the_host() ->
 
 
 def _of_pipeline(stages: int) -> Evaluation:
-    """Two replicas, and a global batch of 64: 32 samples for each, in micro-batches of 1 to 8."""
+    """Two replicas, and a global batch of 48: 24 samples for each, in micro-batches of 1 to 8."""
     (asked,) = read_devices([f"a100-80gb:{2 * stages}"], [], KNOWN)
     small, large = (
         replace(pretended_run({}, 2 * stages, size), replicas=2, is_pipeline=True, pipeline_stages=stages)
         for size in (1, 2)
     )
-    policy = BatchPolicy(64, 1, 2, max_micro_batch=8)
+    policy = BatchPolicy(48, 1, 2, max_micro_batch=8)
     return Evaluation(runs=ArmRuns(PlanArm("z0", {}), small, large), asked=asked, policy=policy)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 def test_a_pipeline_takes_the_micro_batch_that_is_fastest_with_its_bubble(stages: int) -> None:
     evaluation = _of_pipeline(stages)
-    assert evaluation.sizes == (1, 2, 4, 8)
+    assert evaluation.sizes == (1, 2, 3, 4, 6, 8)
     speeds = {size: evaluation.step(size).samples_per_s for size in evaluation.sizes}
     fastest, step = evaluation.best
     assert step is not None
@@ -172,7 +172,7 @@ def test_a_pipeline_takes_the_micro_batch_that_is_fastest_with_its_bubble(stages
     def policy_on(count: int, size: int | None) -> BatchPolicy:
         if count % stages:
             raise InputError("A replica has all stages.", where="--on", remedy="Ask for more devices.")
-        return BatchPolicy(64, 1, count // stages, max_micro_batch=8)
+        return BatchPolicy(48, 1, count // stages, max_micro_batch=8)
 
     counts = counted([evaluation], policy_on)
     assert next(each.micro_batch for each in counts if each.devices == 2 * stages) == fastest

@@ -89,7 +89,17 @@ def test_the_first_stage_of_a_pipeline_waits_a_micro_batch_for_each_other_stage(
     numbers = [*(number for number in shown for _ in passes), shown[-1]]
     of_pipeline = {"is_pipeline": True, "pipeline_stages": 4, "accumulation": micro_batches}
     run = run_of(*stretches, micro_batches=numbers, **of_pipeline)
-    assert parts_of(run) == {"compute": 3.0 * micro_batches, "bubble": 9.0, "update": 0.5}
+    assert parts_of(run) == {"compute": 3.0 * micro_batches, "exchanging": 9.0, "update": 0.5}
+
+
+def test_what_other_stages_do_meanwhile_is_decided_by_what_decides_the_ranks_own_passes() -> None:
+    slow = Efficiencies(**{**vars(EXACT), "launch": Constant(0.1, 0.1)})
+    run = run_of(("backward", [moving(0.02) for _ in range(10)]), ("update", [carried(0.5, "all_gather")]))
+    alone, of_two = (foresee_step(replace(run, pipeline_stages=each), TWO, slow) for each in (1, 2))
+    # The second stage computes for 0.2 of 1.0 s, and waits for its host in the other 0.8. None waits for the update.
+    assert of_two.seconds - alone.seconds == pytest.approx(of_two.parts["exchanging"]) == pytest.approx(1.02, abs=0.01)
+    launched = [step.shares["launch"] * step.seconds for step in (alone, of_two)]
+    assert launched[1] - launched[0] == pytest.approx(0.82, abs=0.01)
 
 
 OFFLOADED = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
