@@ -215,7 +215,7 @@ def test_the_bars_of_an_arm_add_up_to_its_need_and_to_its_step() -> None:
         assert sum(trace.x[index] for trace in bars) == pytest.approx(arm.peak.value / GIB)
     assert list(bars[0].marker.opacity) == [1.0 if arm.is_likely else 0.45 for arm in seen]
     assert sum(trace.x[0] for trace in time.figure.data) == pytest.approx(sum(H100.arms[0].seconds.values()))
-    assert "exchanging activations" not in {trace.name for trace in time.figure.data}
+    assert "waiting for activations" not in {trace.name for trace in time.figure.data}
 
 
 def test_steps_of_different_batches_are_compared_by_the_sample() -> None:

@@ -26,7 +26,7 @@ TIME_WORDS = {
     "launches": "launching many small operations",
     "gathering": "gathering parameters",
     "reducing": "reducing gradients",
-    "exchanging": "exchanging activations between devices",
+    "exchanging": "waiting for activations of other devices",
     "update": "the optimizer's update",
     "host_update": "the optimizer's update on the host (Adam)",
     "transfers": "copies between device and host",

@@ -54,7 +54,7 @@ PART_NAMES = {
     "launches": "launches",
     "gathering": "gathering parameters",
     "reducing": "reducing gradients",
-    "exchanging": "exchanging activations",
+    "exchanging": "waiting for activations",
     "transfers": "copies to and from the host",
     "update": "update",
     "host_update": "update on the host",
