@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -210,11 +210,10 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep
         sizes: that fit (samples), ascending; one at least.
         step: returns the step at a size.
     """
-    steps: dict[int, ForeseenStep] = {}
+    timed = cache(step)
 
     def speed(size: int) -> float:
-        steps[size] = steps.get(size) or step(size)
-        return steps[size].samples_per_s
+        return timed(size).samples_per_s
 
     best = sizes[-1]
     while (halves := [each for each in sizes if 2 * each <= best]) and speed(halves[-1]) >= speed(best):
@@ -224,8 +223,7 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep
         each for each in (place - 1, place + 1) if 0 <= each < len(sizes) and speed(sizes[each]) > speed(sizes[place])
     ]:
         place = max(faster, key=lambda each: speed(sizes[each]))
-    speed(sizes[place])
-    return sizes[place], steps[sizes[place]]
+    return sizes[place], timed(sizes[place])
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:

@@ -25,12 +25,11 @@ def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: S
     own = nearest_arm(arms, typed.ds_config)
     on_gpus = not kind_of(setup.device).computes_on_the_processor
     free = available_bytes() if on_gpus else None
-    # A profile has the activations of one micro-batch. The first stage of a pipeline holds several.
-    held = min(typed.pipeline_stages, typed.accumulation)
     return ModelProfile(
         num_params=typed.parameters,
         trainable_num_params=typed.trainable,
-        activation_mem_per_gpu=int(own.backward.per_sample / held),
+        # Those of one micro-batch. In its runs the first stage of a pipeline holds as many as there are stages.
+        activation_mem_per_gpu=int(own.backward.per_sample / typed.pipeline_stages),
         gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
         host_mem=(free or 0) // max(1, len(setup.host.slots)),
         data_parallel_size=typed.replicas,
