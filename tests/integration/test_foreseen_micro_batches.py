@@ -13,7 +13,7 @@ from trial_lib.foresee.memory.live_bytes import live_bytes
 from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
 from trial_lib.foresee.time.work import step_of
 from trial_lib.launch.program import Program
-from trial_lib.wire.foreseen_run import OPERATIONS
+from trial_lib.wire.foreseen_run import KINDS, OPERATIONS
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ACCUMULATION = 3
@@ -52,7 +52,7 @@ def step(foreseen):
 def foreseen(starter, tmp_path):
     """Foresees a program. Source code is a program that takes a configuration."""
 
-    def run(program, overrides=None, world=2):
+    def run(program, overrides=None, world=2, says=""):
         if isinstance(program, str):
             (tmp_path / "train.py").write_text(program)
             (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
@@ -60,7 +60,7 @@ def foreseen(starter, tmp_path):
             program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
         pretended = Pretended(world=world, ranks_per_host=world)
         found = foresee(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
-        assert found.stopped == ""
+        assert found.stopped == says
         return found
 
     return run
@@ -130,6 +130,28 @@ def test_a_plans_run_of_a_pipeline_has_the_peak_of_a_longer_step(foreseen):
     shown = micro_batches_of_a_run(8, pipeline_stages=3)
     assert shown < 8
     assert peak(shown) == peak(8) > peak(shown - 1)
+
+
+def test_of_a_pipeline_with_tensor_parallelism(foreseen):
+    """Its ranks divide what stages send to each other, unless they are told not to. Gradients are the same."""
+    topology = "topology=PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=1)"
+    source = "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology\n" + _PIPELINE.format(
+        evaluates=False
+    ).replace("num_stages=2", topology)
+
+    def gradients(divides):
+        run = foreseen(source, {"pipeline": {"pipe_partitioned": divides, "grad_partitioned": divides}}, world=4)
+        assert passes(step_of(run)) == ONCE
+        return max(moment.by_kind[KINDS.index("gradient")] for moment in live_bytes(run).moments)
+
+    assert gradients(divides=True) == gradients(divides=False) > 0
+
+
+def test_of_a_pipeline_with_two_stages_on_a_rank(foreseen):
+    source = _PIPELINE.format(evaluates=False).replace("PipelineModule", "DualPipeVModule")
+    source = source.replace("deepspeed.pipe import", "deepspeed import").replace("[nn.Linear", "[nn.Identity(), nn.Linear")
+    says = "DualPipeV cannot be foreseen, because each of its ranks has two stages and exchanges tensors both ways."
+    foreseen(source, {"gradient_accumulation_steps": 4}, says=says)
 
 
 def test_a_plans_run_of_a_pipeline_sends_as_much_as_a_longer_step(foreseen):

@@ -1,4 +1,7 @@
-"""A pipeline of equal blocks, with as many stages as ranks. A rank builds the blocks of its own stage alone."""
+"""A pipeline of equal blocks. A rank builds the blocks of its own stage alone.
+
+Ranks of tensor parallelism have the same blocks here, and divide the tensors that stages send to each other.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -7,12 +10,14 @@ import deepspeed
 import torch
 import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
 WIDTH, TOKENS, BLOCKS = 256, 64, 8
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)
+parser.add_argument("--stages", type=int, required=True)
 args = deepspeed.add_config_arguments(parser).parse_args()
 
 
@@ -35,9 +40,10 @@ def batches(samples: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 deepspeed.init_distributed()
+slices = deepspeed.comm.get_world_size() // args.stages
 model = PipelineModule(
     [LayerSpec(Block) for _ in range(BLOCKS)],
-    num_stages=deepspeed.comm.get_world_size(),
+    topology=PipeModelDataParallelTopology(num_pp=args.stages, num_mp=slices, num_dp=1),
     loss_fn=F.mse_loss,
     partition_method="uniform",
 )

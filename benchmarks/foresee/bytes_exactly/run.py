@@ -1,6 +1,6 @@
 """Compares the live bytes of foreseen runs with those of real CPU ranks, storage by storage.
 
-`python -m benchmarks.foresee.bytes_exactly.run [--worlds 2 4] [--stages 0 1 2 3] [--pipelines 2 4]`
+`python -m benchmarks.foresee.bytes_exactly.run [--worlds 2 4] [--stages 0 1 2 3] [--pipelines 2x1 4x1 2x2]`
 """
 
 import argparse
@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,14 @@ def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
     return rows
 
 
-def real(script: Path, config: Path, world: int, folder: Path) -> ForeseenRun:
+def real(script: Path, arguments: Sequence[str], world: int, folder: Path) -> ForeseenRun:
     """Runs real ranks over gloo, and returns the record of rank 0."""
     with reserved_port(folder / "locks") as port:
-        return _real(script, config, world, folder, port)
+        return _real(script, arguments, world, folder, port)
 
 
-def _real(script: Path, config: Path, world: int, folder: Path, port: int) -> ForeseenRun:
+def _real(script: Path, arguments: Sequence[str], world: int, folder: Path, port: int) -> ForeseenRun:
     order, result = folder / "order.json", folder / "real.json"
-    arguments = ["--deepspeed_config", str(config)]
     order.write_text(json.dumps({"script": str(script), "arguments": arguments, "steps": STEPS, "result": str(result)}))
     shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "LOCAL_SIZE": world, "MASTER_PORT": port}
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -126,19 +125,19 @@ class Foreseer:
         self._starter = starter_for(self._program(PROGRAM, []), folder, print)
         self.close = self._starter.close
 
-    def __call__(self, script: Path, config: Path, world: int) -> ForeseenRun:
-        program = self._program(script, ["--deepspeed_config", str(config)])
+    def __call__(self, script: Path, arguments: Sequence[str], world: int) -> ForeseenRun:
+        program = self._program(script, arguments)
         pretended = Pretended(world=world, ranks_per_host=world)
         run = foresee(program, {}, pretended, self._folder, self._starter, deadline_s=600, steps=STEPS)
         assert not run.stopped, run.stopped
         return run
 
     @staticmethod
-    def _program(script: Path, arguments: list[str]) -> Program:
+    def _program(script: Path, arguments: Sequence[str]) -> Program:
         return Program(
             interpreter=sys.executable,
             target={"script": script.name},
-            arguments=arguments,
+            arguments=list(arguments),
             passes_local_rank=False,
             model_dir=script.parent,
             environment=dict(os.environ),
@@ -148,31 +147,33 @@ class Foreseer:
 def transformers(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
     """Yields the comparison for each world, ZeRO stage and precision."""
     config = folder / "ds_config.json"
+    arguments = ["--deepspeed_config", str(config)]
     for world in options.worlds:
         for stage in options.stages:
             for precision in options.precisions:
                 accumulation = 2 if world == min(options.worlds) else 1
                 config.write_text(json.dumps(config_of(stage, precision, accumulation)))
-                measured = real(PROGRAM, config, world, folder)
+                measured = real(PROGRAM, arguments, world, folder)
                 case = {"world": world, "stage": stage, "precision": precision, "accumulation": accumulation}
-                yield {**case, **compare(foreseen(PROGRAM, config, world), measured)}
+                yield {**case, **compare(foreseen(PROGRAM, arguments, world), measured)}
 
 
 def pipelines(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
-    """Yields the comparison for each number of stages. The foreseen run has the micro-batches of a plan's run."""
+    """Yields the comparison for each pipeline. The foreseen run has the micro-batches of a plan's run."""
 
-    def steps_of(micro_batches: int) -> Path:
+    def arguments_of(stages: int, micro_batches: int) -> list[str]:
         config = folder / f"{micro_batches}.json"
         config.write_text(json.dumps(config_of(0, "fp32", micro_batches)))
-        return config
+        return ["--deepspeed_config", str(config), "--stages", str(stages)]
 
-    for stages in options.pipelines:
-        shown = micro_batches_of_a_run(MICRO_BATCHES, stages)
-        measured = peak_of(real(PIPELINE, steps_of(MICRO_BATCHES), stages, folder))
-        peak, of_two = (peak_of(foreseen(PIPELINE, steps_of(number), stages)) for number in (shown, 2))
-        case = {"stages": stages, "micro_batches": MICRO_BATCHES, "foreseen_micro_batches": shown}
+    for shape in options.pipelines:
+        stages, slices = map(int, shape.split("x"))
+        shown, world = micro_batches_of_a_run(MICRO_BATCHES, stages), stages * slices
+        measured = peak_of(real(PIPELINE, arguments_of(stages, MICRO_BATCHES), world, folder))
+        peak, of_two = (peak_of(foreseen(PIPELINE, arguments_of(stages, number), world)) for number in (shown, 2))
+        case = {"stages": stages, "tensor_parallel": slices, "micro_batches": MICRO_BATCHES}
         found = {"foreseen_peak": peak, "real_peak": measured, "difference": peak - measured}
-        yield {**case, **found, "foreseen_peak_of_two_micro_batches": of_two}
+        yield {**case, "foreseen_micro_batches": shown, **found, "foreseen_peak_of_two_micro_batches": of_two}
 
 
 def main() -> None:
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--stages", type=int, nargs="*", default=[0, 1, 2, 3])
     parser.add_argument("--precisions", nargs="*", default=["fp32", "bf16"])
-    parser.add_argument("--pipelines", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--pipelines", nargs="*", default=["2x1", "4x1", "2x2"], help="stages x tensor parallelism")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     found: dict[str, Any] = {"program": PROGRAM.name, "cases": [], "pipelines": []}

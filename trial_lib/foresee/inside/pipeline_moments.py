@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trial_lib.foresee.inside import memory_log
+from trial_lib.foresee.inside.asks import CannotForeseeError
 
 # By the names of the instructions in deepspeed/runtime/pipe/schedule.py. All others move tensors between stages.
 _MOMENTS = {
@@ -39,7 +40,14 @@ def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int
         engine: of a pipeline.
         begin: begins a moment, by its index in `MOMENTS` and that of its micro-batch in the step.
         stepped: called after each optimizer step, with the number of steps.
+
+    Raises:
+        CannotForeseeError: the schedule is another one.
     """
+    if type(engine).__name__ == "DualPipeVEngine":
+        raise CannotForeseeError(
+            "DualPipeV cannot be foreseen, because each of its ranks has two stages and exchanges tensors both ways."
+        )
     executions: Counter[str] = Counter()
     last = 0
 

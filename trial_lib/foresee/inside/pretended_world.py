@@ -1,10 +1,15 @@
 """The pretended world: a process group of N ranks in which only rank 0 exists (torch's fake process group)."""
 
+import functools
 from typing import Any
 
 import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.schedule import RecvGrad
+from deepspeed.runtime.utils import PartitionedTensor
 from torch.distributed import distributed_c10d
 
+from trial_lib.foresee.inside import pretended_device
 from trial_lib.intercept.stand_in import stand_in
 
 
@@ -37,3 +42,23 @@ def install(world: int) -> None:
 
     for name in ("barrier", "monitored_barrier"):
         stand_in(name, getattr(distributed_c10d, name), meets_at_once)
+    _receive_from_next_stage()
+
+
+def _receive_from_next_stage() -> None:
+    """Lets a stage of a pipeline know how a gradient is divided over its ranks of tensor parallelism.
+
+    The next stage sends that along. It is the division of the activation, which has the same shape.
+    """
+    receive = PipelineEngine._INSTRUCTION_MAP[RecvGrad]
+
+    @functools.wraps(receive)
+    def received(engine: Any, buffer_id: int) -> None:
+        receive(engine, buffer_id)
+        if engine.is_pipe_partitioned and engine.is_grad_partitioned:
+            division = engine.pipe_buffers["outputs"][buffer_id][0]
+            engine.grad_partition_grad_layer_meta_cache = division.to("cpu")
+
+    PipelineEngine._INSTRUCTION_MAP[RecvGrad] = received
+    # DeepSpeed took this default from the host's own accelerator, when it was imported.
+    PartitionedTensor.from_meta.__func__.__defaults__ = (pretended_device.NAME,)

@@ -11,8 +11,9 @@ from trial_lib.foresee.time.efficiencies import Efficiencies
 
 _BASE, _HOP_WITHIN, _HOP_BETWEEN = 8.4e-6, 3.4e-6, 14e-6
 # How often a whole tensor goes around a ring.
-_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1, "send": 1}
-COLLECTIVES = tuple(_ROUNDS)
+_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1, "all_to_all": 1}
+_SEND = "send"
+COLLECTIVES = (*_ROUNDS, _SEND)
 """The names in `OPERATIONS` of transfers between devices."""
 # A transfer to the host has to be set up by the driver, and small ones wait for it.
 _COPY_LATENCY = 10e-6
@@ -38,19 +39,21 @@ class Group:
         return -(-self.ranks // self.members)
 
 
-def group_of(ranks: int, replicas: int, world: int, cluster: Cluster) -> Group:
+def group_of(ranks: int, replicas: int, world: int, cluster: Cluster, stages: int = 1) -> Group:
     """Returns where the ranks of a collective are.
 
     Tensor and sequence parallelism take neighbouring ranks. The replicas of a model then are ranks at a distance, and a
-    host has fewer of a group's ranks than it has devices.
+    host has fewer of a group's ranks than it has devices. All ranks of a pipeline's stage are neighbours
+    (`PipeModelDataParallelTopology` in deepspeed/runtime/pipe/topology.py).
 
     Args:
         ranks: of the group.
         replicas: of the model. A group of so many ranks has them all.
         world: all ranks.
         cluster: their devices.
+        stages: of a pipeline; 1 without one.
     """
-    shards = max(1, world // max(1, replicas))
+    shards = max(1, world // max(1, replicas) // stages)
     members = max(1, cluster.per_host // shards) if ranks == replicas else cluster.per_host
     return Group(ranks, max(1, min(ranks, members)))
 
@@ -59,7 +62,8 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
     """Returns the seconds of a collective.
 
     Every hop of a ring carries the same bytes, so its slowest link decides. A ring leaves a host once, and several
-    rings share the host's adapters among its members.
+    rings share the host's adapters among its members. `send` is one hop, from a rank to another one of its group. If the
+    group has several hosts, some of its ranks send to another host, and the others wait for them.
 
     Args:
         kind: its name in `OPERATIONS`.
@@ -70,7 +74,12 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
     """
     if group.ranks < 2:
         return 0.0
-    device, rounds = cluster.device, _ROUNDS[kind]
+    device = cluster.device
+    if kind == _SEND:
+        if group.hosts == 1:
+            return _BASE + _HOP_WITHIN + size / (device.link * efficiencies.link.value)
+        return _BASE + _HOP_BETWEEN + size / (device.network * efficiencies.network.value)
+    rounds = _ROUNDS[kind]
     carried = size * rounds * (group.ranks - 1) / group.ranks
     within = carried / (device.link * efficiencies.link.value) if group.members > 1 else 0.0
     hops = rounds * (group.ranks - 1)

@@ -227,7 +227,7 @@ class _Layer:
 
     def _transfer(self, operation: Operation, kind: str, moment: str) -> None:
         run, timeline, zero = self._run, self._timeline, self._zero
-        group = group_of(operation.ranks, run.replicas, run.world, self._cluster)
+        group = group_of(operation.ranks, run.replicas, run.world, self._cluster, run.pipeline_stages)
         seconds = collective_seconds(kind, operation.moved, group, self._cluster, self._constants)
         self._busy["network" if group.hosts > 1 else "link"] += seconds
         self._busy["collective"] += self._constants.collective.value

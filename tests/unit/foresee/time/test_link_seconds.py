@@ -32,6 +32,14 @@ def test_small_collectives_cost_their_hops() -> None:
     assert collective_seconds("all_gather", 4 * GIGA, Group(1, 1), TWO_HOSTS, ALL) == 0.0
 
 
+def test_a_rank_sends_over_its_own_link_or_adapter() -> None:
+    """4.5 GB over 450 GB/s, and over 50 GB/s to another host. The other ranks of the group do not share them."""
+    within = collective_seconds("send", 4.5 * GIGA, Group(8, 8), TWO_HOSTS, ALL)
+    assert within == pytest.approx(10e-3 + 8.4e-6 + 3.4e-6)
+    between = collective_seconds("send", 4.5 * GIGA, Group(16, 8), TWO_HOSTS, ALL)
+    assert between == pytest.approx(90e-3 + 8.4e-6 + 14e-6)
+
+
 @pytest.mark.parametrize(
     ("ranks", "replicas", "members"),
     [(16, 16, 8), (8, 8, 4), (2, 8, 2), (4, 16, 4), (8, 16, 8), (2, 2, 1)],
@@ -41,6 +49,13 @@ def test_replicas_under_tensor_parallelism_are_apart_and_others_are_neighbours(
     ranks: int, replicas: int, members: int
 ) -> None:
     assert group_of(ranks, replicas, 16, TWO_HOSTS) == Group(ranks, members)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "stages", "members"), [(8, 2, 8), (4, 4, 4), (4, 2, 4)], ids=["two stages", "four stages", "with pairs"]
+)
+def test_replicas_of_a_stage_of_a_pipeline_are_neighbours(replicas: int, stages: int, members: int) -> None:
+    assert group_of(replicas, replicas, 16, TWO_HOSTS, stages) == Group(replicas, members)
 
 
 def test_pages_that_are_not_locked_are_slower() -> None:
