@@ -148,8 +148,8 @@ def test_of_a_pipeline_with_tensor_parallelism(foreseen):
 
 
 def test_of_a_pipeline_with_two_stages_on_a_rank(foreseen):
-    source = _PIPELINE.format(evaluates=False).replace("PipelineModule", "DualPipeVModule")
-    source = source.replace("deepspeed.pipe import", "deepspeed import").replace("[nn.Linear", "[nn.Identity(), nn.Linear")
+    source = _PIPELINE.format(evaluates=False).replace("layers = [", "layers = [nn.Identity(), ")
+    source = source.replace("PipelineModule", "DualPipeVModule").replace("deepspeed.pipe", "deepspeed")
     says = "DualPipeV cannot be foreseen, because each of its ranks has two stages and exchanges tensors both ways."
     foreseen(source, {"gradient_accumulation_steps": 4}, says=says)
 

@@ -186,7 +186,9 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
         return replace(made, replicas=replicas, is_pipeline=True, pipeline_stages=4)
 
     base = {**BASE, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
-    found = plan(_problem("h100-80gb:8", base=base), of_four_stages)
+    switch = RequestedKnob("program.--twice", (True, False), coarse=True)
+    problem = _problem("h100-80gb:8", base=base, requests=[switch], switches={"--twice": False})
+    found = plan(problem, of_four_stages)
     (devices,) = found.devices
     assert {arm.label for arm in devices.arms} == {"z0", "z1", "z1-offload-optimizer"}
     assert not any(arm.stopped for arm in devices.arms)
@@ -197,6 +199,7 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
     # sizes have so many, or no line would go through two of them.
     assert shown.pop("as-typed-of8") == 4
     assert set(shown.values()) == {5}
+    assert [name for name in shown if "as-typed" in name]
 
 
 def test_an_interrupt_ends_the_plan_between_runs() -> None:

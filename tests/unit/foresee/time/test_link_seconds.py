@@ -52,7 +52,9 @@ def test_replicas_under_tensor_parallelism_are_apart_and_others_are_neighbours(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "stages", "members"), [(8, 2, 8), (4, 4, 4), (4, 2, 4)], ids=["two stages", "four stages", "with pairs"]
+    ("replicas", "stages", "members"),
+    [(8, 2, 8), (4, 4, 4), (4, 2, 4)],
+    ids=["two stages", "four stages", "with pairs"],
 )
 def test_replicas_of_a_stage_of_a_pipeline_are_neighbours(replicas: int, stages: int, members: int) -> None:
     assert group_of(replicas, replicas, 16, TWO_HOSTS, stages) == Group(replicas, members)
