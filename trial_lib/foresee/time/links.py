@@ -62,8 +62,8 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
     """Returns the seconds of a collective.
 
     Every hop of a ring carries the same bytes, so its slowest link decides. A ring leaves a host once, and several
-    rings share the host's adapters among its members. `send` is one hop, from a rank to another one of its group. If the
-    group has several hosts, some of its ranks send to another host, and the others wait for them.
+    rings share the host's adapters among its members. `send` is one hop, from a rank to another one of its group. In a
+    group on several hosts, some ranks send to another host, and the others wait for them.
 
     Args:
         kind: its name in `OPERATIONS`.

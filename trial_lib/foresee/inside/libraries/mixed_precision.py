@@ -59,6 +59,13 @@ def _operator(name: str) -> Any:
     return None if packet is None else getattr(packet, overload or "default", None)
 
 
+def is_kept(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Returns whether torch keeps the copy of a tensor (`cached_cast` in aten/src/ATen/autocast_mode.cpp)."""
+    is_weight = tensor.is_leaf and tensor.requires_grad and not tensor._is_view()
+    is_lowered = tensor.dtype == torch.float32 != dtype
+    return is_weight and is_lowered and torch.is_autocast_cache_enabled()
+
+
 class _Casts:
     """The kernels, and the copies of weights."""
 
@@ -95,7 +102,7 @@ class _Casts:
             return value
         if not value.is_floating_point() or value.dtype == torch.float64 or value.device.type == "cpu":
             return value
-        if not (value.is_leaf and value.requires_grad and torch.is_autocast_cache_enabled()):
+        if not is_kept(value, dtype):
             return value.to(dtype)
         kept, copy = self._copies.get(id(value), (None, None))
         if kept is None or kept() is not value or copy is None or copy.dtype != dtype:
