@@ -6,7 +6,7 @@ import torch
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
 from torch._subclasses.fake_tensor import FakeTensor
 
-from trial_lib.foresee.inside import processor_kernels
+from trial_lib.foresee.inside import known_numbers, processor_kernels
 from trial_lib.foresee.inside.memory_log import BUFFER, MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 
@@ -54,7 +54,7 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
     if name in ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"):
         for each in _tensors(args[0]):
             memory.name(each, BUFFER)
-            vars(each).pop("_foreseen_known", None)
+            known_numbers.forget(each)
     kind, position = _KINDS.get(name, ("", 0))
     if kind:
         whole = sum(each.numel() * each.element_size() for each in _tensors(args[position]))

@@ -5,14 +5,13 @@ It sees every operator of torch, below autograd. The rules:
 * A tensor on the pretended device is fake. So are parameters (`torch.nn.Parameter`), from the moment in which they are
   made, and large blocks of the host that DeepSpeed's engine asks for. All results of fake tensors are fake.
 * Every other tensor is real: data sets, batches, masks and whatever else a program computes on the host.
-* A fake tensor that came from real numbers keeps them beside it (`_KNOWN`) while they are few or whole numbers. Results
-  of such tensors are computed as well, so a program that looks at its tokens or masks sees true values.
-* A number of a fake tensor without them is invented (`Asks`).
+* A program that looks at its tokens or masks sees true values (`known_numbers`). A number that is not known is invented
+  (`Asks`).
 
 Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +24,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.foresee.inside import collectives, output_memo, pretended_device, processor_kernels
+from trial_lib.foresee.inside import collectives, known_numbers, output_memo, pretended_device, processor_kernels
 from trial_lib.foresee.inside.asks import Asks, CannotForeseeError
+from trial_lib.foresee.inside.known_numbers import leaves, mapped
 from trial_lib.foresee.inside.memory_log import INPUT, PARAMETER, MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.program_lines import place_in_program
 
-_KNOWN = "_foreseen_known"
-_MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.
 _LARGE_BYTES = 2**12
@@ -167,8 +165,8 @@ class FakeTensors(TorchDispatchMode):
         args, kwargs = self._all_fake(func, args, kwargs)
         if operator.makes_views and type(args[0]) is FakeTensor:
             out = self._maker.views(func, args[0], args[1:], kwargs)
-            if _KNOWN in vars(args[0]):
-                self._keep_known(func, args, kwargs, args[:1], out)
+            if known_numbers.is_known(args[0]):
+                known_numbers.follow(func, args, kwargs, args[:1], out)
             return out
         tensors: list[torch.Tensor] = []
         key = None
@@ -191,7 +189,7 @@ class FakeTensors(TorchDispatchMode):
         else:
             for each in made:
                 (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
-        self._keep_known(func, args, kwargs, tensors, out)
+        known_numbers.follow(func, args, kwargs, tensors, out)
         return out
 
     def _shape_only(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
@@ -228,11 +226,11 @@ class FakeTensors(TorchDispatchMode):
                 "(torch.library.register_fake)."
             ) from None
         if key is None:
-            tensors = [each for each in _leaves((*args, *kwargs.values())) if isinstance(each, torch.Tensor)]
+            tensors = [each for each in leaves((*args, *kwargs.values())) if isinstance(each, torch.Tensor)]
         addresses = {each.untyped_storage()._cdata for each in tensors}
         new = [
             each
-            for each in _leaves((out,))
+            for each in leaves((out,))
             if isinstance(each, torch.Tensor) and each.untyped_storage()._cdata not in addresses
         ]
         cost = self._operations.cost(func, args, kwargs, tensors, new, out)
@@ -256,7 +254,7 @@ class FakeTensors(TorchDispatchMode):
         if len(devices) != 1 or "device" in kwargs or "out" in func._overloadname or not _has_shape_kernel(func):
             return None
         bare = {id(each): self._maker.bare(each) for each in tensors}
-        shaped_args, shaped = _mapped((args, kwargs), torch.Tensor, lambda each: bare[id(each)])
+        shaped_args, shaped = mapped((args, kwargs), torch.Tensor, lambda each: bare[id(each)])
         try:
             out = func(*shaped_args, **shaped)
         except (NotImplementedError, RuntimeError):
@@ -266,7 +264,7 @@ class FakeTensors(TorchDispatchMode):
         if entry is None:
             return None
         new = [
-            leaf for leaf, output in zip(_leaves((out,)), entry.outputs, strict=True) if output.how == output_memo.NEW
+            leaf for leaf, output in zip(leaves((out,)), entry.outputs, strict=True) if output.how == output_memo.NEW
         ]
         unique = {id(each): index for index, each in enumerate(tensors)}
         positions = [unique[address] for address in bare]
@@ -276,17 +274,17 @@ class FakeTensors(TorchDispatchMode):
 
     def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns the result of an operator whose shape follows from numbers, if they are known."""
-        real = _real_of((args, kwargs))
+        real = known_numbers.real_of((args, kwargs))
         if real is None:
             raise CannotForeseeError(
                 f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
                 f"{place_in_program()}."
             )
         result = func(*real[0], **real[1])
-        return _mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
+        return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
-        real = _real_of((args, kwargs))
+        real = known_numbers.real_of((args, kwargs))
         if real is not None:
             return func(*real[0], **real[1])
         question = _ASKS[func._opname]
@@ -303,7 +301,7 @@ class FakeTensors(TorchDispatchMode):
                 return args, kwargs
         is_mixed = False
         device = _CPU
-        for each in _leaves((*args, *kwargs.values())):
+        for each in leaves((*args, *kwargs.values())):
             if type(each) is FakeTensor:
                 if each._fake_device.type != "cpu":
                     device = each._fake_device
@@ -317,7 +315,7 @@ class FakeTensors(TorchDispatchMode):
         def fake(each: torch.Tensor) -> torch.Tensor:
             return each if isinstance(each, FakeTensor) else self.to_fake(each, _CPU if goes else device)
 
-        return _mapped((args, kwargs), torch.Tensor, fake)
+        return mapped((args, kwargs), torch.Tensor, fake)
 
     def to_fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Returns a fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
@@ -325,7 +323,7 @@ class FakeTensors(TorchDispatchMode):
         if device.type == pretended_device.NAME:
             self._memory.made(fake, INPUT)
             self._operations.moved_to_device(fake)
-        _keep(fake, real)
+        known_numbers.keep(fake, real)
         return fake
 
     def empty_on_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -340,94 +338,13 @@ class FakeTensors(TorchDispatchMode):
         self._memory.made(fake, PARAMETER)
         return fake
 
-    def _keep_known(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
-        """Computes the numbers of a result if those of its inputs are known, or forgets those that it overwrites."""
-        if not tensors:
-            return
-        for each in tensors:
-            if _KNOWN not in vars(each):
-                if func._schema.is_mutable:
-                    _forget(func, args, kwargs)
-                return
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            _forget(func, args, kwargs)
-            return
-        real = _real_of((args, kwargs))
-        if real is None:
-            return
-        result = func(*real[0], **real[1])
-        for fake, number in zip(_leaves((out,)), _leaves((result,)), strict=True):
-            if isinstance(fake, FakeTensor) and isinstance(number, torch.Tensor):
-                _keep(fake, number)
-
 
 def _has_shape_kernel(func: Any) -> bool:
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta")
 
 
-def _keep(fake: torch.Tensor, real: torch.Tensor) -> None:
-    has_fractions = real.dtype.is_floating_point or real.dtype.is_complex
-    if real.numel() <= (_MOST_KNOWN_FRACTIONS if has_fractions else _MOST_KNOWN_NUMBERS):
-        vars(fake)[_KNOWN] = real
-
-
-def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
-    """Returns the real tensor behind a fake one; None if it is not known."""
-    found: torch.Tensor | None = vars(fake).get(_KNOWN)
-    return found
-
-
-def _forget(func: Any, args: Any, kwargs: Any) -> None:
-    """Forgets the numbers of tensors that an operator writes to."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            for each in _leaves((value,)):
-                if isinstance(each, torch.Tensor):
-                    vars(each).pop(_KNOWN, None)
-
-
-def _real_of(value: Any) -> Any:
-    """Returns arguments with the known numbers in the place of fake tensors; None if some are unknown."""
-    missing = False
-
-    def real(each: torch.Tensor) -> torch.Tensor:
-        nonlocal missing
-        if not isinstance(each, FakeTensor):
-            return each
-        found = known_numbers(each)
-        missing |= found is None
-        return each if found is None else found
-
-    mapped = _mapped(value, torch.Tensor, real)
-    on_host = _mapped(mapped, torch.device, lambda _: torch.device("cpu"))
-    return None if missing else on_host
-
-
 def _device_in(args: Any, kwargs: Any) -> torch.device:
-    for each in _leaves((*args, *kwargs.values())):
+    for each in leaves((*args, *kwargs.values())):
         if isinstance(each, FakeTensor) and each.device.type == pretended_device.NAME:
             return each.device
     return torch.device("cpu")
-
-
-def _leaves(values: Sequence[Any]) -> list[Any]:
-    """Returns all values in lists and tuples."""
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found += _leaves(value)
-        else:
-            found.append(value)
-    return found
-
-
-def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Returns a value with everything of a kind in its lists, tuples and dictionaries replaced."""
-    if isinstance(value, kind):
-        return change(value)
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(each, kind, change) for each in value)
-    if type(value) is dict:
-        return {name: _mapped(each, kind, change) for name, each in value.items()}
-    return value

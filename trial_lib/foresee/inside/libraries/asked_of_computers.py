@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ReduceOp
 
 from trial_lib.foresee.inside.asks import Asks
-from trial_lib.foresee.inside.fake_tensors import known_numbers
+from trial_lib.foresee.inside.known_numbers import known_numbers
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
