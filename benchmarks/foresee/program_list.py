@@ -138,6 +138,35 @@ def _of_arms() -> list[Foreseeable]:
     return [_of_tests("transformer.py", label=label, config=config) for label, config in rows.items()]
 
 
+def _of_layouts() -> list[Foreseeable]:
+    """Programs whose ranks divide a model or a sample."""
+    folder = PROGRAMS / "layouts"
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    adam = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    automatic = {**CONFIG, **dict.fromkeys(sizes, "auto"), **adam}
+    trainer = BY_TRAINER.format("trainer.py", "").replace("ds_auto.json", "ds.json")
+    two_ranks_a_sample = {
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "PARALLELISM_CONFIG_SP_BACKEND": "deepspeed",
+        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": "sdpa",
+        "PARALLELISM_CONFIG_SP_SIZE": "2",
+    }
+    return [
+        _of_tests("sequences.py", "--sequence-ranks 2", folder=folder),
+        _of_tests("stages.py", "--pipeline_stages 2", folder=folder),
+        _typed("layouts/trainer.py", trainer, folder, config=automatic),
+        _typed(
+            "layouts/trainer.py with 2 ranks for a sample",
+            trainer,
+            folder,
+            config=automatic,
+            variables=two_ranks_a_sample,
+            world=2,
+        ),
+        _of_tests("train.py", label="(divided)", folder=PROGRAMS / "divided", config=_SPLIT),
+    ]
+
+
 def _of_trial_classes() -> list[Foreseeable]:
     folders = [EXAMPLES / name for name in ("custom_mpu", "custom_reducer", "gan_two_engines", "pipeline_parallel")]
     rows = [Foreseeable(f"examples/{each.name}", each, experiment="deepspeed.yaml", world=2) for each in folders]
@@ -175,6 +204,15 @@ def all_programs() -> list[Foreseeable]:
         _of_tests("pipeline.py", "--checkpoint_every 1", world=2),
         _of_tests("tensor_parallel.py", label="autotp_size 2, stage 1", config=_SPLIT),
         _of_tests("tensor_parallel.py", label="stage 3", config=STAGE_3),
+        *_of_layouts(),
+        _of_tests(
+            "train.py",
+            label="(kernel_packages)",
+            folder=PROGRAMS / "kernel_packages",
+            config={"zero_allow_untested_optimizer": True},
+        ),
+        _of_tests("train.py", label="(switched)", folder=PROGRAMS / "switched"),
+        _of_tests("train.py", label="(turned)", folder=PROGRAMS / "turned"),
         _of_tests("prepares.py", is_no_training="Its test makes the files that it begins with."),
         _of_tests("without_deepspeed.py", is_no_training="It trains without DeepSpeed."),
         _typed("varied_trainer.py", BY_TRAINER.format("varied_trainer.py", auto), PROGRAMS),

@@ -18,6 +18,7 @@ from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
 from trial_lib.launch.program import Program
 from trial_lib.slots.ports import reserved_port
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from trial_lib.wire.shared_segments import BUFFERS, FOLDER
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"
@@ -65,7 +66,12 @@ def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
 def real(script: Path, arguments: Sequence[str], world: int, folder: Path) -> ForeseenRun:
     """Runs real ranks over gloo, and returns the record of rank 0."""
     with reserved_port(folder / "locks") as port:
-        return _real(script, arguments, world, folder, port)
+        try:
+            return _real(script, arguments, world, folder, port)
+        finally:
+            # The ranks end without a word, and leave DeepSpeed's buffers behind.
+            for left in FOLDER.glob(f"{BUFFERS}*_{port}_*"):
+                left.unlink()
 
 
 def _real(script: Path, arguments: Sequence[str], world: int, folder: Path, port: int) -> ForeseenRun:

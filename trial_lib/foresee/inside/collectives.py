@@ -1,5 +1,6 @@
 """Collectives of the pretended world: they take no time, move nothing, and are noted with their bytes and group."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,6 +33,21 @@ _KINDS = {
     "recv_any_source_": ("send", 0),
 }
 
+_GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
+# What they write is of other ranks.
+_RECEIVE = (
+    "allgather_coalesced_",
+    "gather_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "scatter_",
+    "alltoall_",
+    "alltoall_base_",
+    "recv_",
+    "recv_any_source_",
+)
+
 
 def note(func: Any, args: Any, operations: OperationLog) -> None:
     """Notes a collective."""
@@ -47,13 +63,16 @@ def note(func: Any, args: Any, operations: OperationLog) -> None:
 def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory: MemoryLog) -> Any:
     """Notes a collective of fake tensors, and returns what its operator returns, with work that is done.
 
-    The numbers of a tensor that is broadcast or reduced stay known, as if all ranks had the same.
+    Known numbers of a tensor that is broadcast, reduced or gathered stay known, as if all ranks had the same.
     """
     note(func, args, operations)
     name = func._opname
-    if name in ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_"):
+    if name in _GATHER:
+        for gathered, given in _gathered(args):
+            memory.name(gathered, BUFFER)
+            known_numbers.gather(gathered, given)
+    elif name in _RECEIVE:
         for each in _tensors(args[0]):
-            memory.name(each, BUFFER)
             known_numbers.forget(each)
     kind, position = _KINDS.get(name, ("", 0))
     if kind:
@@ -62,6 +81,14 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
     work = FakeWork().boxed()
     returns = len(func._schema.returns)
     return work if returns == 1 else (args[0], work)
+
+
+def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields what a rank gathers, one tensor for all ranks or one for each, with what the rank gives."""
+    outputs, inputs = (each if isinstance(each, (list, tuple)) else [each] for each in args[:2])
+    for output, given in zip(outputs, inputs, strict=True):
+        for gathered in _tensors(output):
+            yield gathered, given
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
