@@ -10,6 +10,8 @@ import pytest
 from benchmarks.foresee.program_list import Foreseeable, all_programs
 from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
 from trial_lib.foresee.foreseen import starter_for
+from trial_lib.foresee.time.devices import Cluster, known_devices
+from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.wire.foreseen_run import KINDS, OPERATIONS, PLACES
 
 ROWS = {row.name: row for row in all_programs()}
@@ -47,6 +49,18 @@ def test_a_training_of_each_kind_is_foreseen(name, starter):
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in SHORT and name not in CANNOT])
 def test_every_training_is_foreseen(name, starter):
     expect_foreseen(ROWS[name], starter)
+
+
+def test_ranks_that_share_a_sample_are_of_one_replica(starter):
+    """ZeRO partitions over all of them. A step sends the tokens of a sample around, and reduces gradients."""
+    run = foresee_row(ROWS["sequences.py --sequence-ranks 2"], starter)
+    assert (run.stopped, run.world, run.replicas, run.sequence_ranks, run.zero_ranks) == ("", 8, 4, 2, 8)
+    assert run.tokens == 16
+    groups = {(OPERATIONS[each.kind], each.ranks) for each in run.operations if each.ranks > 1}
+    assert {("all_to_all", 2), ("all_gather", 8)} <= groups
+    parts = foresee_step(run, Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=8)).parts
+    assert parts["exchanging"] > 0
+    assert parts["reducing"] > 0
 
 
 def test_an_offloaded_optimizer_is_on_the_host(starter):

@@ -141,6 +141,7 @@ class ForeseenRun:
         micro_batch: samples of a forward pass.
         accumulation: micro-batches of an optimizer step.
         tokens: in a sample of the last batch; None if the batches show none.
+        sequence_ranks: ranks that share the tokens of a sample (Ulysses); 1 without it.
         parameters: of the whole model.
         trainable: of these, the parameters that are trained.
         ds_config: the configuration of the engine that trains.
@@ -176,6 +177,7 @@ class ForeseenRun:
     micro_batch: int = 1
     accumulation: int = 1
     tokens: int | None = None
+    sequence_ranks: int = 1
     parameters: int = 0
     trainable: int = 0
     ds_config: dict[str, Any] = field(default_factory=dict)
@@ -201,6 +203,12 @@ class ForeseenRun:
     imported: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     stopped: str = ""
+
+    @property
+    def zero_ranks(self) -> int:
+        """The ranks over which ZeRO partitions states, and which exchange gradients."""
+        # deepspeed/utils/groups.py: under Ulysses, those of all replicas.
+        return self.replicas * self.sequence_ranks
 
     def operations_by_moment(self) -> list[tuple[Moment, tuple[Operation, ...]]]:
         """Returns each moment with its operations."""

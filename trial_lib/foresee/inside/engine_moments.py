@@ -16,6 +16,7 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import tokens_per_row
+from trial_lib.measure.replicas import sequence_parallel_size
 
 
 class EngineMoments:
@@ -97,8 +98,9 @@ class EngineMoments:
             nonlocal trains_in_eval_mode
             trains_in_eval_mode &= not engine.module.training
             if torch.is_grad_enabled() and (engine.module.training or trains_in_eval_mode):
+                # Ulysses gives a rank its part of each sample.
                 tokens = tokens_per_row([args, kwargs])
-                self.tokens = self.tokens if tokens is None else tokens
+                self.tokens = self.tokens if tokens is None else tokens * sequence_parallel_size(engine)
                 self._begin(memory_log.FORWARD)
                 self._waits = True
                 self._note_data()

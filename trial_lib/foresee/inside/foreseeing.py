@@ -37,7 +37,7 @@ from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_in
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.replicas import replicas_of
+from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -179,6 +179,7 @@ class Foreseeing:
         )
         return {
             "replicas": replicas_of(engine),
+            "sequence_ranks": sequence_parallel_size(engine),
             "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
             "accumulation": int(engine.gradient_accumulation_steps()),
             "parameters": int(parameters),

@@ -36,10 +36,10 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
         for operation in run.operations[moment.operation : end]:
             kind = kind_of(operation)
             if kind in COLLECTIVES:
-                if operation.ranks != run.replicas:
+                if operation.ranks != run.zero_ranks:
                     operations.append(operation)
-                elif replicas > 1:
-                    operations.append(operation._replace(ranks=replicas))
+                elif replicas * run.sequence_ranks > 1:
+                    operations.append(operation._replace(ranks=replicas * run.sequence_ranks))
             elif _is_of_a_partition(operation, kind, names[index], run.stage):
                 operations.append(operation._replace(flops=operation.flops * share, moved=operation.moved * share))
             else:

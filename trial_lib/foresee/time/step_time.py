@@ -227,7 +227,7 @@ class _Layer:
 
     def _transfer(self, operation: Operation, kind: str, moment: str) -> None:
         run, timeline, zero = self._run, self._timeline, self._zero
-        group = group_of(operation.ranks, run.replicas, run.world, self._cluster, run.pipeline_stages)
+        group = group_of(operation.ranks, run.zero_ranks, run.world, self._cluster, run.pipeline_stages)
         seconds = collective_seconds(kind, operation.moved, group, self._cluster, self._constants)
         self._busy["network" if group.hosts > 1 else "link"] += seconds
         self._busy["collective"] += self._constants.collective.value
@@ -246,10 +246,10 @@ class _Layer:
             timeline.wait(end, part)
 
     def _part(self, operation: Operation, kind: str, moment: str) -> str:
-        of_replicas = operation.ranks == self._run.replicas
+        of_states = operation.ranks == self._run.zero_ranks
         if moment == "update":
             return "gathering" if kind in ("all_gather", "broadcast") else "reducing"
-        if not of_replicas or kind in ("all_to_all", "send"):
+        if not of_states or kind in ("all_to_all", "send"):
             return "exchanging"
         if kind in ("all_gather", "broadcast"):
             return "gathering"

@@ -105,7 +105,7 @@ def step_of(run: ForeseenRun) -> StepWork:
 
 def _without_reductions(operations: tuple[Operation, ...], run: ForeseenRun) -> tuple[Operation, ...]:
     kinds = ("all_reduce", "reduce_scatter", "broadcast", "to_host")
-    return tuple(each for each in operations if kind_of(each) not in kinds or each.ranks not in (1, run.replicas))
+    return tuple(each for each in operations if kind_of(each) not in kinds or each.ranks not in (1, run.zero_ranks))
 
 
 def loading_seconds(run: ForeseenRun) -> float:

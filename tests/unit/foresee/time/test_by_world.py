@@ -38,3 +38,13 @@ def test_groups_of_tensor_parallelism_stay() -> None:
     more = at_world(pairs, 8)
     assert [each.ranks for each in more.operations] == [2, 8]
     assert more.world == 16
+
+
+def test_groups_of_ranks_that_share_a_sample_stay_and_those_with_all_states_grow() -> None:
+    """Under Ulysses ZeRO partitions over the ranks of all replicas."""
+    work = [carried(0.5, "all_to_all", 2), carried(0.5, "all_gather", 8)]
+    shared = run_of(("forward", work), world=8, replicas=4, stage=3, sequence_ranks=2)
+    assert [each.ranks for each in at_world(shared, 8).operations] == [2, 16]
+    parts = foresee_step(shared, Cluster(device=DEVICE, hosts=1, per_host=8), EXACT).parts
+    assert parts["gathering"] > 0
+    assert parts["exchanging"] > 0
