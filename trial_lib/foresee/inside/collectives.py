@@ -34,7 +34,7 @@ _KINDS = {
 }
 
 _GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
-# What they write is of other ranks.
+# They write what other ranks have.
 _RECEIVE = (
     "allgather_coalesced_",
     "gather_",

@@ -52,6 +52,7 @@ class _Operator(NamedTuple):
         is_view: whether its results share the memory of its argument.
         makes_views: whether it is a view and leaves its argument as it is.
         repeats: whether its outputs follow from the shapes of its inputs.
+        fills: whether the numbers of its results follow from plain arguments.
         is_of_processor: whether a processor takes memory beside its results.
     """
 
@@ -61,6 +62,7 @@ class _Operator(NamedTuple):
     is_view: bool
     makes_views: bool
     repeats: bool
+    fills: bool
     is_of_processor: bool
 
     @classmethod
@@ -72,6 +74,7 @@ class _Operator(NamedTuple):
             func.is_view,
             func.is_view and torch.Tag.inplace_view not in func.tags,
             output_memo.can_repeat(func),
+            known_numbers.fills(func),
             func._opname in (processor_kernels.FORWARD, processor_kernels.BACKWARD),
         )
 
@@ -189,7 +192,10 @@ class FakeTensors(TorchDispatchMode):
         else:
             for each in made:
                 (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
-        known_numbers.follow(func, args, kwargs, tensors, out)
+        if operator.fills:
+            known_numbers.fill(func, args, kwargs, out)
+        else:
+            known_numbers.follow(func, args, kwargs, tensors, out)
         return out
 
     def _shape_only(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:

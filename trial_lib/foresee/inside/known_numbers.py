@@ -1,12 +1,10 @@
 """The real numbers behind fake tensors, where they are known.
 
-A fake tensor that came from real numbers, or was filled with one, keeps them beside it while they are few or whole
-numbers. Results of such tensors are computed as well. Memory into which an operator writes unknown numbers is unknown
-from then on, in all tensors that share it.
+A fake tensor that came from real numbers keeps them beside it while they are few or whole numbers. So does a short one
+that was filled with whole numbers, such as lengths. Results of such tensors are computed as well. Memory into which an
+operator writes unknown numbers is unknown from then on, in all tensors that share it.
 """
 
-import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _KNOWN = "_foreseen_known"
 _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
-# Operators whose results follow from shapes and plain arguments.
-_FILLS = re.compile(r"(new_)?(zeros|ones|full)(_like)?|arange|eye|linspace|scalar_tensor")
+# Operators whose results follow from plain arguments.
+_FILLS = frozenset(("zeros", "ones", "full", "arange", "scalar_tensor"))
+# Longer ones are masks and positions, which no program asks, and which take time in each pass.
+_MOST_FILLED = 2**10
+# Their results have numbers that nobody has written.
+_LEAVE_OPEN = ("empty", "new_empty", "resize")
 # More gathered numbers are not copied for each rank.
 _MOST_GATHERED = 2**20
 # Marks real memory whose numbers are no longer those of the fake one.
@@ -49,48 +51,77 @@ def _are_few(tensor: torch.Tensor) -> bool:
 
 def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
     """Computes the numbers of a result if those of its inputs are known, or forgets those that it overwrites."""
-    if _is_filled(func._opname):
-        _fill(func, args, kwargs, out)
-        return
     if not tensors:
         return
-    for each in tensors:
-        if not is_known(each):
-            if func._schema.is_mutable:
-                _forget_written(func, args, kwargs)
-            return
-    if torch.Tag.nondeterministic_seeded in func.tags:
-        _forget_written(func, args, kwargs)
+    result = _result(func, args, kwargs, out) if all(map(is_known, tensors)) else None
+    if result is None:
+        if func._schema.is_mutable:
+            _forget_written(func, args, kwargs)
         return
-    real = real_of((args, kwargs))
-    if real is None:
-        _forget_written(func, args, kwargs)
-        return
-    result = func(*real[0], **real[1])
     for fake, number in zip(leaves((out,)), leaves((result,)), strict=True):
         if isinstance(fake, FakeTensor) and isinstance(number, torch.Tensor):
             keep(fake, number)
 
 
-@functools.cache
-def _is_filled(operator: str) -> bool:
-    return _FILLS.fullmatch(operator) is not None
+def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Returns what an operator makes of known numbers; None if that stays unknown."""
+    if func.namespace != "aten" or func._opname.startswith(_LEAVE_OPEN):
+        return None
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    if not all(_are_few(each) for each in leaves((out,)) if isinstance(each, torch.Tensor)):
+        return None
+    real = real_of((args, kwargs))
+    return None if real is None else _computed(func, *real)
 
 
-def _fill(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    if isinstance(out, FakeTensor) and "out" not in kwargs and _are_few(out):
-        given = mapped((args, kwargs), torch.Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype))
-        args, kwargs = mapped(given, torch.device, lambda _: torch.device("cpu"))
-        vars(out)[_KNOWN] = func(*args, **kwargs)
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        # An operator of devices alone, or of types that the host has none for.
+        return None
+
+
+def fills(func: Any) -> bool:
+    """Returns whether the numbers of an operator's result follow from plain arguments."""
+    return func.namespace == "aten" and func._opname in _FILLS and not func._schema.is_mutable
+
+
+def fill(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Lets whole numbers that fill a short tensor be known."""
+    if out.numel() <= _MOST_FILLED and not (out.dtype.is_floating_point or out.dtype.is_complex):
+        real = _computed(func, *mapped((args, kwargs), torch.device, lambda _: torch.device("cpu")))
+        if real is not None:
+            keep(out, real)
+
+
+def take_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
+    """Gives a tensor the numbers of the one whose memory it takes. They are unknown if those are."""
+    vars(fake).pop(_KNOWN, None)
+    if is_known(other):
+        vars(fake)[_KNOWN] = vars(other)[_KNOWN]
 
 
 def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
-    """Lets the numbers of what a rank gathers be known if those that it gives are, as if all ranks had the same."""
+    """Lets gathered numbers be known if the rank's own are, as if all ranks gave the same.
+
+    Args:
+        gathered: gets the numbers of one rank, or of all in their order.
+        given: what this rank gives.
+    """
     known = known_numbers(given) if isinstance(given, FakeTensor) else given
+    memory = known_numbers(gathered) if isinstance(gathered, FakeTensor) else gathered
     times, rest = divmod(gathered.numel(), max(1, given.numel()))
-    forget(gathered)
-    if known is not None and not rest and gathered.numel() <= _MOST_GATHERED:
-        keep(gathered, known.detach().reshape(-1).repeat(times).reshape(gathered.shape))
+    if known is None or rest or gathered.numel() > _MOST_GATHERED:
+        forget(gathered)
+        return
+    numbers = known.detach().reshape(-1).repeat(times).reshape(gathered.shape)
+    if memory is not None:
+        # Its views have the same memory.
+        memory.detach().copy_(numbers)
+    elif gathered.numel() * gathered.element_size() == gathered.untyped_storage().nbytes():
+        keep(gathered, numbers)
 
 
 def forget(fake: torch.Tensor) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trial_lib.foresee.inside import known_numbers
 from trial_lib.foresee.inside.asks import CannotForeseeError
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.intercept.stand_in import stand_in
@@ -52,6 +53,8 @@ class _FusedLamb:
 def _note_lists(operations: OperationLog, tensors: list[list[torch.Tensor]]) -> None:
     """Notes an update that reads the first list, and reads and writes all others."""
     gradients, parameters, *states = tensors
+    for each in (one for part in (parameters, *states) for one in part):
+        known_numbers.forget(each)
     numbers = sum(each.numel() for each in parameters)
     read = sum(each.numel() * each.element_size() for each in gradients)
     written = sum(each.numel() * each.element_size() for part in (parameters, *states) for each in part)
@@ -72,6 +75,9 @@ class _HostOptimizer:
     def _note(self, *arguments: Any) -> None:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         parameter = tensors[0]
+        for each in tensors:
+            if each is not tensors[1]:
+                known_numbers.forget(each)
         moved = sum(each.numel() * each.element_size() * (1 if each is tensors[1] else 2) for each in tensors)
         self._operations.work("update", parameter, float(_ADAM_FLOPS * parameter.numel()), float(moved), True)
 

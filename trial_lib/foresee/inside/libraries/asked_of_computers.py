@@ -99,7 +99,7 @@ def _sum_over_ranks() -> None:
         finally:
             is_inside = False
         numbers = known_numbers(tensor) if isinstance(tensor, FakeTensor) else tensor
-        if numbers is not None and op == ReduceOp.SUM:
+        if numbers is not None and op == ReduceOp.SUM and numbers.dtype != torch.bool:
             numbers.detach().mul_(torch.distributed.get_world_size(group))
         return work
 

@@ -24,7 +24,7 @@ from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
-from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside import known_numbers, pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.operation_costs import bytes_of, class_of
 from trial_lib.foresee.inside.operation_log import OperationLog
@@ -93,6 +93,8 @@ def _note(operations: OperationLog, kernel: Any, arguments: list[Any]) -> None:
     tensors = {id(each): each for each in arguments if isinstance(each, torch.Tensor)}
     if not tensors:
         return
+    for each in tensors.values():
+        known_numbers.forget(each)
     largest = max(tensors.values(), key=bytes_of)
     moved = float(sum(map(bytes_of, tensors.values())))
     kind = OPERATIONS[class_of(_name(kernel))]

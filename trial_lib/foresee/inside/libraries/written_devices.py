@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside import known_numbers, pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
@@ -241,6 +241,7 @@ def _set_data_between_places(fake: FakeTensors) -> None:
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         if isinstance(tensor, FakeTensor) == isinstance(value, FakeTensor) and tensor.device.type == value.device.type:
             data.__set__(tensor, value)
+            known_numbers.take_memory(tensor, value)
             return
         made = value.detach() if isinstance(value, FakeTensor) else fake.to_fake(value.detach(), value.device)
         move_into(tensor, made.requires_grad_(tensor.requires_grad))
@@ -262,6 +263,7 @@ def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     """
     if tensor is moved:
         return
+    known_numbers.take_memory(tensor, moved)
     attributes = {**vars(tensor), **vars(moved)}
     moved.__dict__, tensor.__dict__ = vars(tensor), attributes
     # A fake parameter of a library's own class stays one.
