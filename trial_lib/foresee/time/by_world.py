@@ -25,7 +25,9 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
         return run
     if run.replicas == 1:
         raise ValueError("a run of one replica does not show what several send to each other")
-    share = run.replicas / replicas
+    share, world = run.replicas / replicas, run.world // run.replicas * replicas
+    # Stages of a pipeline send to each other in the group of all ranks.
+    grown = {run.world: world, run.zero_ranks: replicas * run.sequence_ranks}
     starts = [moment.operation for moment in run.moments]
     names = [MOMENTS[moment.name] for moment in run.moments]
     operations: list[Operation] = []
@@ -36,17 +38,16 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
         for operation in run.operations[moment.operation : end]:
             kind = kind_of(operation)
             if kind in COLLECTIVES:
-                if operation.ranks != run.zero_ranks:
-                    operations.append(operation)
-                elif replicas * run.sequence_ranks > 1:
-                    operations.append(operation._replace(ranks=replicas * run.sequence_ranks))
+                ranks = grown.get(operation.ranks, operation.ranks)
+                if ranks > 1 or operation.ranks == 1:
+                    operations.append(operation._replace(ranks=ranks))
             elif _is_of_a_partition(operation, kind, names[index], run.stage):
                 operations.append(operation._replace(flops=operation.flops * share, moved=operation.moved * share))
             else:
                 operations.append(operation)
     return replace(
         run,
-        world=run.world // run.replicas * replicas,
+        world=world,
         replicas=replicas,
         operations=tuple(operations),
         moments=tuple(moments),

@@ -48,3 +48,10 @@ def test_groups_of_ranks_that_share_a_sample_stay_and_those_with_all_states_grow
     parts = foresee_step(shared, Cluster(device=DEVICE, hosts=1, per_host=8), EXACT).parts
     assert parts["gathering"] > 0
     assert parts["exchanging"] > 0
+
+
+def test_stages_of_a_pipeline_send_in_the_group_of_all_ranks() -> None:
+    """On more hosts they are on different ones."""
+    work = [carried(0.5, "send", 8), carried(0.5, "all_reduce", 4)]
+    stages = run_of(("forward", work), world=8, replicas=4, is_pipeline=True, pipeline_stages=2)
+    assert [each.ranks for each in at_world(stages, 8).operations] == [16, 8]
