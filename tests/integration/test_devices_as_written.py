@@ -1,14 +1,12 @@
 """A foreseen program may write its device in each way that torch knows. All of them mean the pretended one."""
 
 import json
-import os
-import sys
 
 import pytest
+from foreseen_fixtures import program_named
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.time.work import step_of
-from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import OPERATIONS, PLACES
 
 _PROGRAM = """
@@ -101,14 +99,7 @@ def test_each_way_to_write_a_device_means_the_pretended_one(tmp_path, stage):
     (tmp_path / "train.py").write_text(_PROGRAM)
     config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
     (tmp_path / "ds_config.json").write_text(json.dumps({**config, "zero_optimization": {"stage": stage}}))
-    program = Program(
-        interpreter=sys.executable,
-        target={"script": "train.py"},
-        arguments=["--deepspeed_config", "ds_config.json"],
-        passes_local_rank=False,
-        model_dir=tmp_path,
-        environment=dict(os.environ),
-    )
+    program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
     starter = starter_for(program, tmp_path / "server", print)
     try:
         run = foresee(program, {}, Pretended(world=2, ranks_per_host=2), tmp_path / "run", starter, deadline_s=120.0)

@@ -1,38 +1,23 @@
 """The step of a foreseen run that stands for all others has each micro-batch once, however a program accumulates."""
 
 import json
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from foreseen_fixtures import PROGRAMS, program_named
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.live_bytes import live_bytes
 from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
 from trial_lib.foresee.time.work import step_of
-from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import KINDS, OPERATIONS
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
 ACCUMULATION = 3
 BASE = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": ACCUMULATION,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
 }
-
-
-def program_named(name, *arguments, folder=PROGRAMS, **variables):
-    return Program(
-        interpreter=sys.executable,
-        target={"script": name},
-        arguments=list(arguments),
-        passes_local_rank=False,
-        model_dir=folder,
-        environment={**os.environ, **variables},
-    )
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """Numbers that a foreseen program asks of its tensors: true ones where they follow from the code."""
 
 import json
-import os
-import sys
 
 import pytest
+from foreseen_fixtures import program_named
 
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.launch.program import Program
 
 WORLD = 2
 CONFIG = {
@@ -49,14 +47,7 @@ def starter(tmp_path_factory):
 def _program(folder, does):
     (folder / "train.py").write_text(TRAINING.format(does=does or "pass"))
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
-    return Program(
-        interpreter=sys.executable,
-        target={"script": "train.py"},
-        arguments=["--deepspeed_config", "ds_config.json"],
-        passes_local_rank=False,
-        model_dir=folder,
-        environment=dict(os.environ),
-    )
+    return program_named("train.py", "--deepspeed_config", "ds_config.json", folder=folder)
 
 
 @pytest.fixture

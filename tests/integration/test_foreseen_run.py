@@ -1,39 +1,24 @@
 """Foreseen runs: programs as users write them, as rank 0 of a world that is not there, and what their records say."""
 
 import json
-import os
 import shutil
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from foreseen_fixtures import PROGRAMS, program_named
 
 from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
-from trial_lib.launch.program import Program
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
 
 PASSES = ("forward", "backward")
-PROGRAMS = Path(__file__).parents[1] / "programs"
 BASE = {
     "train_micro_batch_size_per_gpu": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "gradient_clipping": 1.0,
 }
 BUCKETS = {"reduce_bucket_size": 100_000, "allgather_bucket_size": 100_000, "stage3_prefetch_bucket_size": 100_000}
-
-
-def program_named(name, *arguments, folder=PROGRAMS):
-    return Program(
-        interpreter=sys.executable,
-        target={"script": name},
-        arguments=list(arguments),
-        passes_local_rank=False,
-        model_dir=folder,
-        environment=dict(os.environ),
-    )
 
 
 @pytest.fixture(scope="module")
