@@ -31,6 +31,7 @@ from trial_lib.study.driver import StudyDriver  # noqa: E402
 from trial_lib.study.opening import open_study  # noqa: E402
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study  # noqa: E402
 from trial_lib.study.runner import Work  # noqa: E402
+from trial_lib.wire.imported import Import  # noqa: E402
 from trial_lib.wire.rank_order import RankOrder, SizeOrder  # noqa: E402
 
 REPLAY = ROOT / "benchmarks" / "replay"
@@ -112,7 +113,7 @@ class TableStarter:
         """Whether anything was compiled."""
         return False
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Has nothing to import."""
 
     def close(self) -> None:

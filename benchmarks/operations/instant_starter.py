@@ -10,6 +10,7 @@ from typing import Any
 
 from trial_lib.launch.processes import channel
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
+from trial_lib.wire.imported import Import
 from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 MIB = 2**20
@@ -43,7 +44,7 @@ class InstantStarter:
         """Has nothing to build."""
         return {}
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Has nothing to prime."""
 
     def close(self) -> None:

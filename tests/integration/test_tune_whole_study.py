@@ -18,6 +18,14 @@ from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.space.candidate_names import CandidateNames
 
+# Hugging Face's hub reads it when it is imported.
+SETS_A_VARIABLE = """\
+import os
+os.environ["HF_HOME"] = "/home/of/the/program"
+import huggingface_hub.constants
+print("hub in", huggingface_hub.constants.HF_HOME, flush=True)
+"""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -40,6 +48,8 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ran:
     zerotune = Zerotune(tmp_path_factory.mktemp("asha"), home, slots=2, program="--largest_micro_batch 300")
+    program = zerotune.model / "train.py"
+    program.write_text(SETS_A_VARIABLE + program.read_text())
     command = zerotune.start("asha", "-mt", "5", "--json")
     return Ran(zerotune, command, command.follow(timeout=600))
 
@@ -98,6 +108,11 @@ def test_the_folder_holds_the_whole_study(ran: Ran) -> None:
         assert trial.ds_config.exists()
         assert [Path(log) for log in result.logs] == [trial.log(0), trial.log(1)]
         assert all(Path(log).exists() for log in result.logs)
+
+
+def test_a_library_finds_the_variables_that_the_program_sets_before_it_imports_it(ran: Ran) -> None:
+    for number in ran.study.results:
+        assert "hub in /home/of/the/program\n" in ran.study.paths.trial(number).log(0).read_text()
 
 
 def test_max_trials_counts_the_profile_and_neither_the_submitted_configuration_nor_what_confirms(ran: Ran) -> None:

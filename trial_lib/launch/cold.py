@@ -16,6 +16,7 @@ from trial_lib.launch.processes import bootstrap, channel
 from trial_lib.launch.processes.config_check import Judgement
 from trial_lib.launch.processes.jit_builds import clear_stale_locks
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
+from trial_lib.wire.imported import Import
 
 
 class ColdStarter:
@@ -121,7 +122,7 @@ class ColdStarter:
             judged = pipe.read()
         return json.loads(judged) if judged else None
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Does nothing, because a new interpreter imports for itself."""
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
+from trial_lib.wire.imported import Import
 
 Note = Callable[[str], None]
 """Called with a sentence for the user when something delays trials."""
@@ -48,7 +49,7 @@ class Place(Protocol):
     def has_compiled(self) -> bool:
         """Whether it has compiled ops beside trials, whose times do not count then."""
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
     def close(self) -> None:
@@ -91,9 +92,9 @@ class ThisHost:
         """See `Place.has_compiled`."""
         return self._starter.has_compiled
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """See `Place.prime`."""
-        self._starter.prime(modules)
+        self._starter.prime(imported)
 
     def close(self) -> None:
         """See `Place.close`."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from trial_lib.launch.processes import channel, rank_process
 from trial_lib.launch.processes.config_check import Judgement
+from trial_lib.wire.imported import Import
 from trial_lib.wire.layer import Layer
 
 HOST, GUARD = "host", "guard"
@@ -198,7 +199,7 @@ class RankStarter(Protocol):
     def has_compiled(self) -> bool:
         """Whether ops were compiled beside trials."""
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from trial_lib.launch.processes import bootstrap, channel, rank_process
 from trial_lib.launch.processes.blas_threads import NUMBER
 from trial_lib.launch.processes.config_check import CHECK, CHECKED, Judgement
 from trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
+from trial_lib.wire.imported import Import, modules_in
 from trial_lib.wire.whole_files import open_own
 
 _CLOSE_S = 10
@@ -210,13 +211,14 @@ class WarmStarter:
         """See `RankStarter.has_compiled`."""
         return self._cold.has_compiled
 
-    def prime(self, modules: list[str], without: Sequence[str] = ()) -> None:
+    def prime(self, imported: Sequence[Import], without: Sequence[str] = ()) -> None:
         """Imports the modules of the profile trial in the server, except those that would keep it from forking.
 
         Args:
-            modules: the modules.
+            imported: the modules, each with the variables that the program had set before.
             without: modules that are left to the ranks, with those that import them.
         """
+        modules = modules_in(imported)
         with self._lock:
             if self._channel is None or self._doubt or self._primed.issuperset(modules):
                 return
@@ -225,7 +227,7 @@ class WarmStarter:
                 if self._doubt:
                     self._retire()
                     return
-                channel.send(self._channel, {"prime": modules, "without": list(without)})
+                channel.send(self._channel, {"prime": list(imported), "without": list(without)})
                 self._answer("primed")
                 self._primed.update(() if without else modules)
             except (OSError, EOFError):

@@ -1,18 +1,64 @@
-"""The modules that a rank has imported, for a fork server that is to have imported them before its forks."""
+"""What a rank imports, for a fork server that is to have imported it before its forks."""
 
+import contextlib
 import os
 import site
 import sys
 import sysconfig
 from pathlib import Path
 
+from trial_lib.secrets.by_name import redact
+from trial_lib.wire.imported import Import
 
-def imported_modules() -> list[str]:
-    """Returns the installed modules that this rank has imported, in the order of their import.
 
-    The user's own modules are left out. They may read the rank or a mapped variable at import, so each rank imports
-    them itself.
+class ImportedModules:
+    """The modules that a program imports, and the environment variables that it sets before.
+
+    A library may read a variable when it is imported, such as `HF_HOME`. The server then has to import it with the
+    program's value.
     """
+
+    def __init__(self) -> None:
+        self._environment: dict[str, str] = {}
+        self._changes: list[tuple[frozenset[str], dict[str, str | None]]] = []
+
+    def follow(self) -> None:
+        """Follows the environment from now on. Call it just before the program runs."""
+        self._environment = dict(os.environ)
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Finds no module. Python calls this before an import."""
+        if "." not in name and name not in sys.stdlib_module_names:
+            # Another thread may change the environment meanwhile. The next import shows it.
+            with contextlib.suppress(KeyError):
+                self._look()
+
+    def _look(self) -> None:
+        before, now = self._environment, dict(os.environ)
+        if before != now:
+            names = sorted(before.keys() | now.keys())
+            changed = {name: now.get(name) for name in names if before.get(name) != now.get(name)}
+            self._environment = now
+            self._changes.append((frozenset(sys.modules), changed))
+
+    def found(self) -> list[Import]:
+        """Returns the installed modules that are imported by now, in the order of their import.
+
+        The user's own modules are left out. They may read the rank or a mapped variable at import, so each rank imports
+        them itself. Variables that look like secrets are left out, because the list is kept.
+        """
+        found: list[Import] = []
+        changes = list(self._changes)
+        for name in _installed():
+            while changes and name not in changes[0][0]:
+                shown = {key: value for key, value in changes.pop(0)[1].items() if redact({key: value})[key] == value}
+                found += [shown] if shown else []
+            found.append(name)
+        return found
+
+
+def _installed() -> list[str]:
     standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     folders = {*standard, *site.getsitepackages(), site.getusersitepackages()}
     installed = tuple({f"{spelt}{os.sep}" for folder in folders for spelt in (folder, os.path.realpath(folder))})

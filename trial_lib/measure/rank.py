@@ -23,7 +23,7 @@ from trial_lib.leave_alone.own_swaps import swap_into_own_folder
 from trial_lib.leave_alone.timed_builds import note_builds
 from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
-from trial_lib.measure.imported_modules import imported_modules
+from trial_lib.measure.imported_modules import ImportedModules
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.next_size import NextSize
@@ -46,6 +46,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     order = RankOrder.from_json(payload)
     process = os.getpid()
     sizes: Any = None
+    imports = ImportedModules()
     scratch = Path(order.scratch)
     memory = NotedMemory(scratch)
     # Later sizes find the ops loaded, so the first folder has all builds.
@@ -62,7 +63,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         measurement["host"] = platform.node()
         measurement["files"] = sizes.way_of_files
         if size.with_profile and rank == 0:
-            measurement["imported"] = imported_modules()
+            measurement["imported"] = imports.found()
         write_whole(Path(size.measurements[rank]), json.dumps(measurement))
 
     def fail(error: BaseException) -> None:
@@ -78,6 +79,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         expected.expect(order.device)
         sizes = Sizes(order, rank, record, fail, end)
         sizes.install()
+        if rank == 0 and order.sizes[0].with_profile:
+            imports.follow()
         while _run_program(order, sizes, process):
             sizes.start_over()
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss

@@ -10,6 +10,7 @@ from trial_lib.deepspeed_config.divisibility import ModelShape
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.imported import Import
 from trial_lib.wire.traced_step import TracedStep
 
 
@@ -319,7 +320,8 @@ class TrialResult(FrozenRecord):
         program: its findings about the program.
         phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
         logs: paths of the ranks' logs, in rank order.
-        imported: modules that rank 0 imported from outside the model directory (only in a profile trial).
+        imported: modules that rank 0 imported from outside the model directory, and the variables that the program set
+            before (only in a profile trial).
         files: how ZeroTune protected the program's files: `layered`, or `intercepted` in Python (`launch.trial_files`).
             Empty if no rank has measured anything.
         trained_on: the kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
@@ -356,7 +358,7 @@ class TrialResult(FrozenRecord):
     program: ProgramProfile | None = None
     phases: dict[str, float] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
-    imported: list[str] = Field(default_factory=list)
+    imported: list[Import] = Field(default_factory=list)
     files: str = ""
     trained_on: str = ""
     host: str = ""

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from trial_lib.wire.imported import Import
+
 MOMENTS = ("initialize", "load", "forward", "backward", "update", "between")
 """The parts of a run. `load` fetches a micro-batch, `update` is the optimizer's step, `between` is all other code."""
 
@@ -167,7 +169,8 @@ class ForeseenRun:
         seconds: of the whole run.
         peak_bytes: of the process that foresaw.
         notes: sentences for the reader: what differs from a run on the device.
-        imported: installed modules that the program has imported, for a fork server to have them ahead.
+        imported: installed modules that the program has imported, for a fork server to have them ahead, and the
+            variables that it has set before.
         versions: of Python, torch, DeepSpeed and others in its process. Empty in records of earlier versions.
         stopped: why the program cannot be foreseen, in one sentence with its line; empty if it was.
     """
@@ -200,7 +203,7 @@ class ForeseenRun:
     seconds: float = 0.0
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
-    imported: tuple[str, ...] = ()
+    imported: tuple[Import, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     stopped: str = ""
 

@@ -32,7 +32,7 @@ from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import status_bytes
 from trial_lib.leave_alone import file_functions, trackers
 from trial_lib.measure.batches import program_options
-from trial_lib.measure.imported_modules import imported_modules
+from trial_lib.measure.imported_modules import ImportedModules
 from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
@@ -62,6 +62,7 @@ class Foreseeing:
         self._import_s = 0.0
         self._process_bytes = 0
         self._notes: list[str] = []
+        self._imports = ImportedModules()
         self._parameters: tuple[int, int] | None = None
         self._pipeline_stages = 0
 
@@ -84,6 +85,7 @@ class Foreseeing:
         self._operations.install()
         _fake_parameters(self._fake)
         self._follow_libraries()
+        self._imports.follow()
         self._fake.__enter__()  # type: ignore[no-untyped-call]
 
     def _follow_libraries(self) -> None:
@@ -163,7 +165,7 @@ class Foreseeing:
             data_bytes=self._moments.data_bytes,
             process_bytes=self._process_bytes,
             notes=tuple(self._notes),
-            imported=tuple(imported_modules()),
+            imported=tuple(self._imports.found()),
             versions=versions_here(),
             stopped=stopped,
         )

@@ -20,6 +20,7 @@ from trial_lib.launch.processes import asked_device, channel, config_check, rank
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
 from trial_lib.launch.processes.priming import doubt, import_all, prime
+from trial_lib.wire.imported import Import
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
@@ -31,7 +32,7 @@ _MOST_LEFT_OUT = 5
 
 
 class ForkServer:
-    """Answers the driver: `{"launch": request}` with a socket for the trial's guard, `{"prime": modules}`, or
+    """Answers the driver: `{"launch": request}` with a socket for the trial's guard, `{"prime": imports}`, or
     `{"check": request}` (see `config_check`).
     """
 
@@ -57,13 +58,13 @@ class ForkServer:
             else:
                 self._launch(message["launch"], descriptors)
 
-    def _prime(self, modules: list[str], without: set[str]) -> None:
-        """Imports `modules` while a fork stands by. If a module makes forks unsafe, the fork takes over.
+    def _prime(self, imported: list[Import], without: set[str]) -> None:
+        """Imports modules while a fork stands by. If a module makes forks unsafe, the fork takes over.
 
         The fork leaves out the module that spoilt its parent. If too many modules do so, it leaves out all of them.
 
         Args:
-            modules: the modules.
+            imported: the modules, with the variables that the program had set before.
             without: modules that are left to the ranks, with those that import them.
         """
         left_out: set[str] = set()
@@ -84,7 +85,7 @@ class ForkServer:
                 continue
             os.close(listen)
             with _importing():
-                spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(modules, left_out | without)
+                spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(imported, left_out | without)
             with open(tell, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
                 pipe.write(spoilt_by or "")
             if spoilt_by:

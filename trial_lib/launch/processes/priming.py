@@ -10,7 +10,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from trial_lib.intercept.stand_in import note_names
 from trial_lib.launch.processes import channel, config_check, jit_builds
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
+from trial_lib.wire.imported import Import
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
 _OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
@@ -98,28 +99,50 @@ class _SpoiltError(BaseException):
     """A module's import has made forks unsafe."""
 
 
-def import_all(modules: Iterable[str], left_out: set[str]) -> str | None:
+def import_all(imported: Iterable[Import], left_out: set[str]) -> str | None:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
     Args:
-        modules: the modules that the profile trial had imported.
+        imported: the modules that the profile trial had imported, with the variables that its program had set before.
         left_out: the modules that must not be imported.
 
     Returns:
         The module whose import has made forks of this process unsafe, or None.
     """
-    with _watched(left_out):
-        for name in modules:
-            if name in sys.modules:
+    with _watched(left_out), _own_environment():
+        for each in imported:
+            if isinstance(each, dict):
+                _set_variables(each)
+                continue
+            if each in sys.modules:
                 continue
             try:
-                importlib.import_module(name)
+                importlib.import_module(each)
             except _SpoiltError as spoilt:
                 return str(spoilt)
             except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
                 continue
     note_names()
     return None
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_environment() -> Iterator[None]:
+    """Takes back what changes in the environment. Each rank's program changes its own."""
+    own = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
 
 
 @contextlib.contextmanager

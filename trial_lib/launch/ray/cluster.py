@@ -15,6 +15,7 @@ from trial_lib.launch.hosts.hosts import is_this_host
 from trial_lib.launch.ray.host import HostSetup, RayHost
 from trial_lib.launch.ray.order import NAMESPACE, ClusterShare, actor_name
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.imported import Import
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
@@ -175,7 +176,7 @@ class RayCluster:
         self._setup = setup
         self._resource = resource
         self._actors: dict[str, Any] = {}
-        self._modules: list[str] = []
+        self._imported: Sequence[Import] = ()
         self.refresh()
 
     def refresh(self) -> None:
@@ -194,8 +195,8 @@ class RayCluster:
                 runtime_env=_SEES_ALL,
                 scheduling_strategy=_on(node_id),
             ).remote(self._setup)
-            if self._modules:
-                actors[node_id].prime.remote(self._modules)
+            if self._imported:
+                actors[node_id].prime.remote(self._imported)
         self._actors = actors
 
     def has_room_for(self, share: ClusterShare) -> bool:
@@ -203,11 +204,11 @@ class RayCluster:
         nodes = slots_by_node(share.resource)
         return sum(count >= share.slots for count in nodes.values()) >= share.hosts
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead on every host."""
-        self._modules = modules
+        self._imported = imported
         for actor in self._actors.values():
-            actor.prime.remote(modules)
+            actor.prime.remote(imported)
 
     def cancel(self, name: str | None = None) -> None:
         """Ends the ranks of one order on all hosts, or of all orders."""

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.free_host_memory import kernel_kills
+from trial_lib.wire.imported import Import
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 
@@ -97,9 +98,9 @@ class RayHost:
         warm.start()
         return warm
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead."""
-        self._starter.prime(modules)
+        self._starter.prime(imported)
 
     def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
         """Runs an order for one host to its end.

@@ -15,6 +15,7 @@ from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import TrialPlan, clear, take_result, unstarted, write_candidate, write_unstarted
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.wire.imported import Import
 from trial_lib.wire.whole_files import write_whole
 
 _POLL_S = 0.5
@@ -153,9 +154,9 @@ class RayPlace:
         """See `Place.has_compiled`. A host that joins builds before it runs a trial."""
         return False
 
-    def prime(self, modules: list[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """See `Place.prime`."""
-        self._cluster.prime(modules)
+        self._cluster.prime(imported)
 
     def close(self) -> None:
         """See `Place.close`."""

@@ -16,6 +16,7 @@ from trial_lib.study.known_program import varied_options
 from trial_lib.study.planning.open_plan import OpenPlan
 from trial_lib.wire.foresee_order import CUDA_PACKAGES
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.imported import Import
 
 _LOG = re.compile(r"; its log is (\S+)\.$")
 _LONGEST = 200
@@ -79,12 +80,12 @@ class Foreseer:
             del self._running[name]
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
-    def prime(self, modules: Sequence[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Has the modules of the program imported before the next run, once for all of them."""
         with self._starting:
             starter = None if self._is_closed else self._starter
         if starter is not None:
-            starter.prime(list(modules), without=CUDA_PACKAGES)
+            starter.prime(imported, without=CUDA_PACKAGES)
 
     def end(self, name: str) -> None:
         """Ends a run. It does nothing if no run of this name is under way."""

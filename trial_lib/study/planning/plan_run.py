@@ -24,6 +24,7 @@ from trial_lib.study.known_program import KnownProgram, require_switchable
 from trial_lib.study.planning.open_plan import DEVICE, OpenPlan, typed_overrides
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.imported import Import
 from trial_lib.wire.whole_files import write_whole
 
 
@@ -40,7 +41,7 @@ class ForeseesRuns(Protocol):
             asked: the devices that the program finds.
         """
 
-    def prime(self, modules: Sequence[str]) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Has the modules of the program imported before the next run."""
 
     def end(self, name: str) -> None:

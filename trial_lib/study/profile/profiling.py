@@ -6,13 +6,14 @@ a single sample (experts, BatchNorm, a contrastive loss). Such a model is profil
 last at its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.wire.imported import Import
 
 # Facts that only the run at a small size looks for, or that two sizes show better than one.
 _OF_THE_DATA = (
@@ -32,7 +33,7 @@ def run_profile(
     typed: TrialPlan,
     plan_for: Callable[[ProgramProfile, int], TrialPlan],
     run: Callable[[TrialPlan], TrialResult],
-    prime: Callable[[list[str]], None],
+    prime: Callable[[Sequence[Import]], None],
 ) -> TrialResult:
     """Runs the profile trial to its end.
 
@@ -43,7 +44,7 @@ def run_profile(
         typed: its first run, of the program as it was typed.
         plan_for: returns the run at a micro-batch size (samples), from what the first run has found.
         run: runs a plan.
-        prime: called with the modules that the first run has imported.
+        prime: called with what the first run has imported.
     """
     seen = run(typed)
     program = seen.program
@@ -60,13 +61,13 @@ def run_profile(
         plan = plan_for(program, size)
         result = run(plan)
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
-            return _kept(plan, result, program)
+            return _kept(plan, result, seen, program)
         failed = failed or result
         if result.outcome in _AT_EVERY_SIZE:
             break
     if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY:
         return failed
-    return _kept(plan_for(program, own), seen, program)
+    return _kept(plan_for(program, own), seen, seen, program)
 
 
 def sizes_below(own: int) -> Iterator[int]:
@@ -107,7 +108,7 @@ def _is_ignored(result: TrialResult) -> bool:
     return result.outcome is Outcome.INVALID and result.micro_batch_arrived is not None
 
 
-def _kept(plan: TrialPlan, result: TrialResult, typed: ProgramProfile) -> TrialResult:
+def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: ProgramProfile) -> TrialResult:
     """Writes a result as the trial's own, with what the run of the program as typed has found. Returns it."""
     of_the_data: dict[str, Any] = {}
     if result.program is not None:
@@ -115,6 +116,15 @@ def _kept(plan: TrialPlan, result: TrialResult, typed: ProgramProfile) -> TrialR
         # The run of the program as typed may have ended before its backward pass.
         of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
     program = typed.model_copy(update=of_the_data)
-    kept = result.model_copy(update={"program": program, "config_hash": plan.config_hash, "trial_id": plan.trial_id})
+    # A later run has found the modules of the first one imported, and not what the program had set before.
+    imported = [*seen.imported, *(each for each in result.imported if each not in seen.imported)]
+    kept = result.model_copy(
+        update={
+            "program": program,
+            "config_hash": plan.config_hash,
+            "trial_id": plan.trial_id,
+            "imported": imported,
+        }
+    )
     write_unstarted(plan, kept)
     return kept
