@@ -24,7 +24,7 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 BESIDE := $(patsubst %,tests/integration/test_%.py, \
     any_program foreseen_run training_distributed training_loop huggingface_trainer foreseen_programs training_resume \
     command_line plan measure_user_files rules_against_deepspeed accelerate program_facts measure_flops \
-    profile_as_typed precision loader_workers wrappers uv_run trial_class_trials doctor_command tensor_parallel \
+    profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
     losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
     estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \
     batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server)

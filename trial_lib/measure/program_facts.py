@@ -50,6 +50,7 @@ class ProgramFacts:
     switches: dict[str, Any] = field(default_factory=dict)
     refused_options: dict[str, str] = field(default_factory=dict)
     hands_over_two_configs: bool = False
+    resumed_stage: int | None = None
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
     loading: dict[str, Any] | None = None
@@ -121,6 +122,17 @@ class ProgramFacts:
             self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
         else:
             self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+
+    def note_resumed(self, ds_config: Any) -> None:
+        """Keeps the ZeRO stage of a checkpoint that the program resumes from, if the checkpoint says it.
+
+        Args:
+            ds_config: that the checkpoint was written with. None if the checkpoint has none.
+        """
+        zero = ds_config.get("zero_optimization") if isinstance(ds_config, Mapping) else None
+        stage = zero.get("stage", 0) if isinstance(zero, Mapping) else None
+        if isinstance(stage, int):
+            self.resumed_stage = stage
 
     def forget_options(self, names: Iterable[str]) -> None:
         """Forgets options of the Trainer that have no effect, because the code makes the object in its place."""

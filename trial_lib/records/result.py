@@ -147,6 +147,8 @@ class ProgramProfile(FrozenRecord):
         refused_options: options that the search varies and that the program's own parser would refuse, or a value of
             them, each with the reason as a clause.
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
+        resumed_stage: the ZeRO stage of a checkpoint of DeepSpeed's that the code resumes from. None if it resumes from
+            none, from a universal one, or from one that does not say.
         settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
             a configuration. Empty if unknown.
         formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
@@ -183,6 +185,7 @@ class ProgramProfile(FrozenRecord):
     switches: dict[str, bool | int | float | str] = Field(default_factory=dict)
     refused_options: dict[str, str] = Field(default_factory=dict)
     hands_over_two_configs: bool = False
+    resumed_stage: int | None = None
     settled: dict[str, Any] = Field(default_factory=dict)
     formats: list[str] = Field(default_factory=list)
     loading: Loading | None = None

@@ -13,6 +13,7 @@ from trial_lib.device.rank import expected
 from trial_lib.intercept.stand_in import stand_in
 from trial_lib.measure.ends.config_refusal import keys_named
 from trial_lib.measure.engine_roles import Followers, trains
+from trial_lib.measure.libraries import engine_checkpoints
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.turned.turning import Turning
 from trial_lib.wire.errors import InputError
@@ -21,7 +22,6 @@ from trial_lib.wire.errors import InputError
 _ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
 _CHECKPOINTING = "activation_checkpointing"
 _CHECKPOINTING_BY_CODE = ("partition_activations", "contiguous_checkpointing", "num_checkpoints", "checkpoint_in_cpu")
-_SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 
 
 class InitializeObserver(Protocol):
@@ -50,7 +50,7 @@ def intercept(
     observer: InitializeObserver,
     turned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes `deepspeed.initialize` merge the overrides in for engines that train, and stops all engines from saving.
+    """Makes `deepspeed.initialize` merge the overrides in for engines that train, and keeps checkpoints as they are.
 
     Args:
         overrides: a candidate's part of the DeepSpeed configuration.
@@ -58,7 +58,6 @@ def intercept(
         observer: gets the events about the engines.
         turned: the switches to turn in each model that trains. None for no switch.
     """
-    import deepspeed
     from deepspeed.moe.layer import MoE
 
     followers = Followers()
@@ -92,9 +91,7 @@ def intercept(
 
     stand_in("destroy_process_group", original_destroy, destroy_process_group)
     _configure_activation_checkpointing(overrides, facts)
-    for name in _SAVES:
-        if hasattr(deepspeed.DeepSpeedEngine, name):
-            setattr(deepspeed.DeepSpeedEngine, name, _saves_nothing)
+    engine_checkpoints.install(facts)
 
 
 def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
@@ -207,11 +204,6 @@ def _stand_in_for_initialize(
 
     initialize.__wrapped__ = original  # type: ignore[attr-defined]
     stand_in("initialize", original, initialize)
-
-
-def _saves_nothing(engine: Any, *args: Any, **kwargs: Any) -> bool:
-    """Replaces an engine's `save_checkpoint` and similar methods. A trial leaves the user's checkpoints alone."""
-    return True
 
 
 def in_a_trial(config: DeepSpeedConfig) -> DeepSpeedConfig:

@@ -22,6 +22,7 @@ from trial_lib.records.result import ProgramProfile
 from trial_lib.secrets.by_value import known_here
 from trial_lib.study.known_program import KnownProgram, require_switchable
 from trial_lib.study.planning.open_plan import DEVICE, OpenPlan, typed_overrides
+from trial_lib.study.profile.profile_report import program_notes
 from trial_lib.study.training_command import training_command
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.imported import Import
@@ -124,7 +125,13 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
-    notes = [*read.notes, *found.notes, *dict.fromkeys(note for run in found.runs.values() for note in run.notes)]
+    of_program = program_notes(ProgramProfile(**typed.program) if typed.program else None)
+    notes = [
+        *read.notes,
+        *found.notes,
+        *of_program,
+        *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
+    ]
     record = PlanRecord(
         plan_id=opened.plan_id,
         name=read.experiment.name,

@@ -67,12 +67,26 @@ def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots:
 
 def program_notes(program: ProgramProfile | None) -> list[str]:
     """Returns notes on the program that the user may want to act on, a sentence each."""
-    if program is None or not program.hands_over_two_configs:
+    if program is None:
         return []
-    return [
-        "The code hands deepspeed.initialize two configurations, one in `args` and one as `config`. Trials use "
-        "`config`. Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
-    ]
+    notes = [_TWO_CONFIGS] if program.hands_over_two_configs else []
+    if program.resumed_stage is not None:
+        # Stages 1 and 2 have one form (deepspeed/runtime/zero/stage_1_and_2.py).
+        can = "ZeRO 1 or 2" if program.resumed_stage in (1, 2) else f"ZeRO {program.resumed_stage}"
+        ranks = " on as many ranks as before" if program.resumed_stage else ""
+        notes.append(_RESUMES.format(program.resumed_stage, can, ranks))
+    return notes
+
+
+_TWO_CONFIGS = (
+    "The code hands deepspeed.initialize two configurations, one in `args` and one as `config`. Trials use `config`. "
+    "Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
+)
+_RESUMES = (
+    "The code resumes from a checkpoint of ZeRO {}. Trials load no weights and no states from it. DeepSpeed resumes it "
+    "with {} alone{}. Another answer needs it as a universal checkpoint (deepspeed/checkpoint/ds_to_universal.py), "
+    "or a new start."
+)
 
 
 def model_notes(profile: ModelProfile) -> list[str]:

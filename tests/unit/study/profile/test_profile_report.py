@@ -58,6 +58,14 @@ def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is()
     assert program_notes(ProgramProfile()) == program_notes(None) == []
 
 
+@pytest.mark.parametrize(("stage", "stages"), [(0, "ZeRO 0"), (1, "ZeRO 1 or 2"), (2, "ZeRO 1 or 2"), (3, "ZeRO 3")])
+def test_a_checkpoint_that_the_program_resumes_is_told_with_the_stages_that_can(stage: int, stages: str) -> None:
+    (note,) = program_notes(ProgramProfile(resumed_stage=stage))
+    assert f"from a checkpoint of ZeRO {stage}." in note
+    ranks = " on as many ranks as before" if stage else ""
+    assert f"DeepSpeed resumes it with {stages} alone{ranks}." in note
+
+
 @pytest.mark.parametrize(
     ("uncounted", "said"),
     [([], None), (["flash_attn::forward"], "of flash_attn::forward are"), (list("abcdef"), "a, b, c, d and 2 more")],
