@@ -1,10 +1,13 @@
-"""A rank whose program starts ranks of its own, in a way that its code does not show: the trial ends at once."""
+"""A rank whose program starts ranks of its own, in a way that its code does not show, or names where ranks meet."""
 
+import socket
 from pathlib import Path
 
 import pytest
+from conftest import PROGRAMS
 
 from trial_lib.records.result import Outcome
+from trial_lib.wire.step_window import StepWindow
 
 LAUNCHES = {
     "a launcher": (
@@ -34,6 +37,28 @@ def test_ranks_of_its_own_end_a_trial_at_once(trials, tmp_path: Path, kind: str)
     result = trials.run("train.py", model_dir=tmp_path, deadline_s=60)
     assert result.outcome is Outcome.INVALID
     assert said in result.reason
+
+
+MEETS = {
+    "a variable": "import os\nos.environ['MASTER_PORT'] = '{port}'",
+    "an address": "import torch.distributed as dist\n"
+    "dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=0, world_size=1)",
+    "a file": "import torch.distributed as dist\n"
+    "dist.init_process_group('gloo', init_method='file://{file}', rank=0, world_size=1)",
+}
+
+
+@pytest.mark.parametrize("way", MEETS)
+def test_a_port_in_the_code_is_replaced_by_the_trial_s_own(trials, tmp_path: Path, way: str) -> None:
+    """Another trial may run on the host."""
+    occupied = tmp_path / "occupied"
+    occupied.write_text("another group")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        meets = MEETS[way].format(port=other.getsockname()[1], file=occupied)
+        (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
+        (tmp_path / "train.py").write_text(f"{meets}\n{(PROGRAMS / 'plain.py').read_text()}")
+        result = trials.run("train.py", model_dir=tmp_path, window=StepWindow(1, 3, max_steps=2))
+    assert result.outcome is Outcome.COMPLETED, result.reason
 
 
 def test_workers_of_one_rank_of_several_may_be_started(trials, tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ _OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
 
 # The longest text for a table.
 _LONGEST_MESSAGE = 300
+# Exceptions that say nothing of a configuration, by name. The last four are of `torch.distributed`.
+_OF_NO_CONFIGURATION = {
+    *("ImportError", "ModuleNotFoundError"),
+    *("DistError", "DistBackendError", "DistNetworkError", "DistStoreError"),
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
         said = f"SystemExit: {message}; its last words: {_last_line(rank)}"
         return Outcome.CRASHED, f"The program ended by itself with {said}"
     sentence = f"{failure['type']}: {message}" if message else str(failure["type"])
-    if failure["in_initialize"] and failure["type"] not in ("ImportError", "ModuleNotFoundError"):
+    if failure["in_initialize"] and failure["type"] not in _OF_NO_CONFIGURATION:
         return Outcome.INVALID, f"{REFUSED} {failure.get('refusal') or sentence}"
     return Outcome.CRASHED, f"The program raised {sentence}"
 

@@ -158,7 +158,7 @@ def test_what_one_rank_measured_to_be_wrong_is_wrong_for_all(outcome):
     assert ended([rank(0, failure=failure("RuntimeError", PEER)), rank(1, wrong)]) == (outcome, "because")
 
 
-def test_an_error_in_initialize_is_deepspeeds_refusal_unless_something_is_not_installed():
+def test_an_error_in_initialize_is_deepspeeds_refusal_unless_it_says_nothing_of_the_configuration():
     refused = failure("AssertionError", "Check batch related parameters.", in_initialize=True)
     assert ended([rank(failure=refused)]) == (
         "invalid",
@@ -168,8 +168,8 @@ def test_an_error_in_initialize_is_deepspeeds_refusal_unless_something_is_not_in
     assert ended([rank(failure=named)])[1] == (
         "DeepSpeed refuses the configuration: train_batch_size: this is why. Change it. Log: rank0.log"
     )
-    missing = failure("ModuleNotFoundError", "No module named 'mpi4py'", in_initialize=True)
-    assert ended([rank(failure=missing)])[0] == "crashed"
+    for name, message in (("ModuleNotFoundError", "No module named 'mpi4py'"), ("DistNetworkError", "EADDRINUSE")):
+        assert ended([rank(failure=failure(name, message, in_initialize=True))])[0] == "crashed"
 
 
 def test_running_out_of_memory_in_initialize_is_no_refusal():
