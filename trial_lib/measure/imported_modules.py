@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trial_lib.secrets.by_name import redact
 from trial_lib.wire.imported import Import
+from trial_lib.wire.rank_place import PLACE
 
 
 class ImportedModules:
@@ -38,9 +39,10 @@ class ImportedModules:
         before, now = self._environment, dict(os.environ)
         if before != now:
             names = sorted(before.keys() | now.keys())
-            changed = {name: now.get(name) for name in names if before.get(name) != now.get(name)}
+            changed = {name: now.get(name) for name in names if before.get(name) != now.get(name) and name not in PLACE}
             self._environment = now
-            self._changes.append((frozenset(sys.modules), changed))
+            if changed:
+                self._changes.append((frozenset(sys.modules), changed))
 
     def found(self) -> list[Import]:
         """Returns the installed modules that are imported by now, in the order of their import.

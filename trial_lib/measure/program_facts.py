@@ -51,6 +51,7 @@ class ProgramFacts:
     refused_options: dict[str, str] = field(default_factory=dict)
     hands_over_two_configs: bool = False
     resumed_stage: int | None = None
+    devices_in_code: str = ""
     settled: dict[str, Any] = field(default_factory=dict)
     formats: list[str] = field(default_factory=list)
     loading: dict[str, Any] | None = None
@@ -122,6 +123,10 @@ class ProgramFacts:
             self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
         else:
             self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+
+    def note_devices(self, assignment: str) -> None:
+        """Keeps the first assignment by which the code names devices."""
+        self.devices_in_code = self.devices_in_code or assignment
 
     def note_resumed(self, ds_config: Any) -> None:
         """Keeps the ZeRO stage of a checkpoint that the program resumes from, if the checkpoint says it.

@@ -23,7 +23,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.flops import compiled_programs
 from trial_lib.leave_alone import file_functions, trackers
 from trial_lib.leave_alone.layered_files import LayeredFiles
-from trial_lib.measure import own_address
+from trial_lib.measure import own_place
 from trial_lib.measure.batches import program_options
 from trial_lib.measure.batches.batch_source import BatchSource
 from trial_lib.measure.batches.loader_batches import loader_batches
@@ -137,7 +137,7 @@ class Sizes:
             None if self._layered is None else self._layered.device,
         )
         trackers.install(self._scratch, self._files)
-        own_address.install()
+        own_place.install(facts.note_devices)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart())
         own_ends.install(lambda: self._closing)
         Watcher(lambda: self._closing, model_dir, order.patience_s).start()

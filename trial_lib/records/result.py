@@ -149,6 +149,8 @@ class ProgramProfile(FrozenRecord):
         hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
         resumed_stage: the ZeRO stage of a checkpoint of DeepSpeed's that the code resumes from. None if it resumes from
             none, from a universal one, or from one that does not say.
+        devices_in_code: the assignment by which the code names devices, such as `CUDA_VISIBLE_DEVICES=0`. Mostly
+            empty.
         settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
             a configuration. Empty if unknown.
         formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
@@ -186,6 +188,7 @@ class ProgramProfile(FrozenRecord):
     refused_options: dict[str, str] = Field(default_factory=dict)
     hands_over_two_configs: bool = False
     resumed_stage: int | None = None
+    devices_in_code: str = ""
     settled: dict[str, Any] = Field(default_factory=dict)
     formats: list[str] = Field(default_factory=list)
     loading: Loading | None = None

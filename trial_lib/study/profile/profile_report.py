@@ -70,6 +70,8 @@ def program_notes(program: ProgramProfile | None) -> list[str]:
     if program is None:
         return []
     notes = [_TWO_CONFIGS] if program.hands_over_two_configs else []
+    if program.devices_in_code:
+        notes.append(_DEVICES.format(program.devices_in_code))
     if program.resumed_stage is not None:
         # Stages 1 and 2 have one form (deepspeed/runtime/zero/stage_1_and_2.py).
         can = "ZeRO 1 or 2" if program.resumed_stage in (1, 2) else f"ZeRO {program.resumed_stage}"
@@ -81,6 +83,10 @@ def program_notes(program: ProgramProfile | None) -> list[str]:
 _TWO_CONFIGS = (
     "The code hands deepspeed.initialize two configurations, one in `args` and one as `config`. Trials use `config`. "
     "Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
+)
+_DEVICES = (
+    "The code sets {}. In a trial these numbers count the trial's own devices. To keep trials off a device, set the "
+    "variable before the command."
 )
 _RESUMES = (
     "The code resumes from a checkpoint of ZeRO {}. Trials load no weights and no states from it. DeepSpeed resumes it "

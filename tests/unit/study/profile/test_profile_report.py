@@ -58,6 +58,11 @@ def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is()
     assert program_notes(ProgramProfile()) == program_notes(None) == []
 
 
+def test_devices_in_the_code_are_told_with_what_their_numbers_mean() -> None:
+    (note,) = program_notes(ProgramProfile(devices_in_code="CUDA_VISIBLE_DEVICES=1"))
+    assert note.startswith("The code sets CUDA_VISIBLE_DEVICES=1. In a trial these numbers count the trial's own")
+
+
 @pytest.mark.parametrize(("stage", "stages"), [(0, "ZeRO 0"), (1, "ZeRO 1 or 2"), (2, "ZeRO 1 or 2"), (3, "ZeRO 3")])
 def test_a_checkpoint_that_the_program_resumes_is_told_with_the_stages_that_can(stage: int, stages: str) -> None:
     (note,) = program_notes(ProgramProfile(resumed_stage=stage))

@@ -1,0 +1,98 @@
+"""A program's code cannot move a trial's rank to a place that another trial may have."""
+
+import os
+from unittest import mock
+
+import pytest
+
+from trial_lib.measure.own_place import _keeping, own_devices, own_method
+
+OWN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", "CUDA_VISIBLE_DEVICES": "6,7"}
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The environment is that of a rank. What the code names as devices is in the list."""
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    noted: list[str] = []
+    monkeypatch.setattr(os.environ, "__class__", _keeping(OWN, noted.append))
+    return noted
+
+
+def place() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in OWN}
+
+
+def test_a_port_or_an_address_of_the_code_s_is_passed_over(noted: list[str]) -> None:
+    os.environ["MASTER_PORT"] = "29500"
+    os.environ.update(MASTER_ADDR="localhost", OTHER="1")
+    assert (place(), os.environ["OTHER"]) == (OWN, "1")
+    del os.environ["OTHER"], os.environ["MASTER_PORT"]
+    assert (place(), os.environ.get("OTHER")) == (OWN, None)
+    assert noted == []
+
+
+def test_a_number_of_the_code_s_counts_the_trial_s_devices(noted: list[str]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    os.environ.pop("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "6,7"
+    assert place() == OWN
+    assert noted == ["CUDA_VISIBLE_DEVICES=1"]
+
+
+def test_what_the_code_says_to_cuda_counts_for_hip(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {**OWN, "HIP_VISIBLE_DEVICES": "6,7"}
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6,7")
+    monkeypatch.setattr(os.environ, "__class__", _keeping(own, noted.append))
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    assert os.environ["HIP_VISIBLE_DEVICES"] == "7"
+
+
+def test_code_that_clears_the_environment_and_restores_it_keeps_the_place(noted: list[str]) -> None:
+    before = dict(os.environ)
+    with mock.patch.dict(os.environ, {"OTHER": "1"}, clear=True):
+        assert dict(os.environ) == {**OWN, "OTHER": "1"}
+        assert os.environ.popitem() == ("OTHER", "1")
+        with pytest.raises(KeyError):
+            os.environ.popitem()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "meant"),
+    [
+        ("0", "6,7", "6"),
+        ("1, 0", "6,7", "7,6"),
+        ("0,1,2,3", "6,7", "6,7"),
+        ("6,7", "6,7", "6,7"),
+        ("GPU-b", "GPU-a,GPU-b", "GPU-b"),
+        ("GPU-c", "GPU-a,GPU-b", "GPU-a,GPU-b"),
+        ("", "6,7", ""),
+        ("-1", "6,7", "-1"),
+    ],
+)
+def test_devices_that_the_code_names_are_among_the_trial_s(named: str, own: str, meant: str) -> None:
+    assert own_devices(named, own) == meant
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        (None, None),
+        ("env://", "env://"),
+        ("env://?rank=1", "env://?rank=1"),
+        ("tcp://10.0.0.1:23456", "tcp://127.0.0.1:29501"),
+        ("tcp://10.0.0.1:23456?rank=1&world_size=2", "tcp://127.0.0.1:29501?rank=1&world_size=2"),
+        ("file:///tmp/group", "tcp://127.0.0.1:29501"),
+    ],
+)
+def test_a_group_that_the_code_forms_elsewhere_meets_at_the_trial_s_address(
+    method: str | None, own: str | None
+) -> None:
+    assert own_method(method, OWN) == own
+
+
+def test_an_ipv6_address_stays_one_address() -> None:
+    assert own_method("tcp://[::2]:1", {**OWN, "MASTER_ADDR": "::1"}) == "tcp://[::1]:29501"
