@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.free_host_memory import kernel_kills
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -17,7 +18,6 @@ from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import HeldSlots, held_slots
-from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.metrics_file import MetricsReader
 from trial_lib.wire.rank_order import TrainingOrder
 

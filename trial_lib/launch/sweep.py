@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.free_host_memory import kernel_kills
 from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
 from trial_lib.launch.standing_ranks import told_of
@@ -37,7 +38,6 @@ from trial_lib.records.result import Outcome, TrialDevice, TrialResult
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
-from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.rank_order import KEPT, RankOrder
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 

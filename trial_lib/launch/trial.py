@@ -12,6 +12,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.free_host_memory import kernel_kills
 from trial_lib.launch.allocator_notes import allocator_note
 from trial_lib.launch.classify import classify, is_from_outside
 from trial_lib.launch.device_watch import tell_devices, watched
@@ -27,7 +28,6 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import bytes_shown
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
-from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
 from trial_lib.wire.shared_segments import OF_NCCL
 from trial_lib.wire.traced_step import TracedStep

@@ -7,9 +7,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from trial_lib.intercept.rank_place import PLACE
 from trial_lib.secrets.by_name import redact
 from trial_lib.wire.imported import Import
-from trial_lib.wire.rank_place import PLACE
 
 
 class ImportedModules:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import torch
 
+from trial_lib.intercept.rank_place import ADDRESS, DEVICES, NUMBERING, PORT
 from trial_lib.intercept.stand_in import stand_in
-from trial_lib.wire.rank_place import ADDRESS, DEVICES, NUMBERING, PORT
 
 # Not the numbers of ranks: `own_ranks` refuses a program that changes them to what cannot be.
 _KEPT = (ADDRESS, PORT, *DEVICES, *NUMBERING)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.rules import broken_rules
+from trial_lib.device.host.free_host_memory import available_bytes
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.foreseen_bytes import ForeseenArm
@@ -15,7 +16,6 @@ from trial_lib.records.units import bytes_shown
 from trial_lib.study.kept.history import Decided
 from trial_lib.study.runner import NotRun
 from trial_lib.study.setup import StudySetup
-from trial_lib.wire.free_host_memory import available_bytes
 
 
 class Admission:

@@ -1,7 +1,9 @@
 """The foreseen runs of one arm, and what follows from them for other devices and micro-batches. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 
 from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arms import PlanArm
@@ -165,3 +167,19 @@ def _divided(storage: Storage, share: float) -> Storage:
 def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
     """Returns a run of one replica as one of several that send each other nothing: the best that it can show."""
     return replace(run, replicas=replicas, world=run.world * replicas)
+
+
+def with_common_loading(runs: Mapping[str, ForeseenRun]) -> dict[str, ForeseenRun]:
+    """Returns the runs with the loading times of all runs that have their micro-batch size.
+
+    Loading is measured, and a run has only a few batches. An arm would otherwise look slow because another process
+    disturbed its run, or because its own batches came first.
+
+    Args:
+        runs: of one program, by name.
+    """
+    by_size: dict[int, list[float]] = {}
+    for run in runs.values():
+        by_size.setdefault(run.micro_batch, []).extend(run.loading_s)
+    common = {size: (median(seconds),) for size, seconds in by_size.items() if seconds}
+    return {name: replace(run, loading_s=common.get(run.micro_batch, ())) for name, run in runs.items()}

@@ -10,7 +10,7 @@ from trial_lib.command.switches import PROGRAM, own_switches
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.answer import answer_of, why_of
-from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.plan.arm_runs import ArmRuns, with_common_loading
 from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
 from trial_lib.foresee.plan.arms import (
     PlanArm,
@@ -23,7 +23,6 @@ from trial_lib.foresee.plan.arms import (
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest, largest
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
-from trial_lib.foresee.plan.loading import with_common_loading
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.foresee.plan.progress import PlanProgress, PlanWatch, paused_collector
 from trial_lib.foresee.plan.switch_values import SwitchValues

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.free_host_memory import kernel_kills
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
@@ -27,7 +28,6 @@ from trial_lib.records.result import TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
-from trial_lib.wire.free_host_memory import kernel_kills
 from trial_lib.wire.imported import Import
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 

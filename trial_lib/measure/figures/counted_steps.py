@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trial_lib.device.data_sheets import multiplied_in
+from trial_lib.device.host.free_host_memory import available_bytes
 from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.figures import precision
@@ -19,7 +20,6 @@ from trial_lib.measure.figures.precision import bytes_by_code
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
 from trial_lib.measure.replicas import part_of_replica, replicas_of
 from trial_lib.measure.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
-from trial_lib.wire.free_host_memory import available_bytes
 
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
 # more than these steps compile, compilation is a part of the training.

@@ -1,6 +1,7 @@
 """A model's profile from a foreseen run, in the place of a profile trial."""
 
 from trial_lib.device.host.base import Host
+from trial_lib.device.host.free_host_memory import available_bytes
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.foresee.memory.constants import outside_pytorch
 from trial_lib.foresee.time.kernels import ON_MATRIX_UNITS
@@ -8,7 +9,6 @@ from trial_lib.memory.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.records.result import ModelProfile
 from trial_lib.study.setup import StudySetup
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
-from trial_lib.wire.free_host_memory import available_bytes
 
 _MODEL_FLOPS = frozenset(map(OPERATIONS.index, ON_MATRIX_UNITS))
 _PASSES = frozenset(MOMENTS.index(name) for name in ("forward", "backward"))

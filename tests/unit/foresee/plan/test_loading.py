@@ -1,4 +1,4 @@
-from trial_lib.foresee.plan.loading import with_common_loading
+from trial_lib.foresee.plan.arm_runs import with_common_loading
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 
