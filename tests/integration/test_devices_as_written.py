@@ -12,6 +12,7 @@ from trial_lib.wire.foreseen_run import OPERATIONS, PLACES
 _PROGRAM = """
 import argparse
 import pickle
+import tempfile
 
 import deepspeed
 import torch
@@ -23,6 +24,9 @@ parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
 parser.add_argument("--local_rank", type=int, default=0)
 arguments = parser.parse_args()
 seen, here = [], torch.device("cuda", 0)
+file = f"{tempfile.mkdtemp()}/weights.pt"
+torch.save({"weight": torch.ones(4)}, file)
+assert torch.load(file)["weight"].device == torch.device("cpu")
 
 
 @torch.jit.script
@@ -59,6 +63,35 @@ def tensors(x):
     yield moved
     yield nn.Linear(4, 4, device="cuda").weight
     yield nn.Linear(4, 4).to("cuda").weight
+    yield torch.cuda.FloatTensor([1.0, 2.0])
+    yield torch.cuda.LongTensor(4)
+    yield torch.zeros(4).type(torch.cuda.HalfTensor)
+    yield torch.zeros(4).type("torch.cuda.HalfTensor")
+    for where in ("cuda", here, {"cpu": "cuda:0"}):
+        yield torch.load(file, map_location=where)["weight"]
+
+
+def casts(x):
+    weight = torch.zeros(4, 8, device="cuda")
+    lower = torch.autocast("cuda", dtype=torch.bfloat16)
+    with lower:
+        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cuda") == torch.get_autocast_gpu_dtype() == torch.bfloat16
+        yield x @ weight.t(), torch.bfloat16
+    yield lower(nn.functional.linear)(x, weight), torch.bfloat16
+    yield x @ weight.t(), torch.float32
+    with torch.autocast("cuda"):
+        yield x @ weight.t(), torch.float16
+    with torch.cuda.amp.autocast(dtype=torch.bfloat16):
+        yield x @ weight.t(), torch.bfloat16
+        yield InFull.apply(x.bfloat16()), torch.float32
+
+
+class InFull(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        return x * 2
 
 
 class Model(nn.Module):
@@ -71,6 +104,8 @@ class Model(nn.Module):
 
     def part(self, x):
         seen.append({each.device for each in tensors(x)})
+        wrong = [(number, made.dtype) for number, (made, wanted) in enumerate(casts(x)) if made.dtype != wanted]
+        assert not wrong, wrong
         heads = self.layer(x).to(torch.bfloat16).view(4, 1, 1, 8)
         return nn.functional.scaled_dot_product_attention(heads, heads, heads).view(4, 8).float()
 
@@ -81,6 +116,9 @@ assert isinstance(torch.default_generator, torch.Generator)
 assert isinstance(pickle.loads(pickle.dumps(torch.Generator())), torch.Generator)
 pinned = torch.zeros(1024, device=engine.device).new_zeros(2048, device="cpu", pin_memory=True)
 assert pinned.is_pinned()
+number = torch.zeros(1, device="cuda", dtype=torch.half)
+assert number.type() == "torch.cuda.HalfTensor" and torch.ones(1).type() == "torch.FloatTensor"
+assert isinstance(number, torch.cuda.HalfTensor) and not isinstance(number, torch.cuda.FloatTensor)
 pins = DataLoader(range(4), batch_size=4, collate_fn=lambda each: torch.zeros(4, pin_memory=True))
 assert next(iter(pins)).shape == (4,)
 torch.set_default_device("cuda")

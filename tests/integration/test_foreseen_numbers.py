@@ -77,6 +77,9 @@ def foreseen(starter, tmp_path):
         "assert both.tolist() == [1, 2, 0, 1]",
         "length = torch.full((1,), 16, device=device); length.data = torch.full((1,), 8, device=device); "
         "assert length.item() == 8",
+        # A training goes on if its numbers are finite.
+        "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
+        "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
     ],
 )
 def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
@@ -106,6 +109,25 @@ def test_what_is_not_known_is_asked_and_recorded(foreseen, does):
     stopped, asked = foreseen(does)
     assert stopped == ""
     assert [each.question for each in asked] == ["item"]
+
+
+def test_a_number_in_a_text_is_asked(foreseen):
+    stopped, asked = foreseen("assert f'{loss:.2f} {loss:>6.1e}' == '1.00 1.0e+00'; str(loss), f'{loss}'")
+    assert stopped == ""
+    assert [(each.question, each.count) for each in asked] == [("item", 2)]
+
+
+def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
+    does = (
+        "torch.cuda.memory_summary(); torch.cuda.memory._record_memory_history(); torch.cuda.memory._snapshot(); "
+        "torch.cuda.nvtx.range_push('step'); torch.cuda.nvtx.range_pop(); torch.cuda.profiler.start(); "
+        "assert torch.cuda.memory_stats()['reserved_bytes.all.peak'] == 0; "
+        "assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() > 0; "
+        "assert torch.get_device_module(device).max_memory_allocated() == torch.cuda.max_memory_allocated(); "
+        "torch.accelerator.synchronize(); torch.cuda.nccl.version(); torch.cuda.utilization(); "
+        "assert loss.is_cuda and not torch.ones(1).is_cuda"
+    )
+    assert foreseen(does) == ("", [])
 
 
 def test_numbers_that_a_kernel_of_the_device_writes_are_asked(foreseen):

@@ -20,8 +20,10 @@ from trial_lib.foresee.inside.engine_moments import EngineMoments
 from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
+    asked_numbers,
     asked_of_computers,
     checkpoint_headers,
+    cuda_functions,
     kernel_packages,
     mixed_precision,
     recurrent_layers,
@@ -90,7 +92,9 @@ class Foreseeing:
 
     def _follow_libraries(self) -> None:
         order = self._order
-        written_devices.install(self._fake, self._memory, order.device_bytes, order.ranks_per_host)
+        written_devices.install(self._fake, self._memory)
+        cuda_functions.install(self._memory, order.device_bytes, order.ranks_per_host)
+        asked_numbers.install()
         mixed_precision.install()
         recurrent_layers.install()
         kernel_packages.install(self._fake, self._operations)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside.libraries.saved_devices import SavedDevices, lands_on_device, with_tensors
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -178,21 +180,33 @@ def install(make: Make, fakes: FakeTensorMode) -> None:
 
 
 def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
-    original = torch.load
+    original, devices = torch.load, SavedDevices()
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.load`."""
+
+        def as_it_is() -> Any:
+            return devices.load(lambda: original(f, map_location, *args, **kwargs))
+
         is_path = isinstance(f, (str, os.PathLike))
         if not is_path or Path(f).stat().st_size < _SMALL_PICKLE_BYTES or str(map_location) == "meta":
-            return original(f, map_location, *args, **kwargs)
+            return as_it_is()
         try:
             with fakes:
                 loaded = original(f, "cpu", *args, **{**kwargs, "mmap": None})
         except (NotImplementedError, RuntimeError, pickle.UnpicklingError):
-            return original(f, map_location, *args, **kwargs)  # an older format, or one that torch refuses anyway
+            return as_it_is()  # an older format, or one that torch refuses anyway
         if not _are_weights(loaded):
-            return original(f, map_location, *args, **kwargs)
-        return _made_anew(loaded, make)
+            return as_it_is()
+
+        def made(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, FakeTensor):
+                return tensor
+            anew = make(tensor.shape, tensor.dtype)
+            is_there = lands_on_device(str(tensor.device), map_location)
+            return anew.to(pretended_device.device()) if is_there else anew
+
+        return with_tensors(loaded, made)
 
     stand_in("load", original, load)
 
@@ -215,21 +229,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _tensors(each)
-
-
-def _made_anew(value: Any, make: Make) -> Any:
-    """Returns the loaded value with tensors of the run's own. One that occurs twice stays one."""
-    made: dict[int, torch.Tensor] = {}
-
-    def anew(each: Any) -> Any:
-        if isinstance(each, FakeTensor):
-            if id(each) not in made:
-                made[id(each)] = make(each.shape, each.dtype)
-            return made[id(each)]
-        if isinstance(each, Mapping):
-            return type(each)((name, anew(inner)) for name, inner in each.items())  # type: ignore[call-arg]
-        if type(each) in (list, tuple):
-            return type(each)(anew(inner) for inner in each)
-        return each
-
-    return anew(value)

@@ -5,7 +5,6 @@ Each gets the answer of the pretended device. When an operator makes a tensor, t
 (`pretended_device.as_written`). This module has the functions that would fail before.
 """
 
-import contextlib
 import functools
 from typing import Any
 
@@ -20,19 +19,14 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.intercept.stand_in import stand_in
 
 _WRITTEN = frozenset((str, torch.device))
-# A data-centre GPU as programs see it. Some choose number formats and kernels by it.
-_CAPABILITY = (9, 0)
-_PROCESSORS = 132
 
 
-def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: int) -> None:
+def install(fake: FakeTensors, memory: MemoryLog) -> None:
     """Makes what programs write about devices mean the pretended one. Call it once, before the program runs.
 
     Args:
         fake: the mode of the run.
-        memory: the log, which answers questions about memory.
-        device_bytes: memory of the device.
-        devices: on a host.
+        memory: the log, which knows what is page-locked.
     """
     # Else torch runs the backward pass of the device in a thread of its own, in which no mode of this one counts.
     torch._C._set_multithreading_enabled(False)
@@ -40,90 +34,12 @@ def install(fake: FakeTensors, memory: MemoryLog, device_bytes: int, devices: in
     _replace_methods(memory)
     _read_devices_of_data()
     _read_devices_of_generators()
+    _read_devices_of_autocast()
+    FakeTensor.is_cuda = property(lambda tensor: tensor.device.type == pretended_device.NAME)  # type: ignore[assignment]
     _set_data_between_places(fake)
     torch.utils.swap_tensors = move_into
     # A copy of a fake tensor, as of a layer that a model repeats, belongs to the same mode.
     FakeTensorMode.__deepcopy__ = lambda mode, memo: mode  # type: ignore[attr-defined]
-    answers = _answers(memory, device_bytes, devices)
-    for name, answer in answers.items():
-        if hasattr(torch.cuda, name):
-            setattr(torch.cuda, name, answer)
-    # Bound when a package is imported that has kernels of its own, such as bitsandbytes.
-    setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
-    torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
-    for name in ("is_autocast_available", "is_autocast_enabled"):
-        _with_own_device(torch.amp if hasattr(torch.amp, name) else torch, name)
-
-
-def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, Any]:
-    """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
-
-    def always(value: Any) -> Any:
-        return lambda *args, **kwargs: value
-
-    stats = {"num_alloc_retries": 0, "num_ooms": 0}
-    answers: dict[str, Any] = {
-        "is_available": always(True),
-        "is_initialized": always(True),
-        "device_count": always(devices),
-        "current_device": always(0),
-        "is_bf16_supported": always(True),
-        "get_device_name": always("Foreseen device"),
-        "get_device_capability": always(_CAPABILITY),
-        "get_device_properties": always(_Properties(device_bytes)),
-        "mem_get_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
-        "memory_stats": lambda device=None: {
-            **stats,
-            "allocated_bytes.all.current": memory.live_bytes,
-            "allocated_bytes.all.peak": memory.peak_bytes,
-        },
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "initial_seed": lambda: torch.initial_seed(),
-        "_is_in_bad_fork": always(False),
-        "stream": contextlib.nullcontext,
-        "device": contextlib.nullcontext,
-    }
-    for name in ("memory_allocated", "memory_reserved", "memory_cached"):
-        answers[name] = lambda device=None: memory.live_bytes
-        answers[f"max_{name}"] = lambda device=None: memory.peak_bytes
-    for name in ("current_stream", "default_stream"):
-        answers[name] = lambda device=None: pretended_device.Stream()
-    for name in (
-        "set_device",
-        "set_stream",
-        "synchronize",
-        "empty_cache",
-        "ipc_collect",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "set_rng_state",
-        "set_rng_state_all",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-        "reset_max_memory_cached",
-        "set_per_process_memory_fraction",
-        "init",
-        "_lazy_init",
-    ):
-        answers[name] = always(None)
-    return answers
-
-
-class _Properties:
-    """What `torch.cuda.get_device_properties` returns."""
-
-    name = "Foreseen device"
-    major, minor = _CAPABILITY
-    multi_processor_count = _PROCESSORS
-    warp_size = 32
-    gcnArchName = ""  # noqa: N815 - torch's name
-    is_integrated = False
-
-    def __init__(self, total_memory: int) -> None:
-        self.total_memory = total_memory
 
 
 def _replace_methods(memory: MemoryLog) -> None:
@@ -155,17 +71,7 @@ def _replace_methods(memory: MemoryLog) -> None:
         setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name)))
 
 
-def _with_own_device(module: Any, name: str) -> None:
-    original = getattr(module, name)
-
-    def ask(device: Any = "cuda") -> Any:
-        """Replaces a question about automatic mixed precision."""
-        return original(_own(device))
-
-    setattr(module, name, ask)
-
-
-def _own(device: Any) -> Any:
+def own_device(device: Any) -> Any:
     """Returns the pretended device for one of CUDA, and anything else as it is."""
     if isinstance(device, str) and device.partition(":")[0] == "cuda":
         return pretended_device.NAME if device == "cuda" else f"{pretended_device.NAME}:0"
@@ -197,7 +103,7 @@ def _read_devices_of_data() -> None:
 
     def init(context: DeviceContext, device: Any) -> None:
         """Replaces `DeviceContext.__init__`."""
-        enter(context, _own(device))
+        enter(context, own_device(device))
 
     DeviceContext.__init__ = init  # type: ignore[method-assign, assignment]
 
@@ -206,9 +112,9 @@ def _reading(original: Any) -> Any:
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         if not _WRITTEN.isdisjoint(map(type, args)):
-            args = tuple(map(_own, args))
+            args = tuple(map(own_device, args))
         if "device" in kwargs:
-            kwargs["device"] = _own(kwargs["device"])
+            kwargs["device"] = own_device(kwargs["device"])
         # Data stays as it is: it is real, and small.
         kwargs.pop("pin_memory", None)
         return original(*args, **kwargs)
@@ -232,6 +138,42 @@ def _read_devices_of_generators() -> None:
             return original()
 
     stand_in("Generator", original, Generator)
+
+
+def _read_devices_of_autocast() -> None:
+    """Lets `torch.autocast("cuda")` cast on the pretended device, and questions about it have that answer."""
+    modes = torch.amp.autocast_mode
+    enter, cast = torch.autocast.__init__, modes._cast
+
+    def init(context: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        """Replaces `torch.autocast.__init__`."""
+        enter(context, own_device(device_type), *args, **kwargs)
+
+    def cast_to(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        """Replaces what `torch.amp.custom_fwd` calls."""
+        return cast(value, own_device(device_type), dtype)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign, assignment]
+    modes._cast = cast_to
+    # Where no device is given, torch means CUDA.
+    for name in ("is_autocast_available", "is_autocast_enabled", "get_autocast_dtype"):
+        original = getattr(torch, name, None) or getattr(modes, name)
+        stand_in(name, original, _of_own_device(original))
+    for name in ("set_autocast_enabled", "set_autocast_dtype"):
+        setattr(torch, name, _of_own_device(getattr(torch, name)))
+    torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype(pretended_device.NAME)
+    torch.set_autocast_gpu_dtype = lambda dtype: torch.set_autocast_dtype(pretended_device.NAME, dtype)
+    torch.set_autocast_dtype(pretended_device.NAME, torch.float16)
+
+
+def _of_own_device(original: Any) -> Any:
+    def function(*args: Any, device_type: str | None = None, **kwargs: Any) -> Any:
+        """Replaces a function of automatic mixed precision."""
+        if args and isinstance(args[0], str):
+            device_type, args = args[0], args[1:]
+        return original(own_device(device_type or "cuda"), *args, **kwargs)
+
+    return function
 
 
 def _set_data_between_places(fake: FakeTensors) -> None:

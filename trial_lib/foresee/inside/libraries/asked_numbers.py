@@ -1,0 +1,54 @@
+"""Numbers of a tensor that programs ask in ways of their own: in a text, and whether all are finite."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from trial_lib.foresee.inside import known_numbers
+from trial_lib.intercept.stand_in import stand_in
+
+_ALL_TRUE = "_foreseen_all_true"
+
+
+def install() -> None:
+    """Replaces the functions. Call it once, before the program runs."""
+    shown: Any = torch.Tensor.__format__
+
+    def format_(tensor: torch.Tensor, text: str) -> str:
+        """Replaces `Tensor.__format__`, which shows the number of a tensor that is not fake."""
+        is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0 and text
+        return format(tensor.item(), text) if is_number else shown(tensor, text)
+
+    FakeTensor.__format__ = format_  # type: ignore[method-assign]
+    for name, answering in (("isfinite", _finite), ("all", _all)):
+        original = getattr(torch, name)
+        stand_in(name, original, answering(original))
+        setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
+
+
+def _finite(original: Any) -> Callable[..., Any]:
+    def isfinite(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Replaces `torch.isfinite`. A healthy training has finite numbers."""
+        found = original(tensor, *args, **kwargs)
+        if isinstance(found, FakeTensor) and not known_numbers.is_known(found):
+            setattr(found, _ALL_TRUE, True)
+            if found.numel() == 1:
+                known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool))
+        return found
+
+    return isfinite
+
+
+def _all(original: Any) -> Callable[..., Any]:
+    def all_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Replaces `torch.all`."""
+        found = original(tensor, *args, **kwargs)
+        if isinstance(found, FakeTensor) and hasattr(tensor, _ALL_TRUE) and not known_numbers.is_known(found):
+            setattr(found, _ALL_TRUE, True)
+            if found.numel() == 1:
+                known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool))
+        return found
+
+    return all_

@@ -1,0 +1,197 @@
+"""What programs take from `torch.cuda` and `torch.accelerator` in a foreseen run: the pretended device answers."""
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside.memory_log import MemoryLog
+
+# A data-centre GPU as programs see it. Some choose number formats and kernels by it.
+_CAPABILITY = (9, 0)
+_PROCESSORS = 132
+_NCCL = (2, 27, 3)
+# Old types of tensors, by which Megatron's code makes some. Torch has them only where it is built for CUDA.
+_TYPES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "ByteTensor": torch.uint8,
+    "CharTensor": torch.int8,
+    "ShortTensor": torch.int16,
+    "IntTensor": torch.int32,
+    "LongTensor": torch.int64,
+    "BoolTensor": torch.bool,
+}
+
+
+def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
+    """Replaces the functions, under each module that has them.
+
+    Args:
+        memory: the log, which answers questions about memory.
+        device_bytes: memory of the device.
+        devices: on a host.
+    """
+    for name, answer in _answers(memory, device_bytes, devices).items():
+        for module in _modules():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+        if "memory" in name:
+            # What `torch.get_device_module` returns for a tensor's device.
+            setattr(getattr(torch, pretended_device.NAME), name, answer)
+    # Bound when a package is imported that has kernels of its own, such as bitsandbytes.
+    setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
+    torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
+    torch.cuda.nccl.version = lambda: _NCCL
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(torch.cuda.nvtx, name, _always(0))
+    for name in ("start", "stop"):
+        setattr(torch.cuda.profiler, name, _always(None))
+    _replace_types()
+
+
+def _modules() -> Iterator[ModuleType]:
+    yield from (torch.cuda, torch.cuda.memory, torch.cuda.random)
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:  # since torch 2.6
+        yield accelerator
+        if isinstance(getattr(accelerator, "memory", None), ModuleType):
+            yield accelerator.memory
+
+
+def _always(value: Any) -> Any:
+    return lambda *args, **kwargs: value
+
+
+def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, Any]:
+    """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
+    answers: dict[str, Any] = {
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "device_count": _always(devices),
+        "current_device": _always(0),
+        "is_bf16_supported": _always(True),
+        "get_device_name": _always("Foreseen device"),
+        "get_device_capability": _always(_CAPABILITY),
+        "get_device_properties": _always(_Properties(device_bytes)),
+        "mem_get_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
+        "get_memory_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
+        "memory_stats": lambda device=None: _Stats(
+            {
+                "allocated_bytes.all.current": memory.live_bytes,
+                "allocated_bytes.all.peak": memory.peak_bytes,
+            }
+        ),
+        "memory_summary": lambda device=None, abbreviated=False: f"{memory.live_bytes:,} bytes allocated (foreseen)",
+        "memory_snapshot": _always([]),
+        "_snapshot": _always({"segments": [], "device_traces": []}),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "initial_seed": lambda: torch.initial_seed(),
+        "_is_in_bad_fork": _always(False),
+        "stream": contextlib.nullcontext,
+        "device": contextlib.nullcontext,
+    }
+    for name in ("memory_allocated", "memory_reserved", "memory_cached"):
+        answers[name] = lambda device=None: memory.live_bytes
+        answers[f"max_{name}"] = lambda device=None: memory.peak_bytes
+    for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"):
+        answers[name] = _always(0)
+    for name in ("current_stream", "default_stream"):
+        answers[name] = lambda device=None: pretended_device.Stream()
+    for name in (
+        "set_device",
+        "set_stream",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "set_rng_state",
+        "set_rng_state_all",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+        "reset_accumulated_memory_stats",
+        "_record_memory_history",
+        "_dump_snapshot",
+        "set_per_process_memory_fraction",
+        "init",
+        "_lazy_init",
+    ):
+        answers[name] = _always(None)
+    return answers
+
+
+class _Stats(dict[str, int]):
+    """What `torch.cuda.memory_stats` returns. No figure is missing."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+class _Properties:
+    """What `torch.cuda.get_device_properties` returns."""
+
+    name = "Foreseen device"
+    major, minor = _CAPABILITY
+    multi_processor_count = _PROCESSORS
+    warp_size = 32
+    gcnArchName = ""  # noqa: N815 - torch's name
+    is_integrated = False
+
+    def __init__(self, total_memory: int) -> None:
+        self.total_memory = total_memory
+
+
+def _replace_types() -> None:
+    """Replaces the old types, and `Tensor.type`, which has their names."""
+    made = {name: _type_of(name, dtype) for name, dtype in _TYPES.items()}
+    for name, kind in made.items():
+        setattr(torch.cuda, name, kind)
+    named = {f"torch.cuda.{name}": dtype for name, dtype in _TYPES.items()}
+    names = {dtype: name for name, dtype in named.items()}
+    original: Any = torch.Tensor.type
+
+    def type_(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Replaces `Tensor.type`."""
+        is_on_device = tensor.device.type == pretended_device.NAME
+        if dtype is None and is_on_device and tensor.dtype in names:
+            return names[tensor.dtype]
+        wanted = (
+            named.get(dtype)
+            if isinstance(dtype, str)
+            else next((kind.dtype for kind in made.values() if kind is dtype), None)
+        )
+        if wanted is not None:
+            return tensor.to(pretended_device.device(), wanted)
+        return original(tensor, *(() if dtype is None else (dtype,)), *args, **kwargs)
+
+    torch.Tensor.type = type_  # type: ignore[method-assign, assignment]
+
+
+def _type_of(name: str, number_format: torch.dtype) -> Any:
+    class Kind(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            is_tensor = isinstance(instance, torch.Tensor) and instance.device.type == pretended_device.NAME
+            return is_tensor and instance.dtype == number_format
+
+    class Legacy(metaclass=Kind):
+        dtype = number_format
+
+        def __new__(cls, *numbers: Any) -> Any:
+            # Numbers are sizes, and one sequence has the values.
+            if len(numbers) == 1 and not isinstance(numbers[0], int) and not isinstance(numbers[0], torch.Size):
+                return torch.tensor(numbers[0], dtype=number_format, device=pretended_device.NAME)
+            sizes = numbers[0] if numbers and isinstance(numbers[0], torch.Size) else numbers or (0,)
+            return torch.empty(sizes, dtype=number_format, device=pretended_device.NAME)
+
+    Legacy.__name__ = Legacy.__qualname__ = name
+    return Legacy
