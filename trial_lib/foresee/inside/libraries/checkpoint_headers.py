@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trial_lib.foresee.inside import pretended_device
-from trial_lib.foresee.inside.libraries.saved_devices import SavedDevices, lands_on_device, with_tensors
+from trial_lib.foresee.inside.libraries.saved_devices import lands_on_device, load_real, with_tensors
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -180,13 +180,13 @@ def install(make: Make, fakes: FakeTensorMode) -> None:
 
 
 def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
-    original, devices = torch.load, SavedDevices()
+    original = torch.load
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.load`."""
 
         def as_it_is() -> Any:
-            return devices.load(lambda: original(f, map_location, *args, **kwargs))
+            return load_real(lambda: original(f, map_location, *args, **kwargs))
 
         is_path = isinstance(f, (str, os.PathLike))
         if not is_path or Path(f).stat().st_size < _SMALL_PICKLE_BYTES or str(map_location) == "meta":

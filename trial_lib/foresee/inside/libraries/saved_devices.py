@@ -3,6 +3,7 @@
 A file has the device of each tensor. `map_location` may name another one.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from trial_lib.foresee.inside import pretended_device
 
 _DEVICES = ("cuda", pretended_device.NAME)
+_of_device: dict[int, Any] = {}  # storages of the file that is being read, by their addresses
 
 
 def lands_on_device(saved_on: str, map_location: Any) -> bool:
@@ -26,33 +28,38 @@ def lands_on_device(saved_on: str, map_location: Any) -> bool:
     return isinstance(where, (str, torch.device)) and str(where).startswith(_DEVICES)
 
 
-class SavedDevices:
-    """Loads real tensors, and moves those of the device there. Make it once, because torch keeps a part of it."""
+def load_real(read: Callable[[], Any]) -> Any:
+    """Returns what a function reads from a file, with the tensors of the device there.
 
-    def __init__(self) -> None:
-        self._of_device: dict[int, Any] = {}
-        # Before torch's own rows, which begin with 10.
-        torch.serialization.register_package(1, lambda storage: None, self._deserialize)
+    Args:
+        read: calls torch's own `torch.load`.
+    """
+    _take_part()
+    _of_device.clear()
+    try:
+        value = read()
+        return with_tensors(value, _placed) if _of_device else value
+    finally:
+        _of_device.clear()
 
-    def _deserialize(self, storage: Any, location: str) -> Any:
-        if not location.startswith(_DEVICES):
-            return None
-        # The storage is kept, so that no other one gets its address.
-        self._of_device[storage.data_ptr()] = storage
-        return storage
 
-    def load(self, read: Callable[[], Any]) -> Any:
-        """Returns what a function reads from a file, with the tensors of the device there."""
-        self._of_device.clear()
-        try:
-            read_value = read()
-            return with_tensors(read_value, self._placed) if self._of_device else read_value
-        finally:
-            self._of_device.clear()
+@functools.cache
+def _take_part() -> None:
+    """Adds a row to torch's table of devices, once. Torch's own rows begin with 10."""
+    torch.serialization.register_package(5, lambda storage: None, _deserialized)
 
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_there = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._of_device
-        return tensor.to(pretended_device.device()) if is_there else tensor
+
+def _deserialized(storage: Any, location: str) -> Any:
+    if not location.startswith(_DEVICES):
+        return None
+    # The storage is kept, so that no other one gets its address.
+    _of_device[storage.data_ptr()] = storage
+    return storage
+
+
+def _placed(tensor: torch.Tensor) -> torch.Tensor:
+    is_there = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in _of_device
+    return tensor.to(pretended_device.device()) if is_there else tensor
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
