@@ -77,6 +77,12 @@ def foreseen(starter, tmp_path):
         "assert both.tolist() == [1, 2, 0, 1]",
         "length = torch.full((1,), 16, device=device); length.data = torch.full((1,), 8, device=device); "
         "assert length.item() == 8",
+        # The numbers are not known, and their places are.
+        "labels = torch.tensor([[1, -100, 2], [-100, -100, 3]]).to(device); hidden = engine(torch.ones(2, 3, 8)"
+        ".to(device)).expand(2, 3, 4); assert hidden[labels != -100].shape == (3, 4); "
+        "assert hidden[:, labels[0] != -100, 1:].shape == (2, 2, 3); "
+        "assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (12,); "
+        "hidden[labels != -100].sum().backward()",
         # A training goes on if its numbers are finite.
         "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
         "assert torch.isfinite(torch.empty(2**11, device=device)).all()",

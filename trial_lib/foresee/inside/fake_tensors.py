@@ -282,12 +282,32 @@ class FakeTensors(TorchDispatchMode):
         """Returns the result of an operator whose shape follows from numbers, if they are known."""
         real = known_numbers.real_of((args, kwargs))
         if real is None:
+            chosen = self._by_known_mask(func, args)
+            if chosen is not None:
+                return chosen
             raise CannotForeseeError(
                 f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
                 f"{place_in_program()}."
             )
         result = func(*real[0], **real[1])
         return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
+
+    def _by_known_mask(self, func: Any, args: Any) -> Any:
+        """Returns the unknown numbers that a known mask chooses, as places of labels do; None for anything else."""
+        if func is torch.ops.aten.index.Tensor:
+            places = known_numbers.places_of(args[1])
+            if places is None:
+                return None
+            where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
+            return self.fakes.dispatch(func, (FakeTensor,), (args[0], where), {})
+        if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
+            shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+            count = int(mask.broadcast_to(shape).sum())
+            return self.fakes.dispatch(torch.ops.aten.new_empty.default, (FakeTensor,), (args[0], [count]), {})
+        return None
+
+    def _fake_if_real(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.to_fake(tensor, device)
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         real = known_numbers.real_of((args, kwargs))

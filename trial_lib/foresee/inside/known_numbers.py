@@ -83,6 +83,24 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         return None
 
 
+def places_of(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
+    """Returns the indices of an operator with the places that masks choose; None if a mask is unknown.
+
+    Args:
+        indices: of `aten.index`. A mask has one index for each of its dimensions.
+    """
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+            continue
+        mask = known_numbers(index)
+        if mask is None:
+            return None
+        places += mask.nonzero(as_tuple=True)
+    return places
+
+
 def fills(func: Any) -> bool:
     """Returns whether the numbers of an operator's result follow from plain arguments."""
     return func.namespace == "aten" and func._opname in _FILLS and not func._schema.is_mutable

@@ -42,7 +42,19 @@ def install(world: int) -> None:
 
     for name in ("barrier", "monitored_barrier"):
         stand_in(name, getattr(distributed_c10d, name), meets_at_once)
+    stand_in("batch_isend_irecv", distributed_c10d.batch_isend_irecv, _each_by_itself)
     _receive_from_next_stage()
+
+
+def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
+    """Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device."""
+    peers = [
+        {"group_dst" if each.op is distributed_c10d.isend else "group_src": each.group_peer} for each in p2p_op_list
+    ]
+    return [
+        each.op(each.tensor, group=each.group, tag=each.tag, **peer)
+        for each, peer in zip(p2p_op_list, peers, strict=True)
+    ]
 
 
 def _receive_from_next_stage() -> None:

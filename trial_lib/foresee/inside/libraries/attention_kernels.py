@@ -7,6 +7,9 @@ those of torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, for a GPU
 The flash-attn package keeps the same tensors as torch's fused kernel, which stands for it. Its functions take tensors
 of shape (samples, positions, heads, numbers), or (tokens, heads, numbers) with the beginnings of the sequences. A model
 of transformers that asks for `flash_attention_2` gets torch's function (`sdpa`). The package need not be installed.
+
+The fused kernel also stands for torch's flexible attention, which compiles one of its own. A mask of blocks counts as a
+causal one: a half of the scores.
 """
 
 import functools
@@ -98,6 +101,7 @@ def install() -> None:
 
     stand_in("scaled_dot_product_attention", original, scaled_dot_product_attention)
     when_imported("flash_attn", _replace)
+    when_imported("torch.nn.attention.flex_attention", _replace_flexible)
     when_imported("transformers.modeling_utils", _choose_own_kernel)
 
 
@@ -115,6 +119,40 @@ def _choose_own_kernel(module: ModuleType) -> None:
         return original(model, attn_implementation, *args, **kwargs)
 
     setattr(model_class, _CHECK, check)
+
+
+def _replace_flexible(module: ModuleType) -> None:
+    original: Any = getattr(module, "flex_attention", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def flex_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Any = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        kernel_options: Any = None,
+        *,
+        return_aux: Any = None,
+    ) -> Any:
+        """Replaces `flex_attention`."""
+        if enable_gqa and key.shape[1] != query.shape[1] and query.dtype not in _HALF:
+            key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
+        is_partial = block_mask is not None
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=is_partial, scale=scale, enable_gqa=enable_gqa
+        )
+        of_rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        if return_aux is not None:
+            return out, module.AuxOutput(lse=of_rows, max_scores=of_rows)
+        return (out, of_rows) if return_lse else out
+
+    stand_in("flex_attention", original, flex_attention)
 
 
 def _replace(module: ModuleType) -> None:
