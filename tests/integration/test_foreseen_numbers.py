@@ -136,6 +136,19 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_flexible_attention_and_batched_sends_go_on(foreseen):
+    does = (
+        "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "
+        "heads = torch.zeros(2, 4, 128, 16, device=device, dtype=torch.bfloat16, requires_grad=True); "
+        "mask = create_block_mask(lambda sample, head, row, column: row >= column, None, None, 128, 128, 'cuda'); "
+        "out = torch.compile(flex_attention)(heads, heads[:, :2], heads[:, :2], block_mask=mask, enable_gqa=True); "
+        "out.float().sum().backward(); assert out.shape == heads.grad.shape; "
+        "sends = [dist.P2POp(dist.isend, loss.detach(), 1), dist.P2POp(dist.irecv, loss.detach(), 1)]; "
+        "[each.wait() for each in dist.batch_isend_irecv(sends)]"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_numbers_that_a_kernel_of_the_device_writes_are_asked(foreseen):
     """DeepSpeed's fused update writes a parameter, whatever numbers that began with."""
     does = "next(iter(engine.module.parameters())).sum().item()"

@@ -48,13 +48,11 @@ def install(world: int) -> None:
 
 def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
     """Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device."""
-    peers = [
-        {"group_dst" if each.op is distributed_c10d.isend else "group_src": each.group_peer} for each in p2p_op_list
-    ]
-    return [
-        each.op(each.tensor, group=each.group, tag=each.tag, **peer)
-        for each, peer in zip(p2p_op_list, peers, strict=True)
-    ]
+    works = []
+    for each in p2p_op_list:
+        peer = {"group_dst" if each.op is distributed_c10d.isend else "group_src": each.group_peer}
+        works.append(each.op(each.tensor, group=each.group, tag=each.tag, **peer))
+    return works
 
 
 def _receive_from_next_stage() -> None:
