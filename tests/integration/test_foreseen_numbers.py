@@ -83,6 +83,10 @@ def foreseen(starter, tmp_path):
         "assert hidden[:, labels[0] != -100, 1:].shape == (2, 2, 3); "
         "assert hidden.masked_select((labels != -100).unsqueeze(-1)).shape == (12,); "
         "hidden[labels != -100].sum().backward()",
+        # The lengths of the labels decide what the loss of speech keeps.
+        "scores = torch.randn(4, 2, 5, device=device, requires_grad=True); nn.functional.ctc_loss("
+        "scores.log_softmax(-1), torch.tensor([[1, 2], [3, 0]]).to(device), torch.tensor([4, 4]), "
+        "torch.tensor([2, 1])).backward(); assert scores.grad.shape == scores.shape",
         # A training goes on if its numbers are finite.
         "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
         "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
@@ -115,6 +119,16 @@ def test_what_is_not_known_is_asked_and_recorded(foreseen, does):
     stopped, asked = foreseen(does)
     assert stopped == ""
     assert [each.question for each in asked] == ["item"]
+
+
+def test_what_torchs_own_backward_pass_cannot_do_is_a_sentence_with_the_line(foreseen):
+    does = (
+        "table = torch.zeros(4, 2, device=device, requires_grad=True); rows = torch.tensor([1]).to(device); "
+        "nn.functional.embedding(rows, table, sparse=True).sum().backward()"
+    )
+    stopped, _ = foreseen(does)
+    assert stopped.startswith("NotImplementedError: Cannot access storage of SparseTensorImpl, at ")
+    assert stopped.endswith(f"train.py:{TRAINING.splitlines().index('    {does}') + 1}.")
 
 
 def test_a_number_in_a_text_is_asked(foreseen):

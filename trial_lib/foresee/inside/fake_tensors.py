@@ -11,7 +11,7 @@ It sees every operator of torch, below autograd. The rules:
 Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from trial_lib.foresee.inside.program_lines import place_in_program
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.
 _LARGE_BYTES = 2**12
+_SCORES_OF_SAMPLES = 3  # positions, samples, labels
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
@@ -79,12 +80,19 @@ class _Operator(NamedTuple):
         )
 
 
+def _is_in_node_of_torch() -> bool:
+    """Returns whether the backward pass of an operator of torch's own runs, and not that of the program's."""
+    node = torch._C._current_autograd_node()
+    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
 class FakeTensors(TorchDispatchMode):
     """The mode. Enter it once, before the program runs.
 
     Attributes:
         fakes: torch's mode, which works out shapes.
         in_engine: whether DeepSpeed's own code runs.
+        ends_with: called with an error in the backward pass of torch's own operators.
     """
 
     @classmethod
@@ -95,6 +103,7 @@ class FakeTensors(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.in_engine = False
+        self.ends_with: Callable[[BaseException], None] = lambda error: None
         self._memory, self._operations, self._asks = memory, operations, asks
         self._maker = output_memo.Maker(self.fakes)
         self._memo: dict[Any, output_memo.Entry] = {}
@@ -117,8 +126,14 @@ class FakeTensors(TorchDispatchMode):
             if types in self._refused:
                 return NotImplemented
             # A default device is a mode of Python's calls (torch.utils._device), which would see each look at a tensor.
-            with torch._C.DisableTorchFunction():
-                return self._fake(func, types, args, kwargs)
+            try:
+                with torch._C.DisableTorchFunction():
+                    return self._fake(func, types, args, kwargs)
+            except Exception as error:
+                if _is_in_node_of_torch():
+                    # Torch would abort the process.
+                    self.ends_with(error)
+                raise
         if types:
             return func(*args, **kwargs)
         return self._without_fakes(func, types, args, kwargs)
@@ -226,11 +241,13 @@ class FakeTensors(TorchDispatchMode):
             out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             out = self._by_known(func, args, kwargs)
-        except UnsupportedOperatorException:
-            raise CannotForeseeError(
-                f"{func} has no fake implementation, at {place_in_program()}. A kernel of your own can have one "
-                "(torch.library.register_fake)."
-            ) from None
+        except (UnsupportedOperatorException, NotImplementedError):
+            out = self._of_known_shape(func, args)
+            if out is None:
+                raise CannotForeseeError(
+                    f"{func} has no fake implementation, at {place_in_program()}. A kernel of your own can have one "
+                    "(torch.library.register_fake)."
+                ) from None
         if key is None:
             tensors = [each for each in leaves((*args, *kwargs.values())) if isinstance(each, torch.Tensor)]
         addresses = {each.untyped_storage()._cdata for each in tensors}
@@ -282,7 +299,7 @@ class FakeTensors(TorchDispatchMode):
         """Returns the result of an operator whose shape follows from numbers, if they are known."""
         real = known_numbers.real_of((args, kwargs))
         if real is None:
-            chosen = self._by_known_mask(func, args)
+            chosen = self._of_known_shape(func, args)
             if chosen is not None:
                 return chosen
             raise CannotForeseeError(
@@ -292,8 +309,8 @@ class FakeTensors(TorchDispatchMode):
         result = func(*real[0], **real[1])
         return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
 
-    def _by_known_mask(self, func: Any, args: Any) -> Any:
-        """Returns the unknown numbers that a known mask chooses, as places of labels do; None for anything else."""
+    def _of_known_shape(self, func: Any, args: Any) -> Any:
+        """Returns unknown numbers whose shape follows from a known mask or from known lengths; None for others."""
         if func is torch.ops.aten.index.Tensor:
             places = known_numbers.places_of(args[1])
             if places is None:
@@ -303,8 +320,19 @@ class FakeTensors(TorchDispatchMode):
         if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
             shape = torch.broadcast_shapes(args[0].shape, mask.shape)
             count = int(mask.broadcast_to(shape).sum())
-            return self.fakes.dispatch(torch.ops.aten.new_empty.default, (FakeTensor,), (args[0], [count]), {})
+            return self._new(args[0], [count])
+        if func._opname == "_ctc_loss" and args[0].dim() == _SCORES_OF_SAMPLES:
+            longest = known_numbers.largest(args[3])
+            if longest is not None:
+                # aten/src/ATen/native/cuda/LossCTC.cu: a blank stands around each label.
+                positions, samples = args[0].shape[:2]
+                return self._new(args[0], [samples]), self._new(args[0], [samples, positions, 2 * longest + 1])
+        if func._opname == "_ctc_loss_backward":
+            return self._new(args[1], list(args[1].shape))
         return None
+
+    def _new(self, tensor: torch.Tensor, shape: Sequence[int]) -> Any:
+        return self.fakes.dispatch(torch.ops.aten.new_empty.default, (FakeTensor,), (tensor, shape), {})
 
     def _fake_if_real(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.to_fake(tensor, device)

@@ -32,6 +32,7 @@ from trial_lib.foresee.inside.libraries import (
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import status_bytes
+from trial_lib.foresee.inside.program_lines import sentence_of
 from trial_lib.leave_alone import file_functions, trackers
 from trial_lib.measure.batches import program_options
 from trial_lib.measure.imported_modules import ImportedModules
@@ -59,6 +60,7 @@ class Foreseeing:
         self._plain_steps = PlainSteps(lambda outcome, reason: finished(reason))
         self._memory, self._operations, self._asks = MemoryLog(), OperationLog(), Asks()
         self._fake = FakeTensors(self._memory, self._operations, self._asks)
+        self._fake.ends_with = lambda error: finished(sentence_of(error))
         self._moments = EngineMoments(self._fake, self._memory, self._operations, self._stepped)
         self._engine: Any = None
         self._import_s = 0.0

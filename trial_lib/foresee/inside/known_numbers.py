@@ -101,6 +101,12 @@ def places_of(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | Non
     return places
 
 
+def largest(lengths: Sequence[int] | torch.Tensor) -> int | None:
+    """Returns the largest of some lengths; None if they are unknown."""
+    known = known_numbers(lengths) if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)
+    return None if known is None or not known.numel() else int(known.max())
+
+
 def fills(func: Any) -> bool:
     """Returns whether the numbers of an operator's result follow from plain arguments."""
     return func.namespace == "aten" and func._opname in _FILLS and not func._schema.is_mutable

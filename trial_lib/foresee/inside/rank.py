@@ -6,12 +6,11 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
-from trial_lib.foresee.inside.program_lines import is_of_program
+from trial_lib.foresee.inside.program_lines import line_of, sentence_of
 from trial_lib.leave_alone.noted_segments import NotedMemory
 from trial_lib.leave_alone.own_swaps import swap_into_own_folder
 from trial_lib.measure.user_program import run_program, say, without_own_frames
@@ -20,7 +19,6 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import write_whole
 
 _exit_now = os._exit
-_MOST_CHARACTERS = 300
 
 
 def run(payload: Mapping[str, Any], rank: int) -> None:
@@ -49,7 +47,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
 
     def gives_up() -> None:
         frame = sys._current_frames().get(main)
-        place = _innermost(traceback.walk_stack(frame))
+        place = line_of(traceback.walk_stack(frame))
         end(f"The program made no {order.steps} optimizer steps within {order.patience_s:g} s{place}.")
 
     main = threading.get_ident()
@@ -69,24 +67,6 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
             end(f"The program ended itself with {stop.code!r} before its first {order.steps} optimizer steps.")
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         say(without_own_frames(error))
-        end(_sentence(error))
+        end(sentence_of(error))
     began = "its last" if foreseeing.has_engine else "an engine, and so no"
     end(f"The program ended without {began} optimizer step of {order.steps}.")
-
-
-def _sentence(error: BaseException) -> str:
-    """Returns what went wrong, with the last line of the user's own code that led to it."""
-    text = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    if type(error).__name__ == "CannotForeseeError":
-        return said.split(": ", 1)[1]
-    place = _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
-    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}."
-
-
-def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Returns `, at FILE:LINE` of the first frame that may be the user's; empty if there is none."""
-    for frame, line in frames:
-        if is_of_program(frame.f_code.co_filename):
-            return f", at {frame.f_code.co_filename}:{line}"
-    return ""
