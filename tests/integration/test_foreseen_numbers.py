@@ -145,6 +145,7 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
         "assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() > 0; "
         "assert torch.get_device_module(device).max_memory_allocated() == torch.cuda.max_memory_allocated(); "
         "torch.accelerator.synchronize(); torch.cuda.nccl.version(); torch.cuda.utilization(); "
+        "assert int(torch.version.cuda.split('.')[0]) >= 12; "
         "assert loss.is_cuda and not torch.ones(1).is_cuda"
     )
     assert foreseen(does) == ("", [])

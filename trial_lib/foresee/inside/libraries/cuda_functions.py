@@ -14,6 +14,7 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 _CAPABILITY = (9, 0)
 _PROCESSORS = 132
 _NCCL = (2, 27, 3)
+_CUDA = "12.8"
 # Old types of tensors, by which Megatron's code makes some. Torch has them only where it is built for CUDA.
 _TYPES = {
     "FloatTensor": torch.float32,
@@ -48,6 +49,8 @@ def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
     setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
     torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
     torch.cuda.nccl.version = lambda: _NCCL
+    # The Trainer's `tf32`, for one, looks at it.
+    torch.version.cuda = _CUDA
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(torch.cuda.nvtx, name, _always(0))
     for name in ("start", "stop"):
