@@ -90,6 +90,19 @@ def foreseen(starter, tmp_path):
         # A training goes on if its numbers are finite.
         "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
         "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
+        "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
+        # No file has numbers that do not exist. The program finds what it has saved.
+        "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
+        "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "
+        "found = torch.load('saved.pt', map_location='cuda'); model.load_state_dict(found['model']); "
+        "assert found['step'] == 3 and found['model']['weight'].shape == (1, 8) and found['model']['weight'].is_cuda; "
+        "assert torch.load('whole.pt', weights_only=False).weight.shape == (1, 8)",
+        # A module of a file, too, lands on the device that the program names.
+        "import os, tempfile; path = os.path.join(tempfile.mkdtemp(), 'real.pt'); whole = torch.ones(8); "
+        "torch.save({'whole': whole, 'part': whole[2:5]}, path); before = torch.cuda.memory_allocated(); "
+        "found = torch.load(path, map_location='cuda'); assert found['part'].shape == (3,) and found['part'].is_cuda; "
+        "assert found['whole'].untyped_storage()._cdata == found['part'].untyped_storage()._cdata; "
+        "del found; assert torch.cuda.memory_allocated() == before",
     ],
 )
 def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
@@ -131,6 +144,26 @@ def test_what_torchs_own_backward_pass_cannot_do_is_a_sentence_with_the_line(for
     assert stopped.endswith(f"train.py:{TRAINING.splitlines().index('    {does}') + 1}.")
 
 
+def test_an_error_that_the_program_s_own_hook_catches_is_its_own(foreseen):
+    does = (
+        "failed = []; weight = torch.ones(3, device=device, requires_grad=True)\n"
+        "    def hook(gradient):\n"
+        "        try:\n"
+        "            gradient @ torch.ones(7, 7, device=device)\n"
+        "        except RuntimeError:\n"
+        "            failed.append(True)\n"
+        "    weight.register_hook(hook)\n"
+        "    (weight * 2).sum().backward()\n"
+        "    assert failed"
+    )
+    assert foreseen(does) == ("", [])
+
+
+def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
+    does = "are = torch.isfinite(torch.empty(2**11, device=device)); are[0] = False; bool(are.all())"
+    assert [each.answer for each in foreseen(does)[1]] == ["False"]
+
+
 def test_a_number_in_a_text_is_asked(foreseen):
     stopped, asked = foreseen("assert f'{loss:.2f} {loss:>6.1e}' == '1.00 1.0e+00'; str(loss), f'{loss}'")
     assert stopped == ""
@@ -141,7 +174,8 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
     does = (
         "torch.cuda.memory_summary(); torch.cuda.memory._record_memory_history(); torch.cuda.memory._snapshot(); "
         "torch.cuda.nvtx.range_push('step'); torch.cuda.nvtx.range_pop(); torch.cuda.profiler.start(); "
-        "assert torch.cuda.memory_stats()['reserved_bytes.all.peak'] == 0; "
+        "assert torch.cuda.memory_stats()['reserved_bytes.all.peak'] == torch.cuda.max_memory_reserved() > 0; "
+        "assert torch.cuda.memory_stats()['inactive_split.all.peak'] == 0; torch.cuda.device_of(loss).__enter__(); "
         "assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() > 0; "
         "assert torch.get_device_module(device).max_memory_allocated() == torch.cuda.max_memory_allocated(); "
         "torch.accelerator.synchronize(); torch.cuda.nccl.version(); torch.cuda.utilization(); "

@@ -11,7 +11,10 @@ It sees every operator of torch, below autograd. The rules:
 Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
 """
 
+import os
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +37,9 @@ from trial_lib.foresee.inside.program_lines import place_in_program
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.
 _LARGE_BYTES = 2**12
+_OWN = f"{os.sep}trial_lib{os.sep}"
+# What calls the backward pass (torch/autograd/graph.py).
+_RUNS_BACKWARD = "_engine_run_backward"
 _SCORES_OF_SAMPLES = 3  # positions, samples, labels
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
 # Torch's own code asks for a tensor's device by this operator.
@@ -81,9 +87,13 @@ class _Operator(NamedTuple):
 
 
 def _is_in_node_of_torch() -> bool:
-    """Returns whether the backward pass of an operator of torch's own runs, and not that of the program's."""
-    node = torch._C._current_autograd_node()
-    return node is not None and not isinstance(node, torch.autograd.function.BackwardCFunction)
+    """Returns whether the backward pass of an operator of torch's own runs, with no code of Python's between."""
+    if torch._C._current_autograd_node() is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _OWN in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _RUNS_BACKWARD
 
 
 class FakeTensors(TorchDispatchMode):

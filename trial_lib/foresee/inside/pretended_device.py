@@ -19,6 +19,8 @@ NAME = "foreseen"
 class Stream:
     """A stream or an event of the pretended device. Its work is done at once."""
 
+    cuda_stream = stream_id = 0
+
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     @property

@@ -48,11 +48,7 @@ def install(world: int) -> None:
 
 def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
     """Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device."""
-    works = []
-    for each in p2p_op_list:
-        peer = {"group_dst" if each.op is distributed_c10d.isend else "group_src": each.group_peer}
-        works.append(each.op(each.tensor, group=each.group, tag=each.tag, **peer))
-    return works
+    return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
 
 
 def _receive_from_next_stage() -> None:

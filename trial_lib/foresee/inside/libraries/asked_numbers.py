@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from trial_lib.foresee.inside import known_numbers
 from trial_lib.intercept.stand_in import stand_in
 
+# What `isfinite` has made, until somebody writes into it: the version of the tensor.
 _ALL_TRUE = "_foreseen_all_true"
 
 
@@ -22,33 +23,46 @@ def install() -> None:
         return format(tensor.item(), text) if is_number else shown(tensor, text)
 
     FakeTensor.__format__ = format_  # type: ignore[method-assign]
+    builtin: Any = torch.jit._builtins
     for name, answering in (("isfinite", _finite), ("all", _all)):
         original = getattr(torch, name)
-        stand_in(name, original, answering(original))
+        replacement = answering(original)
+        operator = builtin._find_builtin(original)
+        if operator is not None:
+            # A function that the program compiles by TorchScript may call it.
+            builtin._register_builtin(replacement, operator)
+        stand_in(name, original, replacement)
         setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
 
 
 def _finite(original: Any) -> Callable[..., Any]:
-    def isfinite(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.isfinite`. A healthy training has finite numbers."""
-        found = original(tensor, *args, **kwargs)
-        if isinstance(found, FakeTensor) and not known_numbers.is_known(found):
-            setattr(found, _ALL_TRUE, True)
-            if found.numel() == 1:
-                known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool))
-        return found
+    def isfinite(*args: Any, **kwargs: Any) -> Any:
+        """Replaces `torch.isfinite`. Losses and gradients of a healthy training are finite.
+
+        So are masked scores here, which may really have infinite ones.
+        """
+        return _all_true(original(*args, **kwargs))
 
     return isfinite
 
 
 def _all(original: Any) -> Callable[..., Any]:
-    def all_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def all_(*args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.all`."""
-        found = original(tensor, *args, **kwargs)
-        if isinstance(found, FakeTensor) and hasattr(tensor, _ALL_TRUE) and not known_numbers.is_known(found):
-            setattr(found, _ALL_TRUE, True)
-            if found.numel() == 1:
-                known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool))
-        return found
+        found = original(*args, **kwargs)
+        asked = args[0] if args else kwargs.get("input")
+        return _all_true(found) if getattr(asked, _ALL_TRUE, None) == _version(asked) else found
 
     return all_
+
+
+def _all_true(found: Any) -> Any:
+    if isinstance(found, FakeTensor) and not known_numbers.is_known(found):
+        setattr(found, _ALL_TRUE, _version(found))
+        if found.numel() == 1:
+            known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool, device="cpu"))
+    return found
+
+
+def _version(tensor: Any) -> int:
+    return int(tensor._version) if isinstance(tensor, torch.Tensor) and not tensor.is_inference() else -1

@@ -57,8 +57,7 @@ def attention(
     if key.shape[-1] != numbers or query.dtype != key.dtype or query.dtype != value.dtype:
         return None
     kernels = torch.ops.aten
-    is_flash = query.dtype in _HALF and attn_mask is None and numbers <= _LARGEST_HEAD and value.shape[-1] == numbers
-    if is_flash:
+    if attn_mask is None and _is_flash(query, value):
         # The kernel wants heads of a multiple of eight numbers.
         padded = [_padded(each) for each in (query, key, value)]
         factor = scale if scale is not None else 1 / math.sqrt(numbers)
@@ -77,6 +76,11 @@ def attention(
         query, key, value, bias, with_sums, dropout_p, is_causal, scale=scale
     )[0]
     return made
+
+
+def _is_flash(query: torch.Tensor, value: torch.Tensor) -> bool:
+    numbers = query.shape[-1]
+    return query.dtype in _HALF and numbers <= _LARGEST_HEAD and value.shape[-1] == numbers
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,9 +144,10 @@ def _replace_flexible(module: ModuleType) -> None:
         *,
         return_aux: Any = None,
     ) -> Any:
-        """Replaces `flex_attention`."""
-        if enable_gqa and key.shape[1] != query.shape[1] and query.dtype not in _HALF:
-            key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
+        """Replaces `flex_attention`. Numbers that `score_mod` has learned get no gradient."""
+        if enable_gqa and key.shape[1] != query.shape[1] and not _is_flash(query, value):
+            # The efficient kernel, which stands for it then, wants a key for each head.
+            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         is_partial = block_mask is not None
         out = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=is_partial, scale=scale, enable_gqa=enable_gqa

@@ -17,7 +17,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trial_lib.foresee.inside import pretended_device
-from trial_lib.foresee.inside.libraries.saved_devices import lands_on_device, load_real, with_tensors
+from trial_lib.foresee.inside.libraries.saved_tensors import (
+    is_saved,
+    keeping,
+    lands_on_device,
+    load_real,
+    load_saved,
+    with_tensors,
+)
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -170,9 +177,16 @@ def install(make: Make, fakes: FakeTensorMode) -> None:
 
         def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> dict[str, torch.Tensor]:
             """Replaces `safetensors.torch.load_file`."""
+            if is_saved(filename):
+                return load_saved(filename, device)  # type: ignore[no-any-return]
             return _OpenFile(Header(Path(filename)), device, make).get_tensors()
 
         stand_in("load_file", original, load_file)
+        for name, alias in (("save_file", "safe_save_file"), ("save_model", "save_model")):
+            saves = getattr(module, name)
+            # The second name is the one of transformers.
+            for each in (alias, name):
+                stand_in(each, saves, keeping(saves))
 
     when_imported("safetensors", in_safetensors)
     when_imported("safetensors.torch", in_torch_files)
@@ -184,6 +198,8 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.load`."""
+        if is_saved(f):
+            return load_saved(f, map_location)
 
         def as_it_is() -> Any:
             return load_real(lambda: original(f, map_location, *args, **kwargs))
@@ -209,6 +225,7 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
         return with_tensors(loaded, made)
 
     stand_in("load", original, load)
+    stand_in("save", torch.save, keeping(torch.save))
 
 
 def _are_weights(loaded: Any) -> bool:

@@ -88,10 +88,19 @@ def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, An
             {
                 "allocated_bytes.all.current": memory.live_bytes,
                 "allocated_bytes.all.peak": memory.peak_bytes,
+                "reserved_bytes.all.current": memory.live_bytes,
+                "reserved_bytes.all.peak": memory.peak_bytes,
             }
         ),
         "memory_summary": lambda device=None, abbreviated=False: f"{memory.live_bytes:,} bytes allocated (foreseen)",
         "memory_snapshot": _always([]),
+        "memory_stats_as_nested_dict": _always({}),
+        "host_memory_stats": lambda: _Stats(),
+        "host_memory_stats_as_nested_dict": _always({}),
+        "get_per_process_memory_fraction": _always(1.0),
+        "get_allocator_backend": _always("native"),
+        "is_current_stream_capturing": _always(False),
+        "get_sync_debug_mode": _always(0),
         "_snapshot": _always({"segments": [], "device_traces": []}),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
@@ -99,6 +108,7 @@ def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, An
         "_is_in_bad_fork": _always(False),
         "stream": contextlib.nullcontext,
         "device": contextlib.nullcontext,
+        "device_of": contextlib.nullcontext,
     }
     for name in ("memory_allocated", "memory_reserved", "memory_cached"):
         answers[name] = lambda device=None: memory.live_bytes
@@ -125,6 +135,7 @@ def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, An
         "reset_accumulated_memory_stats",
         "_record_memory_history",
         "_dump_snapshot",
+        "set_sync_debug_mode",
         "set_per_process_memory_fraction",
         "init",
         "_lazy_init",
@@ -149,6 +160,12 @@ class _Properties:
     warp_size = 32
     gcnArchName = ""  # noqa: N815 - torch's name
     is_integrated = False
+    uuid = "00000000-0000-0000-0000-000000000000"
+    L2_cache_size = 50 * 2**20
+    max_threads_per_multi_processor = 2048
+    regs_per_multiprocessor = 65536
+    shared_memory_per_block = 48 * 2**10
+    shared_memory_per_multiprocessor = 228 * 2**10
 
     def __init__(self, total_memory: int) -> None:
         self.total_memory = total_memory

@@ -1,13 +1,13 @@
 """Automatic mixed precision (`torch.autocast`) on the pretended device, as CUDA has it.
 
 Torch keeps a table of operators for each kind of device, and has none for a device of another maker. The names are from
-torch's page about automatic mixed precision ("CUDA Ops that can autocast to float16", "... to float32"). Other
-operators promote their inputs by themselves. Weights are cast once, and the copies live until the outermost `autocast`
-ends, as torch's cache does.
+torch's page about automatic mixed precision ("CUDA Ops that can autocast to float16", "... to float32", "... that
+promote to the widest input type"). Other operators promote their inputs by themselves. Weights are cast once, and the
+copies live until the outermost `autocast` ends, as torch's cache does.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ _LOWER = (
     "scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
 )
 _FULL = (
-    "acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cosine_similarity cross_entropy_loss "
+    "acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy_loss "
     "cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss huber_loss kl_div l1_loss layer_norm log "
-    "log10 log1p log2 log_softmax.int margin_ranking_loss mse_loss nll_loss nll_loss2d poisson_nll_loss "
-    "pow.Tensor_Scalar pow.Tensor_Tensor prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss softmax.int "
+    "log10 log1p log2 log_softmax.int margin_ranking_loss mse_loss nll_loss nll_loss2d norm.Scalar norm.ScalarOpt_dim "
+    "pdist poisson_nll_loss "
+    "pow.Tensor_Scalar pow.Tensor_Tensor prod reciprocal renorm rsqrt sinh smooth_l1_loss soft_margin_loss softmax.int "
     "softplus sum sum.dim_IntList tan triplet_margin_loss"
 )
+_WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
 _AUTOCAST = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastPrivateUse1"))  # type: ignore[arg-type]
 _libraries: list[torch.library.Library] = []
 
@@ -37,7 +39,7 @@ def install() -> None:
     others.fallback(torch.library.fallthrough_kernel)
     operators = torch.library.Library("aten", "IMPL", key)
     casts = _Casts()
-    for names, of_kernel in ((_LOWER, casts.lower), (_FULL, casts.full)):
+    for names, of_kernel in ((_LOWER, casts.lower), (_FULL, casts.full), (_WIDEST, casts.widest)):
         for name in names.split():
             operator = _operator(name)
             if operator is not None:
@@ -74,19 +76,28 @@ class _Casts:
 
     def lower(self, operator: Any) -> Callable[..., Any]:
         """Returns the kernel of an operator that is cast to the lower precision."""
-        return self._kernel(operator, lambda: torch.get_autocast_dtype(pretended_device.NAME))
+        return self._kernel(operator, lambda tensors: torch.get_autocast_dtype(pretended_device.NAME))
 
     def full(self, operator: Any) -> Callable[..., Any]:
         """Returns the kernel of an operator that is cast to float32."""
-        return self._kernel(operator, lambda: torch.float32)
+        return self._kernel(operator, lambda tensors: torch.float32)
+
+    def widest(self, operator: Any) -> Callable[..., Any]:
+        """Returns the kernel of an operator whose inputs are cast to the widest of them."""
+
+        def dtype_of(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+            is_full = any(each.dtype == torch.float32 for each in tensors)
+            return torch.float32 if is_full else torch.get_autocast_dtype(pretended_device.NAME)
+
+        return self._kernel(operator, dtype_of)
 
     def forget(self) -> None:
         """Drops the copies of weights."""
         self._copies.clear()
 
-    def _kernel(self, operator: Any, dtype_now: Callable[[], torch.dtype]) -> Callable[..., Any]:
+    def _kernel(self, operator: Any, dtype_of: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            dtype = dtype_now()
+            dtype = dtype_of(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
                 return operator(
                     *(self._cast(each, dtype) for each in args),
