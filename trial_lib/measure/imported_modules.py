@@ -6,6 +6,7 @@ import site
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from trial_lib.intercept.rank_place import PLACE
 from trial_lib.secrets.by_name import redact
@@ -21,6 +22,7 @@ class ImportedModules:
 
     def __init__(self) -> None:
         self._environment: dict[str, str] = {}
+        self._encoded: dict[Any, Any] = {}
         self._changes: list[tuple[frozenset[str], dict[str, str | None]]] = []
 
     def follow(self) -> None:
@@ -30,14 +32,17 @@ class ImportedModules:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Finds no module. Python calls this before an import."""
-        if "." not in name and name not in sys.stdlib_module_names:
+        if name.partition(".")[0] not in sys.stdlib_module_names:
             # Another thread may change the environment meanwhile. The next import shows it.
-            with contextlib.suppress(KeyError):
+            with contextlib.suppress(KeyError, RuntimeError):
                 self._look()
 
     def _look(self) -> None:
-        before, now = self._environment, dict(os.environ)
-        if before != now:
+        # To compare the encoded values takes some microseconds, and a program has thousands of imports.
+        encoded = dict(getattr(os.environ, "_data", os.environ))
+        if encoded != self._encoded:
+            self._encoded = encoded
+            before, now = self._environment, dict(os.environ)
             names = sorted(before.keys() | now.keys())
             changed = {name: now.get(name) for name in names if before.get(name) != now.get(name) and name not in PLACE}
             self._environment = now
@@ -54,10 +59,15 @@ class ImportedModules:
         changes = list(self._changes)
         for name in _installed():
             while changes and name not in changes[0][0]:
-                shown = {key: value for key, value in changes.pop(0)[1].items() if redact({key: value})[key] == value}
+                shown = {name: value for name, value in changes.pop(0)[1].items() if _is_shown(name, value)}
                 found += [shown] if shown else []
             found.append(name)
         return found
+
+
+def _is_shown(name: str, value: str | None) -> bool:
+    """Returns whether a variable may be in a record: it is no secret, and text."""
+    return redact({name: value})[name] == value and (value is None or value.isprintable())
 
 
 def _installed() -> list[str]:

@@ -4,10 +4,14 @@ A program may have a port or the number of a GPU in its code. That works for one
 need two ports, and other GPUs.
 """
 
+import _collections_abc
 import functools
 import inspect
+import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,10 +19,13 @@ import torch
 
 from trial_lib.intercept.rank_place import ADDRESS, DEVICES, NUMBERING, PORT
 from trial_lib.intercept.stand_in import stand_in
+from trial_lib.measure.user_program import may_be_of_the_user
 
 # Not the numbers of ranks: `own_ranks` refuses a program that changes them to what cannot be.
 _KEPT = (ADDRESS, PORT, *DEVICES, *NUMBERING)
 _HIDES_ALL = ("", "-1")
+# Code that stands between the environment and who reads it.
+_OF_MAPPINGS = (__file__, os.__file__, _collections_abc.__file__, "<frozen os>", "<frozen _collections_abc>")
 
 
 def install(note_devices: Callable[[str], None]) -> None:
@@ -28,64 +35,137 @@ def install(note_devices: Callable[[str], None]) -> None:
         note_devices: called with an assignment by which the program's code names devices.
     """
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    os.environ.__class__ = _keeping(own, note_devices)
+    place = OwnPlace(own, note_devices)
+    os.environ.__class__ = place.environment()
     if ADDRESS in own and PORT in own:
-        _meet_at(own)
+        _meet_at(place)
 
 
-def _keeping(own: Mapping[str, str], note_devices: Callable[[str], None]) -> type:
-    base: Any = type(os.environ)
+class OwnPlace:
+    """The place of a rank.
 
-    class Environment(base):  # type: ignore[misc]
-        """The environment of a rank. A variable of its place is neither changed nor removed."""
+    Args:
+        own: the variables that describe it.
+        note_devices: as `install` has it.
+    """
 
-        def __setitem__(self, name: str, value: str) -> None:
-            if name not in own:
-                super().__setitem__(name, value)
-            elif name in DEVICES and value != own[name]:
-                note_devices(f"{name}={value}")
-                for each in DEVICES:
-                    if each in own:
-                        super().__setitem__(each, own_devices(value, own[each]))
-            else:
-                super().__setitem__(name, own[name])
+    def __init__(self, own: Mapping[str, str], note_devices: Callable[[str], None]) -> None:
+        self.own = own
+        self._note_devices = note_devices
+        self._has_met = False
+        # Values of the devices that the program may have read. It may set one of them again.
+        self._given = {own[name] for name in DEVICES if name in own}
+        self._was_read = False
 
-        def __delitem__(self, name: str) -> None:
-            if name not in own:
-                super().__delitem__(name)
+    def meets(self) -> dict[str, str]:
+        """Returns the variables of the place at which the ranks meet. Afterwards the program may change them.
 
-        def _others(self) -> Iterator[str]:
-            return (name for name in self if name not in own)
+        A child of the program's may form a group of its own then, at another port.
+        """
+        self._has_met = True
+        return {name: self.own[name] for name in (ADDRESS, PORT)}
 
-        def popitem(self) -> tuple[str, str]:
-            name = next(self._others(), None)
-            if name is None:
-                raise KeyError("the environment is empty")
-            return name, self.pop(name)
+    def is_kept(self, name: str) -> bool:
+        """Returns whether the program cannot change a variable."""
+        return name in self.own and not (self._has_met and name in (ADDRESS, PORT))
 
-        def clear(self) -> None:
-            for name in self._others():
-                del self[name]
+    def note_reading(self, name: str, reader: str) -> None:
+        """Notes that code of a file reads a variable, which counts if the file is the program's."""
+        self._was_read |= name in DEVICES and may_be_of_the_user(reader)
 
-    return Environment
+    def set_to(self, name: str, value: str) -> dict[str, str]:
+        """Returns what the variables are when the program sets one of them.
+
+        Args:
+            name: of a variable that is kept.
+            value: the program's.
+        """
+        if name not in DEVICES:
+            return {name: self.own[name]}
+        names = [each for each in DEVICES if each in self.own]
+        if value == self.own[name]:
+            return {each: self.own[each] for each in names}
+        if value in self._given:
+            return dict.fromkeys(names, value)
+        if self.own[name] not in _HIDES_ALL:
+            self._note_devices(f"{name}={value}")
+        meant = {each: own_devices(value, self.own[each], self._was_read) for each in names}
+        self._given.update(meant.values())
+        return meant
+
+    def environment(self) -> type:
+        """Returns the class of an environment that keeps this place."""
+        place, base = self, type(os.environ)
+
+        class Environment(base):  # type: ignore[misc, valid-type]
+            """The environment of a rank. A variable of its place is neither changed nor removed."""
+
+            def __getitem__(self, name: str) -> str:
+                if name in DEVICES:
+                    place.note_reading(name, _reader())
+                return str(super().__getitem__(name))
+
+            def __setitem__(self, name: str, value: str) -> None:
+                if not place.is_kept(name) or not isinstance(value, str):
+                    super().__setitem__(name, value)
+                    return
+                for each, kept in place.set_to(name, value).items():
+                    super().__setitem__(each, kept)
+
+            def __delitem__(self, name: str) -> None:
+                if place.is_kept(name):
+                    self[name] = place.own[name]
+                else:
+                    super().__delitem__(name)
+
+            def _others(self) -> Iterator[str]:
+                return (name for name in self if not place.is_kept(name))
+
+            def popitem(self) -> tuple[str, str]:
+                name = next(self._others(), None)
+                if name is None:
+                    raise KeyError("the environment is empty")
+                return name, self.pop(name)
+
+            def clear(self) -> None:
+                for name in self._others():
+                    del self[name]
+
+        return Environment
 
 
-def own_devices(named: str, own: str) -> str:
+def _reader() -> str:
+    """Returns the file whose code reads the environment."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _OF_MAPPINGS:
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
+
+
+def own_devices(named: str, own: str, was_read: bool = False) -> str:
     """Returns the devices that a program means, among those of its rank.
 
     Args:
         named: the program's value of CUDA_VISIBLE_DEVICES. Its numbers count the trial's devices from 0, as on a host
             that has no others.
         own: the rank's value. It stays as it is if the program names a device that the trial has not.
+        was_read: whether the program has read the rank's value. Names that are in there then mean themselves.
 
     Example:
         >>> own_devices("1", "6,7"), own_devices("0,1,2,3", "6,7"), own_devices("", "6,7")
         ('7', '6,7', '')
+        >>> own_devices("2", "1,2", was_read=True)
+        '2'
     """
-    if named.strip() in _HIDES_ALL:
+    names = [each.strip() for each in named.split(",")]
+    # As CUDA reads a list: what is behind a negative number does not count.
+    names = list(itertools.takewhile(lambda each: not each.startswith("-"), filter(None, names)))
+    if not names:
         return named
     devices = own.split(",")
-    chosen = [_device(each.strip(), devices) for each in named.split(",")]
+    if was_read and set(names) <= {*devices}:
+        return ",".join(names)
+    chosen = [_device(each, devices) for each in names]
     return own if None in chosen else ",".join(filter(None, chosen))
 
 
@@ -95,7 +175,7 @@ def _device(named: str, devices: list[str]) -> str | None:
     return named if named in devices else None
 
 
-def _meet_at(own: Mapping[str, str]) -> None:
+def _meet_at(place: OwnPlace) -> None:
     original = torch.distributed.init_process_group
     signature = inspect.signature(original)
 
@@ -104,7 +184,8 @@ def _meet_at(own: Mapping[str, str]) -> None:
         """Replaces `torch.distributed.init_process_group`."""
         bound = signature.bind(*args, **kwargs)
         if bound.arguments.get("store") is None:
-            bound.arguments["init_method"] = own_method(bound.arguments.get("init_method"), own)
+            os.environ.update(place.meets())
+            bound.arguments["init_method"] = own_method(bound.arguments.get("init_method"), place.own)
         return original(*bound.args, **bound.kwargs)
 
     stand_in("init_process_group", original, init_process_group)
@@ -115,10 +196,10 @@ def own_method(method: str | None, own: Mapping[str, str]) -> str | None:
 
     Args:
         method: `init_method` of the program. A file, too, may be one that another trial uses.
-        own: `MASTER_ADDR` and `MASTERPORT` of the rank.
+        own: `MASTER_ADDR` and `MASTER_PORT` of the rank.
 
     Example:
-        >>> own_method("tcp://10.0.0.1:23456?rank=0", {"MASTER_ADDR": "127.0.0.1", "MASTERPORT": "29501"})
+        >>> own_method("tcp://10.0.0.1:23456?rank=0", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"})
         'tcp://127.0.0.1:29501?rank=0'
     """
     if method is None or method.startswith("env://"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.tracking.run_content import IDS, PARAM_CHARACTERS, TAG_CHARACTERS, RunContent, cut
+from trial_lib.wire.imported import modules_in
 
 _PAGES = (".html",)
 
@@ -37,6 +38,9 @@ def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
     copy = folder / file.name
     document = _document(file)
     if document is not None:
+        if isinstance(document, dict) and "imported" in document:
+            # What a program sets in its environment may be a secret that nothing shows.
+            document["imported"] = modules_in(document["imported"])
         copy.write_text(json.dumps(secrets.hide_in(document), indent=2) + "\n")
     elif file.suffix in _PAGES:
         # The page is drawn from values that may be shown. Text in it that only looks like a secret belongs to a script.

@@ -64,9 +64,27 @@ def test_a_module_of_the_program_is_left_out_and_what_was_set_before_it_is_not(
     assert of_libraries(imports) == [{"LIBRARY_PLACE": "here"}, "first_library"]
 
 
+def test_a_module_of_a_package_may_read_what_is_set_after_the_package(
+    imports: ImportedModules, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "installed" / "first_package"
+    package.mkdir()
+    for name in ("__init__", "late"):
+        (package / f"{name}.py").write_text(LIBRARY)
+    imports.follow()
+    importlib.import_module("first_package")
+    monkeypatch.setenv("LIBRARY_PLACE", "here")
+    importlib.import_module("first_package.late")
+    found = imports.found()
+    for name in ("first_package", "first_package.late"):
+        monkeypatch.delitem(sys.modules, name)
+    assert found[-3:] == ["first_package", {"LIBRARY_PLACE": "here"}, "first_package.late"]
+
+
 def test_a_secret_is_not_kept(imports: ImportedModules, monkeypatch: pytest.MonkeyPatch) -> None:
     imports.follow()
     monkeypatch.setenv("LIBRARY_TOKEN", "abc")
+    monkeypatch.setenv("LIBRARY_NO_TEXT", os.fsdecode(b"\xff"))
     importlib.import_module("first_library")
     assert of_libraries(imports) == ["first_library"]
 

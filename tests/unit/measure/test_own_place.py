@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from trial_lib.measure.own_place import _keeping, own_devices, own_method
+from trial_lib.measure.own_place import OwnPlace, own_devices, own_method
 
 OWN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501", "CUDA_VISIBLE_DEVICES": "6,7"}
 
@@ -16,7 +16,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
     noted: list[str] = []
-    monkeypatch.setattr(os.environ, "__class__", _keeping(OWN, noted.append))
+    monkeypatch.setattr(os.environ, "__class__", OwnPlace(OWN, noted.append).environment())
     return noted
 
 
@@ -45,9 +45,49 @@ def test_a_number_of_the_code_s_counts_the_trial_s_devices(noted: list[str]) -> 
 def test_what_the_code_says_to_cuda_counts_for_hip(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**OWN, "HIP_VISIBLE_DEVICES": "6,7"}
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "6,7")
-    monkeypatch.setattr(os.environ, "__class__", _keeping(own, noted.append))
+    monkeypatch.setattr(os.environ, "__class__", OwnPlace(own, noted.append).environment())
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     assert os.environ["HIP_VISIBLE_DEVICES"] == "7"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "6,7"
+    assert os.environ["HIP_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_code_that_hides_the_devices_for_a_while_has_them_again(noted: list[str]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    assert place() == OWN
+
+
+def test_a_device_that_the_code_has_read_means_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"CUDA_VISIBLE_DEVICES": "1,2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    monkeypatch.setattr(os.environ, "__class__", OwnPlace(own, lambda text: None).environment())
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    before = os.environ["CUDA_VISIBLE_DEVICES"]
+    assert before == "2", "the second of the trial's"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = before
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2", "restored"
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_what_is_no_text_is_refused_as_ever(noted: list[str]) -> None:
+    for name in ("MASTER_PORT", "CUDA_VISIBLE_DEVICES", "OTHER"):
+        with pytest.raises(TypeError, match="str expected"):
+            os.environ[name] = 29500  # type: ignore[assignment]
+
+
+def test_after_the_ranks_have_met_a_child_may_have_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    mine = OwnPlace(OWN, lambda text: None)
+    monkeypatch.setattr(os.environ, "__class__", mine.environment())
+    assert mine.meets() == {name: OWN[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    os.environ["MASTER_PORT"] = "29600"
+    assert os.environ["MASTER_PORT"] == "29600"
 
 
 def test_code_that_clears_the_environment_and_restores_it_keeps_the_place(noted: list[str]) -> None:
@@ -71,6 +111,8 @@ def test_code_that_clears_the_environment_and_restores_it_keeps_the_place(noted:
         ("GPU-c", "GPU-a,GPU-b", "GPU-a,GPU-b"),
         ("", "6,7", ""),
         ("-1", "6,7", "-1"),
+        ("0,", "6,7", "6"),
+        ("1,-1", "6,7", "7"),
     ],
 )
 def test_devices_that_the_code_names_are_among_the_trial_s(named: str, own: str, meant: str) -> None:

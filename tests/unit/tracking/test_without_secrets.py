@@ -53,6 +53,14 @@ def test_a_file_arrives_as_a_copy_without_any(name: str, text: str, tmp_path: Pa
         assert shown.count("\r\n") == 2
 
 
+def test_what_a_program_has_set_before_its_imports_stays_here(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps({"imported": ["torch", {"SMTP_PASS": "hunter2"}, "transformers"]}))
+    copy = shown_copy(file, tmp_path / "copies", SECRETS)
+    assert json.loads(copy.read_text()) == {"imported": ["torch", "transformers"]}
+
+
 def test_a_log_that_is_not_utf_8_keeps_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "copies").mkdir()
     file = tmp_path / "rank_0.log"

@@ -19,11 +19,11 @@ _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 # The files of layers and of experts have weights alone (deepspeed/runtime/engine.py, `_get_ckpt_name`).
 _HAS_STATE = re.compile(r"(zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-# As `DeepSpeedEngine._load_checkpoint` leaves them out of the program's state.
-_OF_DEEPSPEED = {
-    *("module", "optimizer", "lr_scheduler", "data_sampler", "random_ltd"),
-    *("global_steps", "skipped_steps", "dp_world_size", "mp_world_size"),
-}
+# What `DeepSpeedEngine._load_checkpoint` leaves out of the program's state unless it loads the module alone.
+_OF_DEEPSPEED = (
+    *("module", "skipped_steps", "global_steps", "dp_world_size", "mp_world_size"),
+    *("data_sampler", "random_ltd"),
+)
 
 
 def install(facts: ProgramFacts) -> None:
@@ -55,23 +55,27 @@ def _reading_no_weights(original: Callable[..., Any], facts: ProgramFacts) -> Ca
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
-        *args: Any,
-        **kwargs: Any,
+        custom_load_fn: Any = None,
     ) -> Any:
         is_universal = bool(engine.load_universal_checkpoint())
         file = _file_with_state(Path(load_dir), tag, is_universal)
         if file is None:
             # DeepSpeed says what is missing.
-            return original(engine, load_dir, tag, *args, **kwargs)
+            flags = load_module_strict, load_optimizer_states, load_lr_scheduler_states, load_module_only
+            return original(engine, load_dir, tag, *flags, custom_load_fn)
         # As DeepSpeed reads it. The file's tensors are not read if it can be mapped.
         saved = torch.load(file, map_location="cpu", mmap=zipfile.is_zipfile(file), weights_only=False)
         if not load_module_only:
             for name in _COUNTERS:
                 if name in saved:
                     setattr(engine, name, saved[name])
-        if load_optimizer_states and not load_module_only and not is_universal:
+        resumes = load_optimizer_states and not load_module_only and engine.optimizer is not None
+        if resumes and not is_universal:
             facts.note_resumed(saved.get("ds_config"))
-        return str(file), {name: value for name, value in saved.items() if name not in _OF_DEEPSPEED}
+        left_out = {"module"} if load_module_only else {*_OF_DEEPSPEED}
+        left_out |= {"lr_scheduler"} if load_lr_scheduler_states else set()
+        left_out |= {"optimizer"} if load_optimizer_states else set()
+        return str(file), {name: value for name, value in saved.items() if name not in left_out}
 
     return load_checkpoint
 

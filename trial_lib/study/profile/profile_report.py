@@ -85,8 +85,8 @@ _TWO_CONFIGS = (
     "Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
 )
 _DEVICES = (
-    "The code sets {}. In a trial these numbers count the trial's own devices. To keep trials off a device, set the "
-    "variable before the command."
+    "The code sets {}. In a trial these numbers count the trial's own devices, and one that it has not means all of "
+    "them. To keep trials off a device, set the variable before the command."
 )
 _RESUMES = (
     "The code resumes from a checkpoint of ZeRO {}. Trials load no weights and no states from it. DeepSpeed resumes it "
