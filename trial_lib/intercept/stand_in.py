@@ -35,6 +35,18 @@ def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
             setattr(module, name, replacement)
 
 
+def stand_in_for_scripts(name: str, original: Any, replacement: Callable[..., Any]) -> None:
+    """Replaces a function of torch's as `stand_in` does. Code that TorchScript compiles may call it as well."""
+    # Torch is there by now. Other ranks import this module before it.
+    import torch
+
+    builtin: Any = torch.jit._builtins
+    operator = builtin._find_builtin(original)
+    if operator is not None:
+        builtin._register_builtin(replacement, operator)
+    stand_in(name, original, replacement)
+
+
 def _modules_with(name: str) -> list[ModuleType]:
     """Returns the modules that may have a name: those that were noted with it, and all that are newer."""
     if name not in _noted:

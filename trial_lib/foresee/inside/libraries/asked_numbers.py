@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.foresee.inside import known_numbers
-from trial_lib.intercept.stand_in import stand_in
+from trial_lib.intercept.stand_in import stand_in_for_scripts
 
 # What `isfinite` has made, until somebody writes into it: the version of the tensor.
 _ALL_TRUE = "_foreseen_all_true"
@@ -23,15 +23,9 @@ def install() -> None:
         return format(tensor.item(), text) if is_number else shown(tensor, text)
 
     FakeTensor.__format__ = format_  # type: ignore[method-assign]
-    builtin: Any = torch.jit._builtins
     for name, answering in (("isfinite", _finite), ("all", _all)):
         original = getattr(torch, name)
-        replacement = answering(original)
-        operator = builtin._find_builtin(original)
-        if operator is not None:
-            # A function that the program compiles by TorchScript may call it.
-            builtin._register_builtin(replacement, operator)
-        stand_in(name, original, replacement)
+        stand_in_for_scripts(name, original, answering(original))
         setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
 
 

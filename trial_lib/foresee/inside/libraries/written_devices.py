@@ -16,7 +16,7 @@ from trial_lib.foresee.inside import known_numbers, pretended_device
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import attention_kernels
 from trial_lib.foresee.inside.memory_log import MemoryLog
-from trial_lib.intercept.stand_in import stand_in
+from trial_lib.intercept.stand_in import stand_in, stand_in_for_scripts
 
 _WRITTEN = frozenset((str, torch.device))
 
@@ -88,15 +88,10 @@ def _read_devices_of_data() -> None:
     """
     # Torch's table of the functions that get a default device has to have the original ones, and is made once.
     _device_constructors()
-    builtin: Any = torch.jit._builtins
     for name in ("tensor", "as_tensor", "asarray"):
         original = getattr(torch, name)
         reading = _reading(original)
-        operator = builtin._find_builtin(original)
-        if operator is not None:
-            # A function that the program compiles by TorchScript may call it.
-            builtin._register_builtin(reading, operator)
-        stand_in(name, original, reading)
+        stand_in_for_scripts(name, original, reading)
         # DeepSpeed's own copy (deepspeed/runtime/zero/partition_parameters.py).
         stand_in(f"_orig_torch_{name}", original, reading)
     enter: Any = DeviceContext.__init__
