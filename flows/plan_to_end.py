@@ -23,7 +23,7 @@ from trial_lib.study.planning.open_plan import ReadPlan, open_plan, read_plan
 from trial_lib.study.planning.plan_run import run_plan
 from trial_lib.tracking.plan_sync import PlanSync
 from trial_lib.tracking.tracker import Tracker
-from trial_lib.tracking.tracking_uri import default_tracking_uri
+from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
 _TRACKING_CLOSE_S = 30.0
 
@@ -83,11 +83,13 @@ def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
         tell(f"note: the page was not written ({type(error).__name__}: {error}). {paths.record} has all figures.")
 
 
-def _import_ahead() -> None:
-    """Imports MLflow's client, which takes seconds, while the first run has only one core to use."""
+def _import_ahead(tracking_uri: str) -> None:
+    """Imports MLflow's client and its store, which takes seconds, while the first run has only one core to use."""
     with contextlib.suppress(Exception):
         # An error is the tracker's to tell.
         importlib.import_module("mlflow.tracking")
+        if is_database(tracking_uri):
+            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def _planned(
@@ -103,7 +105,7 @@ def _planned(
     interrupts.leavings.append(root)
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
-        threading.Thread(target=_import_ahead, name="import", daemon=True).start()
+        threading.Thread(target=_import_ahead, args=(tracking_uri,), name="import", daemon=True).start()
         with Foreseer(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
