@@ -91,6 +91,8 @@ def foreseen(starter, tmp_path):
         "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
         "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
         "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
+        "losses = loss.detach().expand(6); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
+        "assert not torch.isnan(losses).all()",
         # No file has numbers that do not exist. The program finds what it has saved.
         "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
         "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "
@@ -177,7 +179,9 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
         "assert torch.cuda.memory_stats()['reserved_bytes.all.peak'] == torch.cuda.max_memory_reserved() > 0; "
         "assert torch.cuda.memory_stats()['inactive_split.all.peak'] == 0; torch.cuda.device_of(loss).__enter__(); "
         "assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() > 0; "
-        "assert torch.get_device_module(device).max_memory_allocated() == torch.cuda.max_memory_allocated(); "
+        "module = torch.get_device_module(device); "
+        "assert module.max_memory_allocated() == torch.cuda.max_memory_allocated(); "
+        "module.stream(module.Stream(priority=0)).__enter__(); module.get_device_properties(0).total_memory; "
         "torch.accelerator.synchronize(); torch.cuda.nccl.version(); torch.cuda.utilization(); "
         "assert int(torch.version.cuda.split('.')[0]) >= 12; "
         "assert loss.is_cuda and not torch.ones(1).is_cuda"

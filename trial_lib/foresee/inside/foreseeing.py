@@ -24,6 +24,7 @@ from trial_lib.foresee.inside.libraries import (
     asked_of_computers,
     checkpoint_headers,
     cuda_functions,
+    generated_text,
     kernel_packages,
     mixed_precision,
     recurrent_layers,
@@ -101,6 +102,7 @@ class Foreseeing:
         recurrent_layers.install()
         kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
+        generated_text.install()
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
     @property

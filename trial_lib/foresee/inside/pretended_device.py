@@ -53,9 +53,12 @@ class Stream:
 
 
 class _Module:
-    """What torch looks for in a device's module, such as `torch.cuda`."""
+    """What torch looks for in a device's module. A program finds `torch.cuda` in its place, so that has the rest."""
 
     Stream = Event = Stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
 
     def is_initialized(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Numbers of a tensor that programs ask in ways of their own: in a text, and whether all are finite."""
+"""Numbers of a tensor that programs ask in ways of their own: in a text, and whether they are finite, or none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def install() -> None:
         return format(tensor.item(), text) if is_number else shown(tensor, text)
 
     FakeTensor.__format__ = format_  # type: ignore[method-assign]
-    for name, answering in (("isfinite", _finite), ("all", _all)):
+    for name, answering in (("isfinite", _finite), ("isnan", _no_number), ("all", _all)):
         original = getattr(torch, name)
         stand_in_for_scripts(name, original, answering(original))
         setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
@@ -40,6 +40,15 @@ def _finite(original: Any) -> Callable[..., Any]:
     return isfinite
 
 
+def _no_number(original: Any) -> Callable[..., Any]:
+    def isnan(*args: Any, **kwargs: Any) -> Any:
+        """Replaces `torch.isnan`. A healthy training has no such numbers, so a mask of them hides nothing."""
+        found = original(*args, **kwargs)
+        return _known_as(found, torch.zeros) if _is_open(found) else found
+
+    return isnan
+
+
 def _all(original: Any) -> Callable[..., Any]:
     def all_(*args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.all`."""
@@ -51,10 +60,19 @@ def _all(original: Any) -> Callable[..., Any]:
 
 
 def _all_true(found: Any) -> Any:
-    if isinstance(found, FakeTensor) and not known_numbers.is_known(found):
+    if _is_open(found):
         setattr(found, _ALL_TRUE, _version(found))
-        if found.numel() == 1:
-            known_numbers.keep(found, torch.ones(found.shape, dtype=torch.bool, device="cpu"))
+        _known_as(found, torch.ones)
+    return found
+
+
+def _is_open(found: Any) -> bool:
+    return isinstance(found, FakeTensor) and not known_numbers.is_known(found)
+
+
+def _known_as(found: torch.Tensor, filled: Callable[..., torch.Tensor]) -> torch.Tensor:
+    if found.numel() <= known_numbers.MOST_FILLED:
+        known_numbers.keep(found, filled(found.shape, dtype=torch.bool, device="cpu"))
     return found
 
 

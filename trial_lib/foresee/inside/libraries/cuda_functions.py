@@ -42,9 +42,6 @@ def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
         for module in _modules():
             if hasattr(module, name):
                 setattr(module, name, answer)
-        if "memory" in name:
-            # What `torch.get_device_module` returns for a tensor's device.
-            setattr(getattr(torch, pretended_device.NAME), name, answer)
     # Bound when a package is imported that has kernels of its own, such as bitsandbytes.
     setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
     torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
