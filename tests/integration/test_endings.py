@@ -168,3 +168,22 @@ def test_a_wait_for_a_rank_that_does_something_is_none_for_ever(trials, how):
         "stands_still.py", "--how", how, "--seconds", "12", slots=2, window=StepWindow(1, 2), patience_s=3.0
     )
     assert result.outcome == "completed", result.reason
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_program_that_steps_the_optimizer_and_not_the_engine_is_told_so_at_once(ends, stage):
+    lines = f"""
+    from torch.optim.lr_scheduler import LambdaLR
+    config = {{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {stage}}},
+              "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-3}}}}}}
+    own = torch.nn.Linear(4, 1)
+    engine, optimizer, *_ = deepspeed.initialize(config=config, model=own, model_parameters=own.parameters())
+    schedule = LambdaLR(optimizer, lambda step: 1.0) if {stage} == 0 else None
+    while True:
+        engine.backward(engine(torch.ones(2, 4)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    result = ends(lines, steps=0)
+    assert result.outcome == "crashed"
+    assert "The program steps the optimizer that DeepSpeed has returned, and not the engine." in result.reason
