@@ -89,6 +89,31 @@ def test_stage_3_gathers_parameters_on_a_stream_of_its_own(foreseen):
     assert not any(each.stream for each in run.storages if KINDS[each.kind] == "input")
 
 
+def test_quantised_weights_are_gathered_in_bytes_and_gradients_exchanged_in_half_bytes(foreseen):
+    def moved(**zero):
+        section = {"stage": 3, "stage3_param_persistence_threshold": 0, **BUCKETS, **zero}
+        run = foreseen("transformer.py", {"zero_optimization": section, "bf16": {"enabled": True}}, world=16)
+        assert run.stopped == ""
+        kinds = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), 0.0)
+        for each in run.operations:
+            if OPERATIONS[each.kind] in kinds:
+                kinds[OPERATIONS[each.kind]] += each.moved
+        return kinds
+
+    plain, quantised = moved(), moved(zero_quantized_weights=True, zero_quantized_gradients=True)
+    # Of four passes the first finds weights that no partition has quantised yet. Groups have scales of 4 bytes.
+    assert quantised["all_gather"] == pytest.approx((1 + 3 / 2) / 4 * plain["all_gather"], rel=0.03)
+    # Only matrices are quantised.
+    assert plain["all_to_all"] == 0 < quantised["all_to_all"]
+    assert quantised["reduce_scatter"] < 0.1 * plain["reduce_scatter"]
+
+
+@pytest.mark.parametrize("key", ["reduce_buckets", "overlap_comm"])
+def test_a_key_that_deepspeed_refuses_is_named(foreseen, key):
+    run = foreseen("transformer.py", {"zero_optimization": {"stage": 1, key: "often"}})
+    assert run.stopped.startswith(f"zero_optimization.{key}: DeepSpeed ")
+
+
 def test_every_ask_of_deepspeed_has_a_known_answer(foreseen):
     run = foreseen("transformer.py", {"zero_optimization": {"stage": 3, **BUCKETS}, "bf16": {"enabled": True}})
     assert run.asks

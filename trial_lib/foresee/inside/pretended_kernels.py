@@ -50,6 +50,64 @@ class _FusedLamb:
         return parameter.new_ones(1)
 
 
+class _Quantizer:
+    """The op of ZeRO++ (deepspeed/ops/csrc/quantization/pt_binding.cpp): what it makes has other sizes than its input.
+
+    Groups of numbers have a scale each. Numbers of 4 bits are kept in pairs.
+    """
+
+    Symmetric, Asymmetric = 0, 1
+
+    def __init__(self, operations: OperationLog) -> None:
+        self._operations = operations
+
+    def quantize(self, numbers: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
+        """Returns the numbers in bytes, and the scales."""
+        *rows, last = numbers.shape
+        return self._made(numbers, (*rows, last * bits // 8), groups, kind)
+
+    def swizzle_quant(
+        self, numbers: torch.Tensor, groups: int, bits: int, kind: int, *places: int
+    ) -> list[torch.Tensor]:
+        """Returns the numbers in bytes, in the order in which machines exchange them, and the scales."""
+        return self._made(numbers, (numbers.numel() * bits // 8,), groups, kind)
+
+    def quantized_reduction(
+        self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, left: int, bits: int, kind: int, devices: int
+    ) -> list[torch.Tensor]:
+        """Returns the sum over the devices of a host in bytes, and the scales."""
+        *rows, last = numbers.shape
+        return self._made(numbers, (*rows, last // devices), left, kind)
+
+    def dequantize(
+        self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int
+    ) -> torch.Tensor:
+        """Returns numbers of half precision."""
+        return self._widened(numbers, bits, torch.float16)
+
+    def dequantize_fp32(
+        self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int
+    ) -> torch.Tensor:
+        """Returns numbers of single precision."""
+        return self._widened(numbers, bits, torch.float32)
+
+    def _made(self, numbers: torch.Tensor, shape: tuple[int, ...], groups: int, kind: int) -> list[torch.Tensor]:
+        made = torch.empty(shape, dtype=torch.int8, device=numbers.device)
+        scales = torch.empty(groups, 1 if kind == self.Symmetric else 2, dtype=torch.float32, device=numbers.device)
+        self._note(numbers, made)
+        return [made, scales]
+
+    def _widened(self, numbers: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
+        *rows, last = numbers.shape
+        made = torch.empty((*rows, last * 8 // bits), dtype=dtype, device=numbers.device)
+        self._note(numbers, made)
+        return made
+
+    def _note(self, read: torch.Tensor, written: torch.Tensor) -> None:
+        moved = sum(each.numel() * each.element_size() for each in (read, written))
+        self._operations.work("elementwise", written, 0.0, float(moved), False)
+
+
 def _note_lists(operations: OperationLog, tensors: list[list[torch.Tensor]]) -> None:
     """Notes an update that reads the first list, and reads and writes all others."""
     gradients, parameters, *states = tensors
@@ -94,7 +152,7 @@ _KERNELS = {
 
 
 # DeepSpeed binds these names to an op that is not there when it is imported without CUDA.
-_OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLion}
+_OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLion, "QuantizerBuilder": _Quantizer}
 
 
 def install(operations: OperationLog) -> None:

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterable
 from types import FrameType
 
+from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.user_program import may_be_of_the_user
 
 _LIBRARY = f"{os.sep}lib{os.sep}python"
@@ -29,7 +30,12 @@ def place_in_program() -> str:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Returns what went wrong, with the last line of the user's own code that led to it."""
+    """Returns what went wrong, with the last line of the user's own code that led to it.
+
+    What DeepSpeed refuses is in its configuration, and not in the line.
+    """
+    if refused := named_refusal(error):
+        return refused
     text = str(error).strip().splitlines()
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     if type(error).__name__ == "CannotForeseeError":
