@@ -8,6 +8,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from trial_lib.flops.grouped_products import grouped_products
 from trial_lib.flops.opaque_functions import OpaqueFunctions
 
 aten = torch.ops.aten
@@ -15,7 +16,7 @@ aten = torch.ops.aten
 # Operators of torch's that work as much as a matrix product, and have no formula (torch 2.13).
 _WITHOUT_FORMULA = (
     *("_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "miopen_rnn"),
-    *("_grouped_mm", "_scaled_grouped_mm", "_scaled_mm_v2", "_int_mm", "_weight_int4pack_mm", "_weight_int8pack_mm"),
+    *("_scaled_mm_v2", "_int_mm", "_weight_int4pack_mm", "_weight_int8pack_mm"),
     *("_addmm_activation", "_cslt_sparse_mm", "_trilinear", "_conv_depthwise2d", "mkldnn_linear"),
     # Other operands split these into their parts. An operand without a shape does not.
     *("linear", "linear_backward", "matmul", "matmul_backward"),
@@ -64,7 +65,7 @@ def _forward_twice(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    formulas: dict[Any, Callable[..., int]] = dict(flop_registry)
+    formulas: dict[Any, Callable[..., int]] = {**flop_registry, **grouped_products()}
     for name in _ATTENTION:
         if hasattr(aten, name):
             formulas[getattr(aten, name)] = _forward_attention

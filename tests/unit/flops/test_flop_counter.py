@@ -123,6 +123,25 @@ def test_work_on_tensors_without_a_shape_is_named():
     assert (counter.flops, counter.uncounted) == (0, {"aten::linear"})
 
 
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no such product")
+@pytest.mark.parametrize(
+    ("left", "right", "grouped", "multiplied"),
+    [
+        ((12, 16), (3, 16, 8), 12, 12 * 16 * 8),
+        ((3, 4, 16), (3, 16, 8), None, 12 * 16 * 8),
+        ((3, 4, 16), (16, 24), 24, 4 * 16 * 24),
+        ((4, 24), (24, 8), 24, 4 * 24 * 8),
+    ],
+    ids=["rows", "batches", "columns", "inner"],
+)
+def test_a_product_by_groups_counts_each_group_with_its_own_matrix(left, right, grouped, multiplied):
+    a, b = torch.randn(left, dtype=torch.bfloat16), torch.randn(right, dtype=torch.bfloat16)
+    ends = None if grouped is None else torch.arange(1, 4, dtype=torch.int32) * (grouped // 3)
+    with FlopCounter() as counter:
+        torch._grouped_mm(a, b, offs=ends)
+    assert (counter.flops, counter.uncounted) == (2 * multiplied, set())
+
+
 @library.custom_op("flop_test::product", mutates_args=())
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b

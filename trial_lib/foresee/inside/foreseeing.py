@@ -24,6 +24,7 @@ from trial_lib.foresee.inside.libraries import (
     asked_of_computers,
     checkpoint_headers,
     cuda_functions,
+    expert_products,
     generated_text,
     kernel_packages,
     mixed_precision,
@@ -100,6 +101,7 @@ class Foreseeing:
         asked_numbers.install()
         mixed_precision.install()
         recurrent_layers.install()
+        expert_products.install()
         kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
         generated_text.install()
