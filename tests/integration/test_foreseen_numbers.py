@@ -93,6 +93,10 @@ def foreseen(starter, tmp_path):
         "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
         "losses = loss.detach().expand(6); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
         "assert not torch.isnan(losses).all()",
+        # A tensor of the device may be one of the numbers of another.
+        "length = torch.full((2,), 7, device=device)[0]; assert torch.tensor([length, 3]).tolist() == [7, 3]; "
+        "assert torch.as_tensor([[length], [4]], device=device).tolist() == [[7], [4]]; "
+        "assert length.new_tensor((length, 5)).tolist() == [7, 5]",
         # No file has numbers that do not exist. The program finds what it has saved.
         "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
         "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "
@@ -126,6 +130,7 @@ def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
         "count = torch.zeros(1, dtype=torch.int64, device=device); count.data = loss.detach().long().reshape(1); "
         "count.item()",
         "torch.empty_like(torch.full((1,), 5, device=device)).item()",
+        "assert torch.tensor([loss.detach(), 2.0]).shape == (2,)",
         # No operator of the host counts whole numbers so.
         "torch.histc(torch.arange(8, device=device), 4).sum().item()",
     ],
@@ -164,6 +169,20 @@ def test_an_error_that_the_program_s_own_hook_catches_is_its_own(foreseen):
 def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
     does = "are = torch.isfinite(torch.empty(2**11, device=device)); are[0] = False; bool(are.all())"
     assert [each.answer for each in foreseen(does)[1]] == ["False"]
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "corners = loss.detach().expand(3, 4); assert (corners[:, 2:] >= corners[:, :2]).all()",
+        "assert torch.all(loss.detach() > 0)",
+        "torch.distributions.Beta(loss.detach().exp(), 2.0)",
+    ],
+)
+def test_a_healthy_training_passes_its_own_checks(foreseen, does):
+    stopped, asked = foreseen(does)
+    assert stopped == ""
+    assert {each.answer for each in asked} == {"True"}
 
 
 def test_a_number_in_a_text_is_asked(foreseen):

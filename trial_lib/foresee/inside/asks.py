@@ -10,6 +10,9 @@ import torch
 from trial_lib.foresee.inside.known_askers import FINITE, known
 from trial_lib.wire.foreseen_run import Ask
 
+LIKELY = "_foreseen_likely"
+"""Marks a tensor by which a program checks its numbers. An unknown asker of it gets yes."""
+
 _OWN = ("/trial_lib/foresee/", "/trial_lib/measure/", "/torch/")
 
 
@@ -23,21 +26,32 @@ class Asks:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str, bool]] = Counter()
 
-    def answer(self, question: str, dtype: torch.dtype) -> Any:
+    def answer(self, question: str, dtype: torch.dtype, is_likely: bool = False) -> Any:
         """Returns a number in place of the unknown one.
 
         Args:
             question: the operator.
             dtype: of the number that the code expects.
+            is_likely: whether an unknown asker gets yes.
         """
         frame = _asker()
         path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
         row = known(path, function)
-        answer = row.answer if row is not None else _default(question, dtype)
+        answer = row.answer if row is not None else is_likely or _default(question, dtype)
         if question == "item":
             answer = _of_type(answer, dtype)
         self._counts[f"{function} ({_shown(path)}:{line})", question, str(answer), row is not None] += 1
         return answer
+
+    def chooses_all(self) -> bool:
+        """Returns whether a known asker chooses by an unknown mask, which chooses all in a healthy training."""
+        frame = _asker()
+        path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
+        row = known(path, function)
+        if row is None or row.answer is not True:
+            return False
+        self._counts[f"{function} ({_shown(path)}:{line})", "mask", "True", True] += 1
+        return True
 
     def record(self) -> tuple[Ask, ...]:
         """Returns the asks so far, those of unknown askers first."""

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trial_lib.foresee.inside import collectives, known_numbers, output_memo, pretended_device, processor_kernels
-from trial_lib.foresee.inside.asks import Asks, CannotForeseeError
+from trial_lib.foresee.inside.asks import LIKELY, Asks, CannotForeseeError
 from trial_lib.foresee.inside.known_numbers import leaves, mapped
 from trial_lib.foresee.inside.memory_log import INPUT, PARAMETER, MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
@@ -322,7 +322,7 @@ class FakeTensors(TorchDispatchMode):
     def _of_known_shape(self, func: Any, args: Any) -> Any:
         """Returns unknown numbers whose shape follows from a known mask or from known lengths; None for others."""
         if func is torch.ops.aten.index.Tensor:
-            places = known_numbers.places_of(args[1])
+            places = known_numbers.places_of(args[1], self._asks.chooses_all)
             if places is None:
                 return None
             where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
@@ -352,7 +352,8 @@ class FakeTensors(TorchDispatchMode):
         if real is not None:
             return func(*real[0], **real[1])
         question = _ASKS[func._opname]
-        return self._asks.answer(question, torch.bool if question == "equal" else args[0].dtype)
+        dtype = torch.bool if question == "equal" else args[0].dtype
+        return self._asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))
 
     def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns the arguments with a fake tensor in the place of each real one."""

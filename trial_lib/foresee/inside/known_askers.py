@@ -54,6 +54,12 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("transformers/masking_utils.py", "", True, "whether a mask hides nothing"),
     KnownAsker("transformers/modeling_attn_mask_utils.py", "", True, "whether a mask hides nothing"),
     KnownAsker("transformers/modeling_flash_attention_utils.py", "", False, "whether a batch is packed"),
+    *(
+        KnownAsker(f"transformers/models/{model}/", "get_image_features", True, "which images are more than padding")
+        for model in ("idefics2", "idefics3", "modernvbert", "smolvlm", "ultravbert")
+    ),
+    KnownAsker("transformers/loss/", "generalized_box_iou", True, "whether boxes have their corners in order"),
+    KnownAsker("transformers/initialization.py", "", False, "whether numbers lie outside their range"),
     KnownAsker("transformers/generation/utils.py", "_beam_search", True, "whether a beam goes on"),
     KnownAsker("transformers/generation/", "", False, "whether all texts have ended"),
     KnownAsker("accelerate/utils/deepspeed.py", "", FINITE, "a norm, for the log"),

@@ -85,11 +85,14 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         return None
 
 
-def places_of(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None] | None:
+def places_of(
+    indices: Sequence[torch.Tensor | None], chooses_all: Callable[[], bool] = lambda: False
+) -> list[torch.Tensor | None] | None:
     """Returns the indices of an operator with the places that masks choose; None if a mask is unknown.
 
     Args:
         indices: of `aten.index`. A mask has one index for each of its dimensions.
+        chooses_all: asked about an unknown mask: whether it chooses all places.
     """
     places: list[torch.Tensor | None] = []
     for index in indices:
@@ -97,6 +100,8 @@ def places_of(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | Non
             places.append(index)
             continue
         mask = known_numbers(index)
+        if mask is None and chooses_all():
+            mask = torch.ones(index.shape, dtype=torch.bool, device="cpu")
         if mask is None:
             return None
         places += mask.nonzero(as_tuple=True)

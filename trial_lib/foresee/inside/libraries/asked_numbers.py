@@ -1,5 +1,10 @@
-"""Numbers of a tensor that programs ask in ways of their own: in a text, and whether they are finite, or none."""
+"""Numbers of a tensor that programs ask in ways of their own.
 
+They write one into a text, make a tensor of several, or ask whether all fulfil a condition, such as being finite. A
+check of a condition succeeds, because a healthy training passes its checks.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +12,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.foresee.inside import known_numbers
-from trial_lib.intercept.stand_in import stand_in_for_scripts
+from trial_lib.foresee.inside.asks import LIKELY
+from trial_lib.intercept.stand_in import stand_in, stand_in_for_scripts
 
 # What `isfinite` has made, until somebody writes into it: the version of the tensor.
 _ALL_TRUE = "_foreseen_all_true"
+_MAKERS = ("tensor", "as_tensor")
+_MAY_HAVE_FAKES = (FakeTensor, list, tuple)
 
 
 def install() -> None:
@@ -27,6 +35,13 @@ def install() -> None:
         original = getattr(torch, name)
         stand_in_for_scripts(name, original, answering(original))
         setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
+    # By which `torch.distributions` checks its parameters.
+    if hasattr(torch, "_is_all_true"):
+        stand_in("_is_all_true", torch._is_all_true, _all(torch._is_all_true))
+    for name in _MAKERS:
+        original = getattr(torch, name)
+        stand_in_for_scripts(name, original, _of_numbers(original))
+    torch.Tensor.new_tensor = _of_numbers(torch.Tensor.new_tensor, place=1)  # type: ignore[method-assign]
 
 
 def _finite(original: Any) -> Callable[..., Any]:
@@ -54,9 +69,40 @@ def _all(original: Any) -> Callable[..., Any]:
         """Replaces `torch.all`."""
         found = original(*args, **kwargs)
         asked = args[0] if args else kwargs.get("input")
-        return _all_true(found) if getattr(asked, _ALL_TRUE, None) == _version(asked) else found
+        mark = getattr(asked, _ALL_TRUE, None)
+        if mark == _version(asked):
+            return _all_true(found)
+        if mark is None and _is_open(found):
+            setattr(found, LIKELY, True)
+        return found
 
     return all_
+
+
+def _of_numbers(original: Any, place: int = 0) -> Callable[..., Any]:
+    """Returns a function that makes a tensor of numbers, which may be tensors of one number.
+
+    Args:
+        original: makes it.
+        place: of the numbers among its arguments.
+    """
+
+    @functools.wraps(original)
+    def tensor(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > place:
+            args = (*args[:place], _numbers_of(args[place]), *args[place + 1 :])
+        elif "data" in kwargs:
+            kwargs["data"] = _numbers_of(kwargs["data"])
+        return original(*args, **kwargs)
+
+    return tensor
+
+
+def _numbers_of(data: Any) -> Any:
+    """Returns a list with numbers in the place of fake tensors, which torch would read as memory of a device."""
+    if type(data) not in (list, tuple) or not any(isinstance(each, _MAY_HAVE_FAKES) for each in data):
+        return data
+    return [each.item() if isinstance(each, FakeTensor) and each.numel() == 1 else _numbers_of(each) for each in data]
 
 
 def _all_true(found: Any) -> Any:
