@@ -97,6 +97,17 @@ def foreseen(starter, tmp_path):
         "length = torch.full((2,), 7, device=device)[0]; assert torch.tensor([length, 3]).tolist() == [7, 3]; "
         "assert torch.as_tensor([[length], [4]], device=device).tolist() == [[7], [4]]; "
         "assert length.new_tensor((length, 5)).tolist() == [7, 5]",
+        "rows = torch.randn(3, 5, 8, device=device, requires_grad=True); rnn = nn.utils.rnn; "
+        "packed = rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True); "
+        "out, _ = nn.LSTM(8, 4, batch_first=True).to(device)(packed); assert out.data.shape == (10, 4); "
+        "padded, lengths = rnn.pad_packed_sequence(out, batch_first=True, total_length=6); padded.sum().backward(); "
+        "assert lengths.tolist() == [5, 3, 2] and padded.shape == (3, 6, 4) and rows.grad.shape == rows.shape",
+        "norm = nn.SyncBatchNorm(4).to(device); norm(torch.randn(2, 4, 6, 6, device=device)).sum().backward(); "
+        "assert norm.weight.grad.shape == (4,)",
+        # As a moving average of the weights does.
+        "import copy; copied = copy.deepcopy(engine.module); theirs = engine.module.weight; "
+        "assert copied.weight is not theirs and copied.weight.is_cuda and copied.weight.requires_grad; "
+        "torch.optim.swa_utils.AveragedModel(engine.module).update_parameters(engine.module)",
         # No file has numbers that do not exist. The program finds what it has saved.
         "import os; model = engine.module; torch.save({'model': model.state_dict(), 'step': 3}, 'saved.pt'); "
         "torch.save(model, 'whole.pt'); assert not os.path.exists('saved.pt') and not os.path.exists('whole.pt'); "

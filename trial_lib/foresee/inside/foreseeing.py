@@ -24,11 +24,10 @@ from trial_lib.foresee.inside.libraries import (
     asked_of_computers,
     checkpoint_headers,
     cuda_functions,
-    expert_products,
     generated_text,
     kernel_packages,
+    missing_kernels,
     mixed_precision,
-    recurrent_layers,
     written_devices,
 )
 from trial_lib.foresee.inside.memory_log import MemoryLog
@@ -100,8 +99,7 @@ class Foreseeing:
         cuda_functions.install(self._memory, order.device_bytes, order.ranks_per_host)
         asked_numbers.install()
         mixed_precision.install()
-        recurrent_layers.install()
-        expert_products.install()
+        missing_kernels.install()
         kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
         generated_text.install()
@@ -218,6 +216,17 @@ def _fake_parameters(fake: FakeTensors) -> None:
         return original(cls, data, requires_grad)
 
     torch.nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
+    copied: Any = FakeTensor.__deepcopy__
+
+    def deep_copied(parameter: Any, memo: dict[int, Any]) -> Any:
+        """Replaces `FakeTensor.__deepcopy__`. What DeepSpeed has attached to a parameter is no part of its copy."""
+        if type(parameter) is not FakeTensor or not isinstance(parameter, torch.nn.Parameter):
+            return copied(parameter, memo)
+        if id(parameter) not in memo:
+            memo[id(parameter)] = torch.nn.Parameter(parameter.data.clone(), parameter.requires_grad)
+        return memo[id(parameter)]
+
+    FakeTensor.__deepcopy__ = deep_copied  # type: ignore[method-assign]
     # A module that changes its device or type swaps the inside of its fake parameters (torch.utils.swap_tensors), which
     # keeps their identity. Torch refuses that for a parameter to which a weak reference exists, such as DeepSpeed's
     # (deepspeed/utils/debug.py). That reference is to the Python object, and stays true.

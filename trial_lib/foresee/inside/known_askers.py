@@ -71,6 +71,7 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("liger_kernel/", "", True, "whether a loss has no factor, and whether its labels are in range"),
     KnownAsker("lightning/", "", FINITE, "a metric, or whether it is finite"),
     KnownAsker("pytorch_lightning/", "", FINITE, "a metric, or whether it is finite"),
+    KnownAsker("torch/nn/modules/_functions.py", "forward", True, "which ranks have samples for a shared norm"),
     KnownAsker("torch/nn/utils/clip_grad.py", "", FINITE, "a norm"),
     KnownAsker("torch/amp/grad_scaler.py", "", 0.0, "how many gradients are infinite"),
     KnownAsker("torch/optim/", "", FINITE, "a count of steps"),
