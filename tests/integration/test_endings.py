@@ -170,20 +170,42 @@ def test_a_wait_for_a_rank_that_does_something_is_none_for_ever(trials, how):
     assert result.outcome == "completed", result.reason
 
 
+STEPS_BY_ITSELF = """
+from torch.optim.lr_scheduler import LambdaLR
+config = {{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {stage}}}}}
+config["zero_allow_untested_optimizer"] = True
+own = torch.nn.Linear(4, 1)
+passed = torch.optim.SGD(own.parameters(), lr=0.1)
+before = LambdaLR(passed, lambda step: 1.0)
+engine, returned, *_ = deepspeed.initialize(config=config, model=own, optimizer=passed)
+after = LambdaLR(passed, lambda step: 1.0)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["passed", "returned"])
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_program_that_steps_the_optimizer_and_not_the_engine_is_told_so_at_once(ends, stage):
+def test_a_program_that_steps_an_optimizer_and_not_the_engine_is_told_so_at_once(ends, stage, optimizer):
     lines = f"""
-    from torch.optim.lr_scheduler import LambdaLR
-    config = {{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {stage}}},
-              "optimizer": {{"type": "AdamW", "params": {{"lr": 1e-3}}}}}}
-    own = torch.nn.Linear(4, 1)
-    engine, optimizer, *_ = deepspeed.initialize(config=config, model=own, model_parameters=own.parameters())
-    schedule = LambdaLR(optimizer, lambda step: 1.0) if {stage} == 0 else None
-    while True:
-        engine.backward(engine(torch.ones(2, 4)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    """
-    result = ends(lines, steps=0)
+while True:
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    {optimizer}.step()
+    {optimizer}.zero_grad()
+"""
+    result = ends(STEPS_BY_ITSELF.format(stage=stage) + lines, steps=0)
     assert result.outcome == "crashed"
-    assert "The program steps the optimizer that DeepSpeed has returned, and not the engine." in result.reason
+    assert "The program steps its optimizer, and not DeepSpeed's engine." in result.reason
+
+
+def test_engines_that_share_an_optimizer_step_it(ends):
+    lines = """
+import warnings
+warnings.simplefilter("error", UserWarning)
+engine, *_ = deepspeed.initialize(config=config, model=own, optimizer=passed)
+for _ in range(9):
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+    before.step()
+"""
+    result = ends(STEPS_BY_ITSELF.format(stage=0) + lines, steps=0)
+    assert "steps its optimizer" not in result.reason
+    assert "lr_scheduler" not in result.reason

@@ -91,12 +91,15 @@ def foreseen(starter, tmp_path):
         "assert torch.isfinite(loss) and loss.isfinite().all() and not (~torch.isfinite(loss)).any()",
         "assert torch.isfinite(torch.empty(2**11, device=device)).all()",
         "torch.set_default_device('cuda'); assert torch.isfinite(input=loss); torch.set_default_device('cpu')",
-        "losses = loss.detach().expand(6); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
-        "assert not torch.isnan(losses).all()",
+        "losses = loss.detach().expand(3000); assert losses[~losses.isnan()].shape == losses[losses.isfinite()].shape; "
+        "assert losses[~torch.isinf(losses)].shape == (3000,); assert not torch.isnan(losses).all()",
+        "losses = loss.detach().expand(2**21); assert losses.isfinite().all() and not losses.isnan().all()",
         # A tensor of the device may be one of the numbers of another.
         "length = torch.full((2,), 7, device=device)[0]; assert torch.tensor([length, 3]).tolist() == [7, 3]; "
         "assert torch.as_tensor([[length], [4]], device=device).tolist() == [[7], [4]]; "
-        "assert length.new_tensor((length, 5)).tolist() == [7, 5]",
+        "assert length.new_tensor((length, 5)).tolist() == [7, 5]; "
+        "assert torch.tensor([length.int()]).dtype == torch.int32 and torch.asarray([length]).tolist() == [7]; "
+        "assert torch.tensor([length, 3], dtype=torch.bfloat16).dtype == torch.bfloat16",
         "rows = torch.randn(3, 5, 8, device=device, requires_grad=True); rnn = nn.utils.rnn; "
         "packed = rnn.pack_padded_sequence(rows, torch.tensor([5, 3, 2]), batch_first=True); "
         "out, _ = nn.LSTM(8, 4, batch_first=True).to(device)(packed); assert out.data.shape == (10, 4); "
@@ -178,8 +181,10 @@ def test_an_error_that_the_program_s_own_hook_catches_is_its_own(foreseen):
 
 
 def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
-    does = "are = torch.isfinite(torch.empty(2**11, device=device)); are[0] = False; bool(are.all())"
+    does = "are = torch.isfinite(torch.empty(2**21, device=device)); are[0] = False; bool(are.all())"
     assert [each.answer for each in foreseen(does)[1]] == ["False"]
+    # The numbers of a shorter one are known.
+    assert foreseen(f"{does.replace('21', '11').replace('bool', 'assert not ')}") == ("", [])
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,10 @@ class Asks:
         frame = _asker()
         path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
         row = known(path, function)
-        answer = row.answer if row is not None else is_likely or _default(question, dtype)
+        if is_likely and (row is None or row.answer is FINITE):
+            answer: Any = True
+        else:
+            answer = row.answer if row is not None else _default(question, dtype)
         if question == "item":
             answer = _of_type(answer, dtype)
         self._counts[f"{function} ({_shown(path)}:{line})", question, str(answer), row is not None] += 1

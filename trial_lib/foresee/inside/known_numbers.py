@@ -15,10 +15,8 @@ _KNOWN = "_foreseen_known"
 _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
 # Operators whose results follow from plain arguments.
 _FILLS = frozenset(("zeros", "ones", "full", "arange", "scalar_tensor"))
-
-MOST_FILLED = 2**10
-"""Longer tensors of one number are masks and positions. No program asks them, and they take time in each pass."""
-
+# Longer ones are masks and positions, which no program asks, and which take time in each pass.
+_MOST_FILLED = 2**10
 # Their results have numbers that nobody has written.
 _LEAVE_OPEN = ("empty", "new_empty", "resize")
 # More gathered numbers are not copied for each rank.
@@ -121,7 +119,7 @@ def fills(func: Any) -> bool:
 
 def fill(func: Any, args: Any, kwargs: Any, out: Any) -> None:
     """Lets whole numbers that fill a short tensor be known."""
-    if out.numel() <= MOST_FILLED and not (out.dtype.is_floating_point or out.dtype.is_complex):
+    if out.numel() <= _MOST_FILLED and not (out.dtype.is_floating_point or out.dtype.is_complex):
         real = _computed(func, *mapped((args, kwargs), torch.device, lambda _: torch.device("cpu")))
         if real is not None:
             keep(out, real)

@@ -58,6 +58,8 @@ class _Module:
     Stream = Event = Stream
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         return getattr(torch.cuda, name)
 
     def is_initialized(self) -> bool:

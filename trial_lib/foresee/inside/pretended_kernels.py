@@ -61,6 +61,9 @@ class _Quantizer:
     def __init__(self, operations: OperationLog) -> None:
         self._operations = operations
 
+    def __getattr__(self, name: str) -> Any:
+        raise CannotForeseeError(f"DeepSpeed's quantizer has no stand-in for {name} under fake tensors.")
+
     def quantize(self, numbers: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
         """Returns the numbers in bytes, and the scales."""
         *rows, last = numbers.shape

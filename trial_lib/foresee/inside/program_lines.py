@@ -8,6 +8,7 @@ from types import FrameType
 
 from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.user_program import may_be_of_the_user
+from trial_lib.wire.errors import InputError
 
 _LIBRARY = f"{os.sep}lib{os.sep}python"
 _OWN = f"{os.sep}trial_lib{os.sep}"
@@ -40,10 +41,13 @@ def sentence_of(error: BaseException) -> str:
     said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     if type(error).__name__ == "CannotForeseeError":
         return said.split(": ", 1)[1]
+    remedy = ""
+    if isinstance(error, InputError):
+        said, remedy = error.what, f" {error.remedy}"
     raised = reversed(list(traceback.walk_tb(error.__traceback__)))
     # Torch's own code may have called what has raised it, and the user's code torch.
     place = line_of(raised) or line_of(traceback.walk_stack(None))
-    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}."
+    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}.{remedy}"
 
 
 def line_of(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -14,7 +14,7 @@ from trial_lib.intercept.stand_in import stand_in
 from trial_lib.measure.ends.config_refusal import keys_named
 from trial_lib.measure.engine_roles import Followers, trains
 from trial_lib.measure.libraries import engine_checkpoints
-from trial_lib.measure.libraries.direct_steps import refuse_direct_steps
+from trial_lib.measure.libraries.direct_steps import DirectSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.turned.turning import Turning
 from trial_lib.wire.errors import InputError
@@ -61,7 +61,7 @@ def intercept(
     """
     from deepspeed.moe.layer import MoE
 
-    followers = Followers()
+    followers, direct = Followers(), DirectSteps()
 
     def merge(passed: DeepSpeedConfig, is_trained: bool) -> DeepSpeedConfig:
         if not is_trained:
@@ -77,7 +77,7 @@ def intercept(
             return
         if getattr(engine, "client_optimizer", None) is not None:
             facts.note_optimizer(engine.basic_optimizer)
-        refuse_direct_steps(engine)
+        direct.watch(engine)
         facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
         observer.engine_built(engine)
 

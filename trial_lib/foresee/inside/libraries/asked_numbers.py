@@ -15,9 +15,13 @@ from trial_lib.foresee.inside import known_numbers
 from trial_lib.foresee.inside.asks import LIKELY
 from trial_lib.intercept.stand_in import stand_in, stand_in_for_scripts
 
-# What `isfinite` has made, until somebody writes into it: the version of the tensor.
-_ALL_TRUE = "_foreseen_all_true"
-_MAKERS = ("tensor", "as_tensor")
+# What `isfinite` or `isnan` has made, until somebody writes into it: the version of the tensor, and its answer.
+_ALIKE = "_foreseen_alike"
+# The answers of a healthy training. Masked scores have infinite numbers in a real run, and none here.
+_ANSWERS = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
+# Longer masks choose nothing.
+_MOST_ALIKE = 2**20
+_MAKERS = ("tensor", "as_tensor", "asarray")
 _MAY_HAVE_FAKES = (FakeTensor, list, tuple)
 
 
@@ -31,7 +35,8 @@ def install() -> None:
         return format(tensor.item(), text) if is_number else shown(tensor, text)
 
     FakeTensor.__format__ = format_  # type: ignore[method-assign]
-    for name, answering in (("isfinite", _finite), ("isnan", _no_number), ("all", _all)):
+    for name in (*_ANSWERS, "all"):
+        answering = functools.partial(_alike, _ANSWERS[name]) if name in _ANSWERS else _all
         original = getattr(torch, name)
         stand_in_for_scripts(name, original, answering(original))
         setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
@@ -44,36 +49,33 @@ def install() -> None:
     torch.Tensor.new_tensor = _of_numbers(torch.Tensor.new_tensor, place=1)  # type: ignore[method-assign]
 
 
-def _finite(original: Any) -> Callable[..., Any]:
-    def isfinite(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.isfinite`. Losses and gradients of a healthy training are finite.
+def _alike(answer: bool, original: Any) -> Callable[..., Any]:
+    """Returns a function whose answer is the same for all numbers.
 
-        So are masked scores here, which may really have infinite ones.
-        """
-        return _all_true(original(*args, **kwargs))
+    Args:
+        answer: for each number.
+        original: asks for each number.
+    """
 
-    return isfinite
+    @functools.wraps(original)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return _as_alike(original(*args, **kwargs), answer)
 
-
-def _no_number(original: Any) -> Callable[..., Any]:
-    def isnan(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.isnan`. A healthy training has no such numbers, so a mask of them hides nothing."""
-        found = original(*args, **kwargs)
-        return _known_as(found, torch.zeros) if _is_open(found) else found
-
-    return isnan
+    return ask
 
 
 def _all(original: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
     def all_(*args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.all`."""
         found = original(*args, **kwargs)
         asked = args[0] if args else kwargs.get("input")
-        mark = getattr(asked, _ALL_TRUE, None)
-        if mark == _version(asked):
-            return _all_true(found)
-        if mark is None and _is_open(found):
-            setattr(found, LIKELY, True)
+        version, answer = getattr(asked, _ALIKE, (None, None))
+        if version is None:
+            if _is_open(found):
+                setattr(found, LIKELY, True)
+        elif version == _version(asked):
+            return _as_alike(found, answer)
         return found
 
     return all_
@@ -102,24 +104,26 @@ def _numbers_of(data: Any) -> Any:
     """Returns a list with numbers in the place of fake tensors, which torch would read as memory of a device."""
     if type(data) not in (list, tuple) or not any(isinstance(each, _MAY_HAVE_FAKES) for each in data):
         return data
-    return [each.item() if isinstance(each, FakeTensor) and each.numel() == 1 else _numbers_of(each) for each in data]
+    return [_number_of(each) for each in data]
 
 
-def _all_true(found: Any) -> Any:
+def _number_of(element: Any) -> Any:
+    if isinstance(element, FakeTensor) and element.numel() == 1:
+        # Torch takes the type of the whole from its numbers.
+        return torch.full((), element.item(), dtype=element.dtype, device="cpu")
+    return _numbers_of(element)
+
+
+def _as_alike(found: Any, answer: Any) -> Any:
     if _is_open(found):
-        setattr(found, _ALL_TRUE, _version(found))
-        _known_as(found, torch.ones)
+        setattr(found, _ALIKE, (_version(found), answer))
+        if found.numel() <= _MOST_ALIKE:
+            known_numbers.keep(found, torch.full(found.shape, answer, dtype=torch.bool, device="cpu"))
     return found
 
 
 def _is_open(found: Any) -> bool:
     return isinstance(found, FakeTensor) and not known_numbers.is_known(found)
-
-
-def _known_as(found: torch.Tensor, filled: Callable[..., torch.Tensor]) -> torch.Tensor:
-    if found.numel() <= known_numbers.MOST_FILLED:
-        known_numbers.keep(found, filled(found.shape, dtype=torch.bool, device="cpu"))
-    return found
 
 
 def _version(tensor: Any) -> int:

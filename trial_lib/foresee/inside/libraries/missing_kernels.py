@@ -113,22 +113,21 @@ def _add_products_by_groups() -> None:
     flop_registry.update(grouped_products())
     when_imported("transformers.integrations.moe", lambda module: flop_registry.update(grouped_products()))
     kernels: Any = getattr(torch, "_meta_registrations", None)
-    # An older torch does not have it.
+    # An older torch does not have them.
     original = getattr(kernels, "_meta_grouped_mm_common", None)
-    if original is not None:
-        kernels._meta_grouped_mm_common = _of_other_formats(original)
+    made = getattr(kernels, "_create_grouped_mm_output_tensor", None)
+    if original is not None and made is not None:
+        kernels._meta_grouped_mm_common = _of_other_formats(original, made)
 
 
-def _of_other_formats(original: Any) -> Any:
+def _of_other_formats(original: Any, made: Any) -> Any:
     @functools.wraps(original)
     def shape(mat_a: torch.Tensor, mat_b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Replaces the fake implementation."""
         dtype = mat_a.dtype
         if dtype != mat_b.dtype or dtype not in _ALSO or kwargs.get("scale_a") is not None:
             return original(mat_a, mat_b, *args, **kwargs)  # type: ignore[no-any-return]
-        wanted = kwargs.pop("out_dtype", None)
-        found = original(mat_a.bfloat16(), mat_b.bfloat16(), *args, **kwargs, out_dtype=torch.bfloat16)
-        return found.to(wanted or dtype)  # type: ignore[no-any-return]
+        return made(mat_a, mat_b, kwargs.get("offs"), kwargs.get("out_dtype") or dtype)  # type: ignore[no-any-return]
 
     return shape
 
