@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.foresee.inside.known_askers import FINITE, known
+from trial_lib.foresee.inside.known_askers import FINITE, KnownAsker, known
 from trial_lib.wire.foreseen_run import Ask
 
 LIKELY = "_foreseen_likely"
@@ -35,26 +35,28 @@ class Asks:
             is_likely: whether an unknown asker gets yes.
         """
         frame = _asker()
-        path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
-        row = known(path, function)
+        row = _row_of(frame)
         if is_likely and (row is None or row.answer is FINITE):
             answer: Any = True
         else:
             answer = row.answer if row is not None else _default(question, dtype)
         if question == "item":
             answer = _of_type(answer, dtype)
-        self._counts[f"{function} ({_shown(path)}:{line})", question, str(answer), row is not None] += 1
+        self._count(frame, question, answer, row is not None)
         return answer
 
     def chooses_all(self) -> bool:
         """Returns whether a known asker chooses by an unknown mask, which chooses all in a healthy training."""
         frame = _asker()
-        path, function, line = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
-        row = known(path, function)
+        row = _row_of(frame)
         if row is None or row.answer is not True:
             return False
-        self._counts[f"{function} ({_shown(path)}:{line})", "mask", "True", True] += 1
+        self._count(frame, "mask", True, True)
         return True
+
+    def _count(self, frame: FrameType, question: str, answer: Any, is_known: bool) -> None:
+        asker = f"{frame.f_code.co_name} ({_shown(frame.f_code.co_filename)}:{frame.f_lineno})"
+        self._counts[asker, question, str(answer), is_known] += 1
 
     def record(self) -> tuple[Ask, ...]:
         """Returns the asks so far, those of unknown askers first."""
@@ -80,6 +82,10 @@ def _of_type(answer: Any, dtype: torch.dtype) -> Any:
     return float(answer) if dtype.is_floating_point else int(answer)
 
 
+def _row_of(frame: FrameType) -> KnownAsker | None:
+    return known(frame.f_code.co_filename, frame.f_code.co_name)
+
+
 def _asker() -> FrameType:
     """Returns the frame that asks: the innermost that is neither torch's nor ZeroTune's."""
     frame: FrameType | None = sys._getframe(2)
@@ -87,7 +93,7 @@ def _asker() -> FrameType:
     while frame is not None:
         last = frame
         name = frame.f_code.co_filename
-        if "/torch/" in name and known(name, frame.f_code.co_name) is not None:
+        if "/torch/" in name and _row_of(frame) is not None:
             return frame
         if not name.startswith("<") and not any(part in name for part in _OWN):
             return frame
