@@ -18,7 +18,7 @@ from typing import Any
 
 from trial_lib.command.launchers import launcher_named
 from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
-from trial_lib.foresee.endable_starter import Launches
+from trial_lib.launch.endable_starter import Launches
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
 from trial_lib.launch.warm import WarmStarter

@@ -16,12 +16,12 @@ from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.search_space_section import read_search_space
-from trial_lib.foresee.endable_starter import EndableStarter
 from trial_lib.foresee.foreseen import Pretended, foresee
 from trial_lib.foresee.memory.arm_bytes import foreseen_arm
 from trial_lib.foresee.plan.arm_work import file_word, micro_batches_of_a_run
 from trial_lib.foresee.plan.arms import PlanArm, own_label, planned_arms, run_overrides
 from trial_lib.foresee.plan.switch_values import SwitchValues
+from trial_lib.launch.endable_starter import EndableStarter
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.memory.foreseen_bytes import ForeseenArm

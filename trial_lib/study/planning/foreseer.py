@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.foresee.endable_starter import EndableStarter
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.launch.endable_starter import EndableStarter
 from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.study.known_program import varied_options
