@@ -54,6 +54,21 @@ class Asks:
         self._count(frame, "mask", True, True)
         return True
 
+    def lets_choose(self, question: str, among: int) -> bool:
+        """Returns whether the code that lets a model choose gets each choice equally often.
+
+        A known asker has answers of its own.
+
+        Args:
+            question: the operator.
+            among: the number of choices.
+        """
+        frame = _asker()
+        if _row_of(frame) is not None:
+            return False
+        self._count(frame, question, f"each of {among} equally often", True)
+        return True
+
     def _count(self, frame: FrameType, question: str, answer: Any, is_known: bool) -> None:
         asker = f"{frame.f_code.co_name} ({_shown(frame.f_code.co_filename)}:{frame.f_lineno})"
         self._counts[asker, question, str(answer), is_known] += 1

@@ -42,6 +42,7 @@ _OWN = f"{os.sep}trial_lib{os.sep}"
 _RUNS_BACKWARD = "_engine_run_backward"
 _SCORES_OF_SAMPLES = 3  # positions, samples, labels
 _ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
+_FOLLOW_FROM_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 # Torch's own code asks for a tensor's device by this operator.
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -198,7 +199,7 @@ class FakeTensors(TorchDispatchMode):
             return out
         tensors: list[torch.Tensor] = []
         key = None
-        repeats = operator.repeats
+        repeats = operator.repeats or output_memo.has_places(func, args)
         try:
             key = output_memo.key_of(func, args, kwargs, tensors, operator.is_view)
         except output_memo.UnknownArgumentError:
@@ -248,9 +249,16 @@ class FakeTensors(TorchDispatchMode):
                     self._operations.note(entry.cost)
                 return self._maker.again(entry, tensors, made)
         try:
-            out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
+            out = self._by_known(func, args, kwargs) if key is None else None
+            if out is None:
+                out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            out = self._by_known(func, args, kwargs)
+            out = self._of_known_shape(func, args)
+            if out is None:
+                raise CannotForeseeError(
+                    f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
+                    f"{place_in_program()}."
+                ) from None
         except (UnsupportedOperatorException, NotImplementedError):
             out = self._of_known_shape(func, args)
             if out is None:
@@ -306,16 +314,15 @@ class FakeTensors(TorchDispatchMode):
         return output_memo.Entry(moved, entry.container, cost)
 
     def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the result of an operator whose shape follows from numbers, if they are known."""
+        """Returns the result of an operator whose shape follows from numbers; None for others, or if they are unknown.
+
+        Torch's fake mode would refuse it, which takes longer.
+        """
+        if _FOLLOW_FROM_NUMBERS.isdisjoint(func.tags):
+            return None
         real = known_numbers.real_of((args, kwargs))
         if real is None:
-            chosen = self._of_known_shape(func, args)
-            if chosen is not None:
-                return chosen
-            raise CannotForeseeError(
-                f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
-                f"{place_in_program()}."
-            )
+            return None
         result = func(*real[0], **real[1])
         return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
 

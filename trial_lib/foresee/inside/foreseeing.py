@@ -23,6 +23,7 @@ from trial_lib.foresee.inside.libraries import (
     asked_numbers,
     asked_of_computers,
     checkpoint_headers,
+    chosen_experts,
     cuda_functions,
     generated_text,
     kernel_packages,
@@ -103,6 +104,7 @@ class Foreseeing:
         kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
         generated_text.install()
+        chosen_experts.install(self._asks)
         checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
 
     @property

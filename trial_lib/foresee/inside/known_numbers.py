@@ -1,8 +1,9 @@
 """The real numbers behind fake tensors, where they are known.
 
 A fake tensor that came from real numbers keeps them beside it while they are few or whole numbers. So does a short one
-that was filled with whole numbers, such as lengths. Results of such tensors are computed as well. Memory into which an
-operator writes unknown numbers is unknown from then on, in all tensors that share it.
+that was filled with whole numbers, such as lengths, and one of zeros with known numbers written to it. Results of such
+tensors are computed as well. Memory into which an operator writes unknown numbers is unknown from then on, in all
+tensors that share it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,16 @@ _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
 _FILLS = frozenset(("zeros", "ones", "full", "arange", "scalar_tensor"))
 # Longer ones are masks and positions, which no program asks, and which take time in each pass.
 _MOST_FILLED = 2**10
+# They fill memory with zeros of any number format. Routers write into such memory which experts they choose.
+_ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
+_ARE_ZEROS = "_foreseen_zeros"
+_WRITE_AT_PLACES = frozenset(
+    f"{name}{ending}"
+    for name in ("scatter", "scatter_add", "index_add", "index_fill", "index_put")
+    for ending in ("", "_")
+)
+# CUDA counts whole numbers by it, and a host does not.
+_COUNTS = torch.ops.aten.histc.default
 # Their results have numbers that nobody has written.
 _LEAVE_OPEN = ("empty", "new_empty", "resize")
 # More gathered numbers are not copied for each rank.
@@ -53,7 +64,14 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], o
     """Computes the numbers of a result if those of its inputs are known, or forgets those that it overwrites."""
     if not tensors:
         return
+    if func._opname in _ZEROS or (func._opname == "_to_copy" and _are_zeros(args[0])):
+        vars(out)[_ARE_ZEROS] = True
     result = _result(func, args, kwargs, out) if all(map(is_known, tensors)) else None
+    if result is None and func._opname in _WRITE_AT_PLACES:
+        written = _written_to_zeros(func, args, kwargs)
+        if written is not None:
+            vars(out)[_KNOWN] = written
+            return
     if result is None:
         if func._schema.is_mutable:
             _forget_written(func, args, kwargs)
@@ -61,6 +79,25 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], o
     for fake, number in zip(leaves((out,)), leaves((result,)), strict=True):
         if isinstance(fake, FakeTensor) and isinstance(number, torch.Tensor):
             keep(fake, number)
+
+
+def _written_to_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns what known numbers at known places make of memory with zeros; None if that stays unknown.
+
+    The zeros themselves are not kept, because most of them are sums that begin.
+    """
+    zeros = args[0]
+    if not _are_zeros(zeros) or zeros.numel() > _MOST_KNOWN_NUMBERS:
+        return None
+    real = real_of((args[1:], kwargs))
+    if real is None:
+        return None
+    return _computed(func, (torch.zeros(zeros.shape, dtype=zeros.dtype, device="cpu"), *real[0]), real[1])
+
+
+def _are_zeros(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor was made of zeros, and nobody has written to it. Inference counts no writing."""
+    return _ARE_ZEROS in vars(tensor) and not tensor.is_inference() and tensor._version == 0
 
 
 def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -77,6 +114,8 @@ def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     try:
+        if func is _COUNTS and not args[0].dtype.is_floating_point:
+            return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
         return func(*args, **kwargs)
     except (NotImplementedError, RuntimeError):
         # An operator of devices alone, or of types that the host has none for.
@@ -118,7 +157,9 @@ def fills(func: Any) -> bool:
 
 
 def fill(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Lets whole numbers that fill a short tensor be known."""
+    """Lets whole numbers that fill a short tensor be known, and notes that a tensor has zeros."""
+    if func._opname in _ZEROS:
+        vars(out)[_ARE_ZEROS] = True
     if out.numel() <= _MOST_FILLED and not (out.dtype.is_floating_point or out.dtype.is_complex):
         real = _computed(func, *mapped((args, kwargs), torch.device, lambda _: torch.device("cpu")))
         if real is not None:
@@ -155,6 +196,7 @@ def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
 
 def forget(fake: torch.Tensor) -> None:
     """Forgets the numbers of a fake tensor, and of all others that share its memory."""
+    vars(fake).pop(_ARE_ZEROS, None)
     real = vars(fake).pop(_KNOWN, None)
     if real is not None:
         setattr(real.untyped_storage(), _OVERWRITTEN, True)

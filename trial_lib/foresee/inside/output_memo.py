@@ -18,6 +18,8 @@ _META = torch.device("meta")
 # Arguments of views: numbers, and lists of numbers.
 _OF_VIEWS = {int, bool, type(None), list}
 _DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+_INDEX = torch.ops.aten.index.Tensor
+_MASKS = (torch.bool, torch.uint8)
 _SIMPLE = (
     int,
     float,
@@ -66,6 +68,11 @@ class UnknownArgumentError(Exception):
 def can_repeat(func: Any) -> bool:
     """Returns whether the outputs of an operator follow from the shapes of its inputs."""
     return not any(tag in _DYNAMIC for tag in func.tags) and "resize" not in func._opname
+
+
+def has_places(func: Any, args: Sequence[Any]) -> bool:
+    """Returns whether an operator takes what is at places, and not what a mask chooses: its shape follows then."""
+    return func is _INDEX and all(each is None or each.dtype not in _MASKS for each in args[1])
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Any, tensors: list[torch.Tensor], with_offset: bool) -> Any:

@@ -1,0 +1,200 @@
+"""Trainings whose experts are computed one after another, foreseen: the loop asks which tokens an expert has."""
+
+import json
+
+import pytest
+from foreseen_fixtures import program_named
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.wire.foreseen_run import OPERATIONS
+
+WORLD = 2
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 2},
+}
+TOKENS, EXPERTS, OF_A_TOKEN = 48, 4, 2
+PREAMBLE = """
+import argparse
+
+import deepspeed
+import torch
+from torch import nn
+from torch.nn import functional
+
+parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+parser.add_argument("--local_rank", type=int, default=-1)
+args = parser.parse_args()
+"""
+TRAINING = f"""{PREAMBLE}
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, {EXPERTS})
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range({EXPERTS}))
+
+    def forward(self, x):
+        scores = self.router(x).softmax(-1)
+        y, rows = torch.zeros_like(x), []
+        def compute(expert, tokens, weights):
+            rows.append(len(tokens))
+            y.index_add_(0, tokens, self.experts[expert](x[tokens]) * weights[:, None])
+        self.loop(x, scores, compute)
+        assert rows == [{{rows}}] * {EXPERTS}, rows
+        return y
+
+    def loop(self, x, scores, compute):
+{{loop}}
+
+model = Experts()
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+while True:
+    loss = engine(torch.ones({TOKENS}, 16, device=engine.device)).mean()
+    engine.backward(loss)
+    engine.step()
+"""
+MIXTRAL = f"""{PREAMBLE}
+from transformers import MixtralConfig, MixtralForCausalLM
+
+small = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4)
+config = MixtralConfig(**small, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, use_cache=False)
+config._experts_implementation = "{{how}}"
+model = MixtralForCausalLM(config)
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
+while True:
+    tokens = torch.ones(2, 32, dtype=torch.int64, device=engine.device)
+    loss = engine(input_ids=tokens, labels=tokens).loss
+    engine.backward(loss)
+    engine.step()
+"""
+# As transformers, DeepSeek, Megatron, torchtitan and programs after their examples write it.
+OF_SEVERAL = {
+    "a mask for each expert": """
+        weights, chosen = scores.topk(2, dim=-1)
+        mask = functional.one_hot(chosen, num_classes=4).permute(2, 1, 0)
+        for expert in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
+            place, tokens = torch.where(mask[expert].squeeze(0))
+            compute(expert, tokens, weights[tokens, place])
+""",
+    "a comparison": """
+        weights, chosen = torch.topk(scores, 2)
+        for expert in range(4):
+            tokens, place = torch.where(chosen == expert)
+            if tokens.numel():
+                compute(expert, tokens, weights[tokens, place])
+""",
+    "lengths of sorted tokens": """
+        weights, chosen = scores.topk(2, sorted=False)
+        order = chosen.view(-1).argsort()
+        lengths = torch.bincount(chosen.view(-1), minlength=4).tolist()
+        for expert, part in enumerate(order.split(lengths)):
+            compute(expert, part // 2, weights.view(-1)[part])
+""",
+    "counted whole numbers": """
+        weights, chosen = scores.topk(2)
+        lengths = torch.histc(chosen.view(-1), bins=4, min=0, max=4).tolist()
+        for expert, part in enumerate(chosen.view(-1).argsort(stable=True).split([int(each) for each in lengths])):
+            compute(expert, part // 2, weights.view(-1)[part])
+""",
+    "written into zeros": """
+        weights, chosen = scores.topk(2, dim=1)
+        lengths = torch.zeros_like(scores).scatter(1, chosen, 1).long().sum(0).tolist()
+        _, order = chosen.flatten().sort(0)
+        for expert, part in enumerate(order.split(lengths)):
+            compute(expert, part.div(2, rounding_mode="trunc"), weights.flatten()[part])
+""",
+    "written into zeros in place": """
+        weights, chosen = scores.topk(2)
+        counts = chosen.new_zeros((len(x), 4))
+        counts.scatter_(1, chosen, 1)
+        for expert, part in enumerate(chosen.view(-1).argsort().split(counts.sum(0).cpu().numpy().tolist())):
+            compute(expert, part // 2, weights.view(-1)[part])
+""",
+    "a map of tokens": """
+        weights, chosen = scores.topk(2)
+        tokens_of = torch.zeros_like(scores).int().scatter(1, chosen, 1).bool().T.contiguous()
+        everywhere = torch.arange(len(x), device=x.device).expand(4, -1)
+        parts = everywhere.masked_select(tokens_of).split(tokens_of.sum(1).tolist())
+        for expert, part in enumerate(parts):
+            compute(expert, part, scores[part, expert])
+""",
+}
+OF_ONE = {
+    "the best of all": """
+        chosen = torch.argmax(scores, dim=-1)
+        for expert in functional.one_hot(chosen, num_classes=4).any(dim=0).nonzero().flatten().tolist():
+            tokens = (chosen == expert).nonzero(as_tuple=True)[0]
+            compute(expert, tokens, scores[tokens, expert])
+""",
+    "the largest and its place": """
+        weights, chosen = scores.max(dim=1, keepdim=True)
+        for expert in range(4):
+            tokens, _ = torch.where(chosen == expert)
+            compute(expert, tokens, weights[tokens, 0])
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    started = starter_for(_program(folder, MIXTRAL), folder, print)
+    yield started
+    started.close()
+
+
+def _program(folder, text):
+    (folder / "train.py").write_text(text)
+    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
+    return program_named("train.py", "--deepspeed_config", "ds_config.json", folder=folder)
+
+
+@pytest.fixture
+def foreseen(starter, tmp_path):
+    def run(text):
+        pretended = Pretended(world=WORLD, ranks_per_host=WORLD)
+        return foresee(_program(tmp_path, text), {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
+
+    return run
+
+
+@pytest.mark.parametrize("name", [*OF_SEVERAL, *OF_ONE])
+def test_each_expert_gets_equally_many_tokens(foreseen, name):
+    of_a_token = OF_A_TOKEN if name in OF_SEVERAL else 1
+    loop = {**OF_SEVERAL, **OF_ONE}[name]
+    run = foreseen(TRAINING.format(loop=loop, rows=TOKENS * of_a_token // EXPERTS))
+    assert run.stopped == ""
+    (choice,) = [each for each in run.asks if "train.py" in each.asker]
+    assert (choice.answer, choice.is_known) == (f"each of {EXPERTS} equally often", True)
+
+
+def test_experts_in_a_loop_work_as_much_as_experts_computed_at_once(foreseen):
+    work = {}
+    for how in ("eager", "grouped_mm"):
+        run = foreseen(MIXTRAL.format(how=how))
+        assert run.stopped == ""
+        work[how] = sum(each.flops for each in run.operations if OPERATIONS[each.kind] == "matmul")
+    assert work["eager"] == work["grouped_mm"]
+
+
+def test_a_choice_by_computed_numbers_is_still_a_sentence_with_the_line(foreseen):
+    chooses = "        tokens = (scores[:, 0] > 0.5).nonzero().flatten()\n        compute(0, tokens, scores[tokens, 0])"
+    run = foreseen(TRAINING.format(loop=chooses, rows=0))
+    assert "nonzero's result depends on numbers that only a real run has, at" in run.stopped
+    assert "train.py" in run.stopped
+
+
+def test_zeros_that_the_program_has_written_to_are_unknown(foreseen):
+    writes = """
+        weights, chosen = scores.topk(2)
+        counts = torch.zeros(len(x), 4, device=x.device)
+        counts += scores.detach()
+        for expert, length in enumerate(counts.scatter(1, chosen, 1).long().sum(0).tolist()):
+            assert length == 0
+            compute(expert, chosen[:, 0], weights[:, 0])
+    """
+    run = foreseen(TRAINING.format(loop=writes, rows=TOKENS))
+    assert run.stopped == ""
+    assert [each.question for each in run.asks if not each.is_known] == ["item"]
