@@ -194,12 +194,34 @@ def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
         "corners = loss.detach().expand(3, 4); assert (corners[:, 2:] >= corners[:, :2]).all()",
         "assert torch.all(loss.detach() > 0)",
         "torch.distributions.Beta(loss.detach().exp(), 2.0)",
+        "assert loss > 0, f'{3:.2f} is no loss'",
+        "assert (loss > 0).all() & (loss < 9).all() and loss > 1",
+        "if not bool(loss < 1e9): raise ValueError",
+        "if loss != loss * 2:\n        pass\n    else:\n        raise ValueError(str(len('no difference')))",
+        "torch._assert(loss > 0, 'the loss is negative')",
     ],
 )
 def test_a_healthy_training_passes_its_own_checks(foreseen, does):
     stopped, asked = foreseen(does)
     assert stopped == ""
     assert {each.answer for each in asked} == {"True"}
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "assert not (loss > 9), 'the loss explodes'",
+        "if loss > 9 or loss < 0: raise ValueError",
+        "assert not torch.equal(loss, loss * 2)",
+        # Nothing fails by either answer.
+        "if loss > 9: print('large')",
+        "is_large = bool(loss > 9)",
+    ],
+)
+def test_the_answer_to_a_check_is_no_where_yes_would_fail(foreseen, does):
+    stopped, asked = foreseen(does)
+    assert stopped == ""
+    assert {each.answer for each in asked} == {"False"}
 
 
 def test_a_number_in_a_text_is_asked(foreseen):

@@ -1,8 +1,11 @@
-"""The record of numbers that code asks of fake tensors."""
+"""The record of numbers that code asks of fake tensors, and the answers to its checks."""
 
+import dis
+import functools
 import sys
 from collections import Counter
-from types import FrameType
+from collections.abc import Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -13,6 +16,21 @@ from trial_lib.wire.foreseen_run import Ask
 LIKELY = "_foreseen_likely"
 """Marks a tensor by which a program checks its numbers. An unknown asker of it gets yes."""
 
+_OWN_CODE = "/trial_lib/"
+# Instructions between the one that asks and the jump by its answer. Versions of Python differ.
+_HAND_ON = frozenset(
+    (
+        "CACHE",
+        "CALL",
+        "CALL_FUNCTION",
+        "CALL_METHOD",
+        "CALL_KW",
+        "CALL_FUNCTION_EX",
+        "PRECALL",
+        "TO_BOOL",
+        "EXTENDED_ARG",
+    )
+)
 _OWN = ("/trial_lib/foresee/", "/trial_lib/measure/", "/torch/")
 
 
@@ -36,10 +54,13 @@ class Asks:
         """
         frame = _asker()
         row = _row_of(frame)
-        if is_likely and (row is None or row.answer is FINITE):
-            answer: Any = True
-        else:
-            answer = row.answer if row is not None else _default(question, dtype)
+        answer: Any = _default(question, dtype) if row is None else row.answer
+        if row is None or row.answer is FINITE:
+            passing = _passing_answer(frame) if dtype == torch.bool else None
+            if passing is not None:
+                answer = passing
+            elif is_likely:
+                answer = True
         if question == "item":
             answer = _of_type(answer, dtype)
         self._count(frame, question, answer, row is not None)
@@ -115,6 +136,52 @@ def _asker() -> FrameType:
         frame = frame.f_back
     assert last is not None
     return last
+
+
+def _passing_answer(asker: FrameType) -> bool | None:
+    """Returns the yes or no by which code raises no error, because a healthy training passes its checks.
+
+    Returns:
+        None if neither answer leads to an error at once, or if both do.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _OWN_CODE in frame.f_code.co_filename:
+        frame = frame.f_back
+    # Torch may ask in the asker's name, as `torch._assert` does.
+    for each in (frame, asker):
+        found = None if each is None else _without_error(each.f_code, each.f_lasti)
+        if found is not None:
+            return found
+    return None
+
+
+@functools.cache
+def _without_error(code: CodeType, offset: int) -> bool | None:
+    """Returns the truth of the value at an instruction by which the code jumps past an error; None without one."""
+    instructions = list(dis.get_instructions(code))
+    places = {each.offset: place for place, each in enumerate(instructions)}
+    place = places.get(offset)
+    while place is not None and place < len(instructions) and instructions[place].opname in _HAND_ON:
+        place += 1
+    if place is None or place + 1 >= len(instructions):
+        return None
+    jump = instructions[place]
+    if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return None
+    fails_there, fails_here = (_raises(instructions[at:]) for at in (places[jump.argval], place + 1))
+    if fails_there == fails_here:
+        return None
+    return fails_here == jump.opname.endswith("IF_TRUE")
+
+
+def _raises(instructions: Sequence[dis.Instruction]) -> bool:
+    """Returns whether code comes to a `raise` before it takes any other way."""
+    for each in instructions:
+        if each.opname == "RAISE_VARARGS":
+            return True
+        if "JUMP" in each.opname or each.opname.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND")):
+            return False
+    return False
 
 
 def _shown(path: str) -> str:

@@ -1,7 +1,7 @@
 """Answers for code that asks a fake tensor for a number: a table of known askers, and a default for all others.
 
 An asker is named by the end of its file's path and by its function. The first row that fits answers. A yes or no is no,
-unless a row says True.
+unless a row says True or the code fails by a no.
 """
 
 from dataclasses import dataclass
