@@ -19,6 +19,8 @@ _COMPLAINT = re.compile(r"  (?P<what>\S.*?)(?: \[type=(?P<type>[\w.]+).*\]| \(ty
 _UNKNOWN = ("extra_forbidden", "value_error.extra")
 _LINK = re.compile(r" ?See https?://\S+|\n.*", re.DOTALL)
 _LONGEST = 300  # characters of DeepSpeed's own words
+# Words for a batch that belongs to another number of replicas: ours, and DeepSpeed's (deepspeed/runtime/config.py).
+_OF_REPLICAS = ("* the replicas, of which", "Check batch related parameters")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
     names, value = " and ".join(refusal.keys), refusal.value
     if TRAIN_BATCH in refusal.keys and len(refusal.keys) > 1 and all(type(each) is int for each in value.values()):
         parts = " * ".join(f"{key} ({value[key]})" for key in (MICRO_BATCH, ACCUMULATION) if key in value)
-        what = f"{TRAIN_BATCH} ({value[TRAIN_BATCH]}) is not {parts} * the replicas, of which {slots} slot(s) allow "
+        what = f"{TRAIN_BATCH} ({value[TRAIN_BATCH]}) is not {parts} {_OF_REPLICAS[0]} {slots} slot(s) allow "
         what += f"{slots} at most." if slots > 1 else "one."
         return what, f"Change one of them, or leave {TRAIN_BATCH} out: it follows from the others."
     if refusal.is_unknown_key:
@@ -107,6 +109,11 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
         return f"{names}: {deepspeed} refuses it: {said}.", "Remove it."
     remedy = "Write the one value to train with." if isinstance(value, list) else "Change it."
     return f"{names}: {deepspeed} refuses {_short(value)}: {said}.", remedy
+
+
+def is_of_replicas(refused: str) -> bool:
+    """Returns whether a refusal says that the batch belongs to another number of replicas."""
+    return any(words in refused for words in _OF_REPLICAS)
 
 
 def _short(value: Any) -> str:

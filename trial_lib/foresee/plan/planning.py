@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trial_lib.command.switches import PROGRAM, own_switches
+from trial_lib.deepspeed_config.deepspeed_refusals import is_of_replicas
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.answer import answer_of, why_of
@@ -35,8 +36,6 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 
 _POLL_S = 0.1
 _LONG_S = 3.0  # of a run without its imports
-# DeepSpeed's words for a batch that belongs to another number of replicas (deepspeed/runtime/config.py).
-_DIVIDES_OTHERWISE = "Check batch related parameters"
 
 
 Foresee = Callable[[WantedRun], ForeseenRun]
@@ -255,7 +254,7 @@ def _first(
             others = (each for each in pair_of(policy, size) if each != size)
             ahead = [replace(wanted_run(own, base, policy, each), is_ahead=True) for each in others]
     runs = dict(run([replace(wanted, is_first=True), *ahead]))
-    if wanted.overrides and _DIVIDES_OTHERWISE in runs[wanted.name].stopped:
+    if wanted.overrides and is_of_replicas(runs[wanted.name].stopped):
         # The code divides the ranks, as a pipeline does into stages. Only an engine shows how.
         wanted, accumulation = WantedRun(name=f"as-typed-of{base.count}", asked=base), None
         runs = dict(run([replace(wanted, is_first=True)]))

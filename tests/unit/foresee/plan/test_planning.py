@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.foresee.plan.pretended_runs import pretended_run
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.deepspeed_refusals import Refusal, sentence_of
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.foresee.plan.answer import best_of
 from trial_lib.foresee.plan.asked_devices import read_devices
 from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError, WantedRun, plan
@@ -178,9 +179,9 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
         config = overwrite_deepspeed_config(base, copy.deepcopy(dict(run.overrides)))
         size, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
         if config.get("train_batch_size", size * steps * replicas) != size * steps * replicas:
-            return ForeseenRun(
-                world=run.asked.count, stopped="AssertionError: Check batch related parameters. 32 != 8."
-            )
+            batch = {name: config[name] for name in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
+            refused = Refusal(list(batch), batch, "AssertionError: Check batch related parameters. 32 != 8.")
+            return ForeseenRun(world=run.asked.count, stopped=sentence_of(refused, "DeepSpeed", [], 8)[0])
         made = pretended_run(config, run.asked.count, size, steps)
         shown[run.name] = steps
         return replace(made, replicas=replicas, is_pipeline=True, pipeline_stages=4)
