@@ -1,7 +1,11 @@
-"""Finds out whether a Python program may start its ranks itself. It reads the code and imports nothing."""
+"""Finds out whether a Python program may start its ranks itself, and what it imports first.
+
+It reads the code and imports nothing.
+"""
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +50,43 @@ def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
         if any(word in text for text in (*imported, *names, *texts(tree))):
             return True
     return False
+
+
+def leading_imports(file: Path, folders: Sequence[Path]) -> list[str]:
+    """Returns the imports at the head of a program, one statement each, as far as they are of installed modules.
+
+    They come before any code of the program's own, which may set what a later import reads.
+
+    Args:
+        file: the program's file.
+        folders: the folders of its own modules.
+    """
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    found: list[str] = []
+    for statement in body:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        names = _modules_of(statement)
+        if not names or any(_is_own(name, folders) for name in names):
+            break
+        found += [] if sys.stdlib_module_names.issuperset(names) else [ast.unparse(statement)]
+    return found
+
+
+def _modules_of(statement: ast.stmt) -> list[str]:
+    """Returns the top-level packages that a statement imports; none for any other statement."""
+    if isinstance(statement, ast.Import):
+        return [alias.name.partition(".")[0] for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom) and not statement.level:
+        return [(statement.module or "").partition(".")[0]]
+    return []
+
+
+def _is_own(package: str, folders: Sequence[Path]) -> bool:
+    return module_file(package, folders) is not None or any((folder / package).is_dir() for folder in folders)
 
 
 def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:

@@ -22,7 +22,7 @@ from trial_lib.launch.endable_starter import Launches
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
 from trial_lib.launch.warm import WarmStarter
-from trial_lib.wire.foresee_order import ForeseeOrder
+from trial_lib.wire.foresee_order import CUDA_PACKAGES, ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import make_own, make_own_folder
@@ -52,17 +52,21 @@ class Pretended:
     device_bytes: int = _DEVICE_BYTES
 
 
-def starter_for(program: Program, folder: Path, note: Callable[[str], None]) -> WarmStarter:
+def starter_for(
+    program: Program, folder: Path, note: Callable[[str], None], leading: Sequence[str] = ()
+) -> WarmStarter:
     """Returns a starter for foreseen runs, whose fork server already starts. Its owner closes it.
 
     Args:
         program: gives the interpreter and the environment.
         folder: for the log of the fork server.
         note: called with a sentence when something takes long.
+        leading: statements by which the program begins, which import modules.
     """
     make_own_folder(folder)
     environment = {**program.environment, **_WITHOUT_DEVICES}
-    starter = WarmStarter(program.interpreter, [], environment, str(folder / "foresee-server.log"), note)
+    log = str(folder / "foresee-server.log")
+    starter = WarmStarter(program.interpreter, [], environment, log, note, leading=leading, without=CUDA_PACKAGES)
     starter.start()
     return starter
 

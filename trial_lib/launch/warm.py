@@ -1,6 +1,7 @@
 """The warm starter. Ranks are forks of a primed interpreter and start in a fraction of a second."""
 
 import contextlib
+import json
 import select
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from trial_lib.wire.whole_files import open_own
 _CLOSE_S = 10
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5
+# What no trial has imported yet may wait for a network.
+_PATIENCE_S = 60.0
 # Without this Arrow's allocator starts a thread when MLflow or pandas imports it. Ranks have their own environment.
 _FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # Without this OpenBLAS, which numpy imports, starts a thread for each core. The ranks start theirs themselves.
@@ -41,6 +44,8 @@ class WarmStarter:
         log: path of the file for the server's output.
         note: called with a sentence when something takes long, or when trials start cold.
         ahead: ops to build during the profile trial, before all other trials.
+        leading: statements by which the program begins, which import modules. The server runs them while it is primed.
+        without: modules that are left to the ranks, with those that import them.
     """
 
     def __init__(
@@ -51,12 +56,16 @@ class WarmStarter:
         log: str,
         note: Callable[[str], None],
         ahead: Sequence[str] = (),
+        leading: Sequence[str] = (),
+        without: Sequence[str] = (),
     ) -> None:
         self._interpreter = interpreter
         self._builders = builders
         self._environment = environment
         self._log = log
         self._note = note
+        self._leading = list(leading)
+        self._without = list(without)
         self._cold = ColdStarter(interpreter, builders, environment, note, ahead)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
@@ -76,10 +85,17 @@ class WarmStarter:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        ahead = {"imports": self._leading, "without": self._without, "patience_s": _PATIENCE_S}
+        # They may be what kills a server. The next one does without them.
+        self._leading = []
         with theirs, open_own(Path(self._log), "ab") as log:
             self._server = subprocess.Popen(
                 bootstrap.command(
-                    self._interpreter, "trial_lib.launch.processes.fork_server", str(theirs.fileno()), *self._builders
+                    self._interpreter,
+                    "trial_lib.launch.processes.fork_server",
+                    str(theirs.fileno()),
+                    json.dumps(ahead),
+                    *self._builders,
                 ),
                 pass_fds=[theirs.fileno()],
                 env={**_FIT_TO_FORK, **self._environment, **_ONE_THREAD},
@@ -211,12 +227,11 @@ class WarmStarter:
         """See `RankStarter.has_compiled`."""
         return self._cold.has_compiled
 
-    def prime(self, imported: Sequence[Import], without: Sequence[str] = ()) -> None:
+    def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial in the server, except those that would keep it from forking.
 
         Args:
             imported: the modules, each with the variables that the program had set before.
-            without: modules that are left to the ranks, with those that import them.
         """
         modules = modules_in(imported)
         with self._lock:
@@ -227,9 +242,9 @@ class WarmStarter:
                 if self._doubt:
                     self._retire()
                     return
-                channel.send(self._channel, {"prime": list(imported), "without": list(without)})
+                channel.send(self._channel, {"prime": list(imported), "without": self._without})
                 self._answer("primed")
-                self._primed.update(() if without else modules)
+                self._primed.update(() if self._without else modules)
             except (OSError, EOFError):
                 self._note("the fork server died of the code's own imports: they are paid in each trial")
                 self._drop()

@@ -2,15 +2,13 @@
 
 import contextlib
 import os
-import site
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 from trial_lib.intercept.rank_place import PLACE
 from trial_lib.secrets.by_name import redact
-from trial_lib.wire.imported import Import
+from trial_lib.wire.imported import Import, installed_folders
 
 
 class ImportedModules:
@@ -71,9 +69,7 @@ def _is_shown(name: str, value: str | None) -> bool:
 
 
 def _installed() -> list[str]:
-    standard = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    folders = {*standard, *site.getsitepackages(), site.getusersitepackages()}
-    installed = tuple({f"{spelt}{os.sep}" for folder in folders for spelt in (folder, os.path.realpath(folder))})
+    installed = installed_folders()
     ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
     return [

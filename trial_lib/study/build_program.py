@@ -11,6 +11,7 @@ from typing import Any
 from trial_lib.command.launchers import launcher_named
 from trial_lib.command.mapping_targets import is_variable
 from trial_lib.command.parse_command import TRIAL_CLASS_MODULE
+from trial_lib.command.program_code import leading_imports, module_file
 from trial_lib.command.switches import SwitchValue, text_of
 from trial_lib.command.trial_command import trial_command
 from trial_lib.device.host.this_host import kind_of
@@ -139,6 +140,21 @@ class CommandChanges:
             said = f"{old} -> {new}" if old else f"{new} is added"
             level = logging.DEBUG if is_known else logging.INFO
             self._log.log(level, "trial %04d, in the command: %s", number, redact_text(said))
+
+
+def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -> list[str]:
+    """Returns the imports by which the user's code begins, for a fork server that runs them ahead.
+
+    Args:
+        experiment: what the user submitted.
+        environment: of the ranks.
+    """
+    entrypoint, folder = experiment.entrypoint, experiment.model_dir
+    named = environment.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [folder, *(folder / each for each in named if each)]
+    module = entrypoint.module or (entrypoint.trial_class or "").partition(":")[0]
+    file = module_file(module, folders) if module else folder / (entrypoint.script or "")
+    return [] if file is None else leading_imports(file, [file.parent, *folders])
 
 
 def interpreter_of(experiment: Experiment) -> str:

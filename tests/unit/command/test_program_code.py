@@ -1,10 +1,10 @@
-"""Which programs may start their ranks themselves, told by their code."""
+"""Which programs may start their ranks themselves, and what they import first, told by their code."""
 
 from pathlib import Path
 
 import pytest
 
-from trial_lib.command.program_code import may_start_ranks, mentions
+from trial_lib.command.program_code import leading_imports, may_start_ranks, mentions
 
 STARTS = {
     "torchrun in a process": 'import subprocess\nsubprocess.run(["torchrun", __file__])',
@@ -59,3 +59,28 @@ def test_a_program_that_names_deepspeed_is_known(tmp_path: Path) -> None:
     prepare.write_text('"""Prepares the data for deepspeed."""\nfrom transformers import AutoTokenizer')
     assert mentions(train, [tmp_path], "deepspeed")
     assert not mentions(prepare, [tmp_path], "deepspeed")
+
+
+LEADS = {
+    "up to the program's own code": (
+        '"""Trains."""\nfrom __future__ import annotations\nimport os, sys\nimport torch as t\n'
+        "from transformers import (\n    AutoModel,  # the model\n    AutoTokenizer as Words,\n)\n"
+        "os.environ['HF_HUB_OFFLINE'] = '1'\nimport datasets",
+        ["import torch as t", "from transformers import AutoModel, AutoTokenizer as Words"],
+    ),
+    "up to a module of its own": ("import torch\nimport mine\nimport datasets", ["import torch"]),
+    "up to a folder of its own": ("import torch\nfrom datasets import load_dataset", ["import torch"]),
+    "up to a relative import": ("import torch\nfrom . import mine\nimport peft", ["import torch"]),
+    "up to a condition": ("import torch\nif torch:\n    import peft", ["import torch"]),
+    "none without imports": ("print()", []),
+    "none of what is no Python": ("import torch\ndef train", []),
+}
+
+
+@pytest.mark.parametrize(("code", "leading"), LEADS.values(), ids=LEADS)
+def test_the_imports_at_the_head_of_a_program_are_known(tmp_path: Path, code: str, leading: list[str]) -> None:
+    (tmp_path / "train.py").write_text(code)
+    (tmp_path / "mine.py").write_text("")
+    # As a package without an `__init__.py`, which Python takes as well.
+    (tmp_path / "datasets").mkdir()
+    assert leading_imports(tmp_path / "train.py", [tmp_path]) == leading

@@ -5,13 +5,14 @@ Runs in the user's environment. It must stay fit to fork (see `priming`). It che
 
 import contextlib
 import gc
+import json
 import os
 import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ import psutil
 from trial_lib.launch.processes import asked_device, channel, config_check, rank_process
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
-from trial_lib.launch.processes.priming import doubt, import_all, prime
+from trial_lib.launch.processes.priming import TooLongError, doubt, import_all, prime
 from trial_lib.wire.imported import Import
 
 _HOUSEKEEPING_S = 0.5
@@ -29,6 +30,8 @@ _WAIT = "import os, sys\nwhile os.wait()[0] != int(sys.argv[1]): pass"
 _STANDARD_STREAMS = 2
 # If more modules than these make forks unsafe, all of the code's imports are left to the ranks.
 _MOST_LEFT_OUT = 5
+# What a spoilt server tells the fork that takes over, in the place of a module's name.
+_TOO_LONG = "*"
 
 
 class ForkServer:
@@ -52,22 +55,26 @@ class ForkServer:
                 return
             message, descriptors = received
             if "prime" in message:
-                self._prime(message["prime"], set(message.get("without", ())))
+                self.import_safely(message["prime"], set(message.get("without", ())))
+                channel.send(self._driver, {"primed": True})
             elif config_check.CHECK in message:
                 config_check.answer(self._driver, message[config_check.CHECK], doubt() is None)
             else:
                 self._launch(message["launch"], descriptors)
 
-    def _prime(self, imported: list[Import], without: set[str]) -> None:
+    def import_safely(self, imported: Sequence[Import], without: set[str], patience_s: float = 0.0) -> None:
         """Imports modules while a fork stands by. If a module makes forks unsafe, the fork takes over.
 
-        The fork leaves out the module that spoilt its parent. If too many modules do so, it leaves out all of them.
+        The fork leaves out the module that spoilt its parent. If too many modules do so, or if the imports take too
+        long, it leaves out all of them.
 
         Args:
-            imported: the modules, with the variables that the program had set before.
+            imported: the modules, with the variables that the program had set before; or statements that import.
             without: modules that are left to the ranks, with those that import them.
+            patience_s: seconds that the imports may take; 0 for any number.
         """
         left_out: set[str] = set()
+        takes_too_long = False
         while True:
             listen, tell = os.pipe()
             parent = os.getpid()
@@ -81,22 +88,28 @@ class ForkServer:
                 if not told:
                     os._exit(0)
                 self._guards.clear()
-                left_out.add(told)
+                takes_too_long = told == _TOO_LONG
+                left_out |= set() if takes_too_long else {told}
                 continue
             os.close(listen)
+            leaves_all = takes_too_long or len(left_out) > _MOST_LEFT_OUT
             with _importing():
-                spoilt_by = None if len(left_out) > _MOST_LEFT_OUT else import_all(imported, left_out | without)
+                try:
+                    spoilt_by = None if leaves_all else import_all(imported, left_out | without, patience_s)
+                except TooLongError:
+                    spoilt_by = _TOO_LONG
             with open(tell, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
                 pipe.write(spoilt_by or "")
             if spoilt_by:
                 self._stand_aside(reserve)
             os.waitpid(reserve, 0)
             break
-        if left_out:
+        if takes_too_long:
+            self._note(f"the code's imports took more than {patience_s:g} s: they are left to the ranks")
+        elif left_out:
             names = ", ".join(sorted(left_out))
             what = "all of the code's imports" if len(left_out) > _MOST_LEFT_OUT else "what imports them"
             self._note(f"the fork server could not fork with {names}: these and {what} are paid in each trial")
-        channel.send(self._driver, {"primed": True})
 
     def _stand_aside(self, successor: int) -> None:
         """Waits for the end of the fork that serves from now on, as a program without this one's imports.
@@ -221,7 +234,8 @@ def main(arguments: list[str]) -> None:
     """Entry: primes the server, reports that, and serves.
 
     Args:
-        arguments: the descriptor of the driver's socket, then the DeepSpeed ops to build and load.
+        arguments: the descriptor of the driver's socket; what to import after DeepSpeed, as JSON (`imports`,
+            `without` and `patience_s`, see `ForkServer.import_safely`); then the DeepSpeed ops to build and load.
     """
     driver = socket.socket(fileno=int(arguments[0]))
     # The driver handles the terminal's Ctrl-C.
@@ -235,10 +249,14 @@ def main(arguments: list[str]) -> None:
     rank_process.die_with_parent(os.getppid())
     become_subreaper()
     try:
+        ahead = json.loads(arguments[1])
         with _importing():
-            prime(driver, arguments[1:])
+            prime(driver, arguments[2:])
+        serving = ForkServer(driver)
+        if ahead["imports"] and doubt() is None:
+            serving.import_safely(ahead["imports"], set(ahead["without"]), ahead["patience_s"])
         channel.send(driver, {"ready": True, "doubt": doubt()})
-        ForkServer(driver).serve()
+        serving.serve()
     except OSError:
         # The driver is gone.
         return

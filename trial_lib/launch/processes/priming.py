@@ -5,9 +5,12 @@ modules start a thread, or initialise a driver, when they are imported. The rank
 that import them. The server imports all others once for all trials.
 """
 
+import ast
 import contextlib
 import importlib
+import importlib.util
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +24,11 @@ from trial_lib.intercept.stand_in import note_names
 from trial_lib.launch.processes import channel, config_check, jit_builds
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
-from trial_lib.wire.imported import Import
+from trial_lib.wire.imported import Import, installed_folders
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
 _OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
+_AGAIN_S = 1.0
 
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
@@ -99,17 +103,26 @@ class _SpoiltError(BaseException):
     """A module's import has made forks unsafe."""
 
 
-def import_all(imported: Iterable[Import], left_out: set[str]) -> str | None:
+class TooLongError(BaseException):
+    """The imports took too long. It is no Exception, so that a module that tries another does not catch it."""
+
+
+def import_all(imported: Iterable[Import], left_out: set[str], patience_s: float = 0.0) -> str | None:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
     Args:
-        imported: the modules that the profile trial had imported, with the variables that its program had set before.
+        imported: the modules that the profile trial had imported, with the variables that its program had set before;
+            or statements that import.
         left_out: the modules that must not be imported.
+        patience_s: seconds that all of it may take; 0 for any number.
 
     Returns:
         The module whose import has made forks of this process unsafe, or None.
+
+    Raises:
+        TooLongError: the imports took too long. Some of them are half done.
     """
-    with _watched(left_out), _own_environment():
+    with _watched(left_out), _own_environment(), _at_most(patience_s):
         for each in imported:
             if isinstance(each, dict):
                 _set_variables(each)
@@ -117,13 +130,43 @@ def import_all(imported: Iterable[Import], left_out: set[str]) -> str | None:
             if each in sys.modules:
                 continue
             try:
-                importlib.import_module(each)
+                if " " not in each:
+                    importlib.import_module(each)
+                elif _is_of_installed(each):
+                    exec(each, {})
+                else:
+                    # The user's own code may set what a later import reads.
+                    break
             except _SpoiltError as spoilt:
                 return str(spoilt)
             except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
                 continue
     note_names()
     return None
+
+
+def _is_of_installed(statement: str) -> bool:
+    """Returns whether all modules that a statement imports are installed, and not the user's own code."""
+    parsed = ast.parse(statement).body[0]
+    names = [each.name for each in parsed.names] if isinstance(parsed, ast.Import) else []
+    names += [parsed.module or ""] if isinstance(parsed, ast.ImportFrom) else []
+    specs = [importlib.util.find_spec(name.partition(".")[0]) for name in names]
+    return all(spec is not None and (spec.origin or "").startswith(installed_folders()) for spec in specs)
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> None:
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    # Again and again, because a module may catch everything.
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S if seconds else 0.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _set_variables(variables: Mapping[str, str | None]) -> None:

@@ -17,7 +17,7 @@ from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.build_program import environment_of, interpreter_of
+from trial_lib.study.build_program import environment_of, interpreter_of, leading_imports_of
 from trial_lib.study.opening.needed_ops import supposed_ops
 from trial_lib.study.opening.typed_command import devices_of
 from trial_lib.wire.errors import InputError
@@ -104,7 +104,8 @@ def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, lo
         return HostfileStarter(hosts, interpreter, builders, environment, note, ahead)
     if arguments.start == "cold":
         return ColdStarter(interpreter, builders, environment, note, ahead)
-    starter = WarmStarter(interpreter, builders, environment, log, note, ahead)
+    leading = leading_imports_of(experiment, environment)
+    starter = WarmStarter(interpreter, builders, environment, log, note, ahead, leading)
     starter.start()
     return starter
 

@@ -12,9 +12,9 @@ from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.launch.endable_starter import EndableStarter
 from trial_lib.launch.program import Program
 from trial_lib.launch.warm import WarmStarter
+from trial_lib.study.build_program import leading_imports_of
 from trial_lib.study.known_program import varied_options
 from trial_lib.study.planning.open_plan import OpenPlan
-from trial_lib.wire.foresee_order import CUDA_PACKAGES
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.imported import Import
 
@@ -85,7 +85,7 @@ class Foreseer:
         with self._starting:
             starter = None if self._is_closed else self._starter
         if starter is not None:
-            starter.prime(imported, without=CUDA_PACKAGES)
+            starter.prime(imported)
 
     def end(self, name: str) -> None:
         """Ends a run. It does nothing if no run of this name is under way."""
@@ -106,5 +106,6 @@ class Foreseer:
             if self._is_closed:
                 raise InterruptedError
             if self._starter is None:
-                self._starter = starter_for(program, self._opened.scratch / "server", self._note)
+                leading = leading_imports_of(self._opened.read.experiment, program.environment)
+                self._starter = starter_for(program, self._opened.scratch / "server", self._note, leading)
             return self._starter

@@ -1,0 +1,85 @@
+"""The imports by which a program begins, in the fork server: once for all ranks, and without harm to them."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trial_lib.launch import warm
+from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from trial_lib.launch.warm import WarmStarter
+
+MODULES = {
+    "leads": "import os\nclass Lazy: pass\nos.environ['LEADS'] = 'set'",
+    "follows": "",
+    "fails": "raise RuntimeError('no')",
+    "spoils": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    # It catches what interrupts it, and goes on.
+    "waits": "import time\ntry:\n    time.sleep(600)\nexcept BaseException:\n    time.sleep(600)",
+    "kills": "import os\nos.abort()",
+    "shows": "import os, sys\n"
+    "def run(payload, rank):\n"
+    "    print(*[name for name in ('leads', 'follows') if name in sys.modules], 'LEADS' in os.environ, flush=True)\n"
+    "    os._exit(0)\n",
+}
+Shown = Callable[..., tuple[str, list[str]]]
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Shown:
+    """Returns what a rank of a server with such imports shows of its modules, and the server's notes."""
+    installed = tmp_path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    installed.mkdir(parents=True)
+    for name, code in MODULES.items():
+        (installed / f"{name}.py").write_text(code)
+    (tmp_path / "own.py").write_text("")
+    environment = {**rank_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment |= {"PYTHONPATH": f"{installed}{os.pathsep}{tmp_path}", "PYTHONUSERBASE": str(tmp_path)}
+    log = tmp_path / "rank0.log"
+    request = LaunchRequest(
+        sys.executable, "shows:run", {}, str(tmp_path), [RankRequest(environment, str(log), [])], deadline_s=60.0
+    )
+
+    def show(*leading: str, without: tuple[str, ...] = ()) -> tuple[str, list[str]]:
+        notes: list[str] = []
+        server = str(tmp_path / "server.log")
+        starter = WarmStarter(sys.executable, [], environment, server, notes.append, leading=leading, without=without)
+        with contextlib.closing(starter):
+            starter.start()
+            assert starter.launch(request).wait().statuses == [0], log.read_text()
+        return log.read_text().strip(), notes
+
+    return show
+
+
+def test_ranks_have_them_already_and_an_environment_of_their_own(shown: Shown) -> None:
+    assert shown("from leads import Lazy as Other", "import fails", "import follows") == ("leads follows False", [])
+
+
+def test_they_end_at_the_first_of_the_users_own_code(shown: Shown) -> None:
+    assert shown("import leads", "import own", "import follows") == ("leads False", [])
+
+
+def test_one_that_makes_forks_unsafe_is_left_to_the_ranks(shown: Shown) -> None:
+    modules, (note,) = shown("import leads", "import spoils, follows")
+    assert modules == "leads False"
+    assert "could not fork with spoils" in note
+
+
+def test_one_that_needs_a_device_is_left_to_the_ranks(shown: Shown) -> None:
+    assert shown("import leads", "import follows", without=("follows",)) == ("leads False", [])
+
+
+def test_all_are_left_to_the_ranks_if_one_never_ends(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_PATIENCE_S", 1.0)
+    modules, notes = shown("import leads", "import waits", "import follows")
+    assert modules == "False"
+    assert notes == ["the code's imports took more than 1 s: they are left to the ranks"]
+
+
+def test_a_server_that_dies_of_them_comes_back_without(shown: Shown) -> None:
+    assert shown("import leads", "import kills") == ("False", [])
