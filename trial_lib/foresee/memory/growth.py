@@ -53,7 +53,7 @@ class Growth:
     def _operation(self, moment: int, operation: Operation) -> Operation:
         key = moment, operation.kind, operation.dtype, operation.flops, operation.moved
         flops, moved = self.operations.get(key, (operation.flops, operation.moved))
-        return operation._replace(flops=flops, moved=moved)
+        return operation.with_work(flops, moved)
 
 
 def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:

@@ -75,7 +75,7 @@ def _between(
 ) -> list[Operation]:
     if [_sort(each) for each in low] == [_sort(each) for each in high]:
         return [
-            near_by._replace(flops=_line(one.flops, other.flops, weight), moved=_line(one.moved, other.moved, weight))
+            near_by.with_work(_line(one.flops, other.flops, weight), _line(one.moved, other.moved, weight))
             for one, other, near_by in zip(low, high, near, strict=True)
         ]
     sums = [_sums(each) for each in (low, high, near)]
@@ -86,10 +86,7 @@ def _between(
         )
         for sort, own in sums[2].items()
     }
-    return [
-        each._replace(flops=each.flops * factors[_sort(each)][0], moved=each.moved * factors[_sort(each)][1])
-        for each in near
-    ]
+    return [each.with_work(each.flops * factors[_sort(each)][0], each.moved * factors[_sort(each)][1]) for each in near]
 
 
 def _sort(operation: Operation) -> tuple[int, int, int]:

@@ -42,7 +42,7 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
                 if ranks > 1 or operation.ranks == 1:
                     operations.append(operation._replace(ranks=ranks))
             elif _is_of_a_partition(operation, kind, names[index], run.stage):
-                operations.append(operation._replace(flops=operation.flops * share, moved=operation.moved * share))
+                operations.append(operation.with_work(operation.flops * share, operation.moved * share))
             else:
                 operations.append(operation)
     return replace(
