@@ -207,7 +207,8 @@ def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_st
     os.kill(keeper.pid, signal.SIGUSR1)
     trials.wait_until(lambda: keeper.num_threads() == 2, 5, "the thread")
     assert completes(trials) == (True, "")
-    assert own_starter.notes == ["starting cold: the fork server has 2 threads (docs/operations.md)"]
+    # The system names it after its process.
+    assert own_starter.notes == ["starting cold: the fork server has 2 threads (python) (docs/operations.md)"]
     # It would only hold memory beside the trials.
     assert own_starter._server is None
 

@@ -19,11 +19,13 @@ MODULES = {
     "fails": "raise RuntimeError('no')",
     "spoils": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     # It catches what interrupts it, and goes on.
-    "waits": "import time\ntry:\n    time.sleep(600)\nexcept BaseException:\n    time.sleep(600)",
+    "waits": "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except BaseException:\n        pass",
+    "takes_a_second": "import time\ntime.sleep(1.2)",
+    "takes_a_second_too": "import time\ntime.sleep(1.2)",
     "kills": "import os\nos.abort()",
     "shows": "import os, sys\n"
     "def run(payload, rank):\n"
-    "    print(*[name for name in ('leads', 'follows') if name in sys.modules], 'LEADS' in os.environ, flush=True)\n"
+    "    print(*[name for name in ('leads', 'follows') if name in sys.modules], os.environ.get('LEADS'), flush=True)\n"
     "    os._exit(0)\n",
 }
 Shown = Callable[..., tuple[str, list[str]]]
@@ -56,30 +58,40 @@ def shown(tmp_path: Path) -> Shown:
     return show
 
 
-def test_ranks_have_them_already_and_an_environment_of_their_own(shown: Shown) -> None:
-    assert shown("from leads import Lazy as Other", "import fails", "import follows") == ("leads follows False", [])
+def test_ranks_have_them_already_with_the_variables_that_they_set(shown: Shown) -> None:
+    leading = ("from leads import Lazy as Other", "import fails", "import os, follows")
+    assert shown(*leading) == ("leads follows set", [])
 
 
 def test_they_end_at_the_first_of_the_users_own_code(shown: Shown) -> None:
-    assert shown("import leads", "import own", "import follows") == ("leads False", [])
+    assert shown("import leads", "import own", "import follows") == ("leads set", [])
 
 
 def test_one_that_makes_forks_unsafe_is_left_to_the_ranks(shown: Shown) -> None:
     modules, (note,) = shown("import leads", "import spoils, follows")
-    assert modules == "leads False"
+    assert modules == "leads set"
     assert "could not fork with spoils" in note
 
 
 def test_one_that_needs_a_device_is_left_to_the_ranks(shown: Shown) -> None:
-    assert shown("import leads", "import follows", without=("follows",)) == ("leads False", [])
+    assert shown("import leads", "import follows", without=("follows",)) == ("leads set", [])
+
+
+def test_the_time_is_that_of_all_attempts(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_PATIENCE_S", 2.0)
+    modules, notes = shown("import takes_a_second", "import spoils", "import takes_a_second_too", "import follows")
+    assert modules == "None"
+    assert notes == ["the code's imports took more than 2 s: they are left to the ranks"]
 
 
 def test_all_are_left_to_the_ranks_if_one_never_ends(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_PATIENCE_S", 1.0)
     modules, notes = shown("import leads", "import waits", "import follows")
-    assert modules == "False"
+    assert modules == "None"
     assert notes == ["the code's imports took more than 1 s: they are left to the ranks"]
 
 
 def test_a_server_that_dies_of_them_comes_back_without(shown: Shown) -> None:
-    assert shown("import leads", "import kills") == ("False", [])
+    modules, (note,) = shown("import leads", "import kills")
+    assert modules == "None"
+    assert note == "the fork server died while it ran the program's first imports: another one leaves them out"

@@ -70,7 +70,7 @@ def leading_imports(file: Path, folders: Sequence[Path]) -> list[str]:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
         names = _modules_of(statement)
-        if not names or any(_is_own(name, folders) for name in names):
+        if not names or any(module_file(name, folders) is not None for name in names):
             break
         found += [] if sys.stdlib_module_names.issuperset(names) else [ast.unparse(statement)]
     return found
@@ -83,10 +83,6 @@ def _modules_of(statement: ast.stmt) -> list[str]:
     if isinstance(statement, ast.ImportFrom) and not statement.level:
         return [(statement.module or "").partition(".")[0]]
     return []
-
-
-def _is_own(package: str, folders: Sequence[Path]) -> bool:
-    return module_file(package, folders) is not None or any((folder / package).is_dir() for folder in folders)
 
 
 def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:

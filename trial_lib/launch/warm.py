@@ -66,6 +66,7 @@ class WarmStarter:
         self._note = note
         self._leading = list(leading)
         self._without = list(without)
+        self._leads = False
         self._cold = ColdStarter(interpreter, builders, environment, note, ahead)
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
@@ -87,7 +88,7 @@ class WarmStarter:
         ours, theirs = socket.socketpair()
         ahead = {"imports": self._leading, "without": self._without, "patience_s": _PATIENCE_S}
         # They may be what kills a server. The next one does without them.
-        self._leading = []
+        self._leads, self._leading = bool(self._leading), []
         with theirs, open_own(Path(self._log), "ab") as log:
             self._server = subprocess.Popen(
                 bootstrap.command(
@@ -148,6 +149,8 @@ class WarmStarter:
                 return None
             return Launched(ours, len(request.ranks))
         except (OSError, EOFError):
+            if self._leads and not self._ready and not self._closed:
+                self._note("the fork server died while it ran the program's first imports: another one leaves them out")
             self._drop()
             return None
 

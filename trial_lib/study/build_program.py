@@ -153,8 +153,12 @@ def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -
     named = environment.get("PYTHONPATH", "").split(os.pathsep)
     folders = [folder, *(folder / each for each in named if each)]
     module = entrypoint.module or (entrypoint.trial_class or "").partition(":")[0]
+    if "." in module:
+        # Python runs the code of its packages before.
+        return []
     file = module_file(module, folders) if module else folder / (entrypoint.script or "")
-    return [] if file is None else leading_imports(file, [file.parent, *folders])
+    # Python looks beside the script itself, if this is a link to it.
+    return [] if file is None else leading_imports(file, [file.resolve().parent, *folders])
 
 
 def interpreter_of(experiment: Experiment) -> str:

@@ -69,7 +69,9 @@ LEADS = {
         ["import torch as t", "from transformers import AutoModel, AutoTokenizer as Words"],
     ),
     "up to a module of its own": ("import torch\nimport mine\nimport datasets", ["import torch"]),
-    "up to a folder of its own": ("import torch\nfrom datasets import load_dataset", ["import torch"]),
+    "up to a package of its own": ("import torch\nfrom package import load", ["import torch"]),
+    # An installed package comes before a folder without an `__init__.py`, such as that of a tracker's runs.
+    "also with a folder of the same name": ("import wandb\nimport torch", ["import wandb", "import torch"]),
     "up to a relative import": ("import torch\nfrom . import mine\nimport peft", ["import torch"]),
     "up to a condition": ("import torch\nif torch:\n    import peft", ["import torch"]),
     "none without imports": ("print()", []),
@@ -81,6 +83,7 @@ LEADS = {
 def test_the_imports_at_the_head_of_a_program_are_known(tmp_path: Path, code: str, leading: list[str]) -> None:
     (tmp_path / "train.py").write_text(code)
     (tmp_path / "mine.py").write_text("")
-    # As a package without an `__init__.py`, which Python takes as well.
-    (tmp_path / "datasets").mkdir()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "wandb").mkdir()
     assert leading_imports(tmp_path / "train.py", [tmp_path]) == leading

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -20,7 +20,7 @@ import psutil
 from trial_lib.launch.processes import asked_device, channel, config_check, rank_process
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
-from trial_lib.launch.processes.priming import TooLongError, doubt, import_all, prime
+from trial_lib.launch.processes.priming import doubt, import_all, prime
 from trial_lib.wire.imported import Import
 
 _HOUSEKEEPING_S = 0.5
@@ -32,6 +32,7 @@ _STANDARD_STREAMS = 2
 _MOST_LEFT_OUT = 5
 # What a spoilt server tells the fork that takes over, in the place of a module's name.
 _TOO_LONG = "*"
+_LEAST_S = 0.001
 
 
 class ForkServer:
@@ -42,6 +43,7 @@ class ForkServer:
     def __init__(self, driver: socket.socket) -> None:
         self._driver = driver
         self._guards: set[int] = set()
+        self._left_out: set[str] = set()
 
     def serve(self) -> None:
         """Serves until the driver is gone."""
@@ -73,7 +75,8 @@ class ForkServer:
             without: modules that are left to the ranks, with those that import them.
             patience_s: seconds that the imports may take; 0 for any number.
         """
-        left_out: set[str] = set()
+        ends_at = time.monotonic() + patience_s
+        before = len(self._left_out)
         takes_too_long = False
         while True:
             listen, tell = os.pipe()
@@ -89,26 +92,27 @@ class ForkServer:
                     os._exit(0)
                 self._guards.clear()
                 takes_too_long = told == _TOO_LONG
-                left_out |= set() if takes_too_long else {told}
+                self._left_out |= set() if takes_too_long else {told}
                 continue
             os.close(listen)
-            leaves_all = takes_too_long or len(left_out) > _MOST_LEFT_OUT
-            with _importing():
-                try:
-                    spoilt_by = None if leaves_all else import_all(imported, left_out | without, patience_s)
-                except TooLongError:
-                    spoilt_by = _TOO_LONG
-            with open(tell, "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
-                pipe.write(spoilt_by or "")
+
+            def hand_over(told: str, to: int = reserve, pipe: int = tell) -> None:
+                os.write(pipe, told.encode())
+                self._stand_aside(to)
+
+            leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
+            with _importing(), _in_time(ends_at if patience_s else None, hand_over):
+                spoilt_by = None if leaves_all else import_all(imported, self._left_out | without)
             if spoilt_by:
-                self._stand_aside(reserve)
+                hand_over(spoilt_by)
+            os.close(tell)
             os.waitpid(reserve, 0)
             break
         if takes_too_long:
             self._note(f"the code's imports took more than {patience_s:g} s: they are left to the ranks")
-        elif left_out:
-            names = ", ".join(sorted(left_out))
-            what = "all of the code's imports" if len(left_out) > _MOST_LEFT_OUT else "what imports them"
+        elif len(self._left_out) > before:
+            names = ", ".join(sorted(self._left_out))
+            what = "all of the code's imports" if len(self._left_out) > _MOST_LEFT_OUT else "what imports them"
             self._note(f"the fork server could not fork with {names}: these and {what} are paid in each trial")
 
     def _stand_aside(self, successor: int) -> None:
@@ -212,6 +216,31 @@ def _wait_for_children(seconds: float) -> None:
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _in_time(ends_at: float | None, hand_over: Callable[[str], None]) -> Iterator[None]:
+    """Hands over to the standing-by fork if the imports are not done in time, whatever they do then.
+
+    Args:
+        ends_at: of the monotonic clock; None waits for ever.
+        hand_over: does not return.
+    """
+    if ends_at is None:
+        yield
+        return
+
+    def is_late(number: int, frame: object) -> None:
+        hand_over(_TOO_LONG)
+
+    before = signal.signal(signal.SIGALRM, is_late)
+    signal.setitimer(signal.ITIMER_REAL, max(_LEAST_S, ends_at - time.monotonic()))
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGALRM) is is_late:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

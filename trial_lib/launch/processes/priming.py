@@ -10,10 +10,9 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from typing import Any
 from trial_lib.device.host.forks import initialised_driver
 from trial_lib.intercept.compile_later import compiled_when_called
 from trial_lib.intercept.stand_in import note_names
-from trial_lib.launch.processes import channel, config_check, jit_builds
+from trial_lib.launch.processes import channel, config_check, jit_builds, rank_process
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
 from trial_lib.launch.processes.cpu_info import remember_cpu_info
 from trial_lib.wire.imported import Import, installed_folders
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
 _OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
-_AGAIN_S = 1.0
 
 
 def prime(driver: socket.socket, builders: list[str]) -> None:
@@ -103,26 +101,20 @@ class _SpoiltError(BaseException):
     """A module's import has made forks unsafe."""
 
 
-class TooLongError(BaseException):
-    """The imports took too long. It is no Exception, so that a module that tries another does not catch it."""
-
-
-def import_all(imported: Iterable[Import], left_out: set[str], patience_s: float = 0.0) -> str | None:
+def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
     Args:
         imported: the modules that the profile trial had imported, with the variables that its program had set before;
             or statements that import.
         left_out: the modules that must not be imported.
-        patience_s: seconds that all of it may take; 0 for any number.
 
     Returns:
         The module whose import has made forks of this process unsafe, or None.
-
-    Raises:
-        TooLongError: the imports took too long. Some of them are half done.
     """
-    with _watched(left_out), _own_environment(), _at_most(patience_s):
+    # Before any code of the program's own, only what is imported has set variables.
+    leads = all(isinstance(each, str) and " " in each for each in imported)
+    with _watched(left_out), _own_environment(rank_process.set_by_imports if leads else {}):
         for each in imported:
             if isinstance(each, dict):
                 _set_variables(each)
@@ -150,23 +142,15 @@ def _is_of_installed(statement: str) -> bool:
     parsed = ast.parse(statement).body[0]
     names = [each.name for each in parsed.names] if isinstance(parsed, ast.Import) else []
     names += [parsed.module or ""] if isinstance(parsed, ast.ImportFrom) else []
-    specs = [importlib.util.find_spec(name.partition(".")[0]) for name in names]
-    return all(spec is not None and (spec.origin or "").startswith(installed_folders()) for spec in specs)
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    return all(map(_is_installed, packages))
 
 
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise TooLongError
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    # Again and again, because a module may catch everything.
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S if seconds else 0.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    # A package without an `__init__.py` has folders alone.
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(f"{place}{os.sep}".startswith(installed_folders()) for place in places if place)
 
 
 def _set_variables(variables: Mapping[str, str | None]) -> None:
@@ -178,12 +162,17 @@ def _set_variables(variables: Mapping[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
-def _own_environment() -> Iterator[None]:
-    """Takes back what changes in the environment. Each rank's program changes its own."""
+def _own_environment(changes: dict[str, str]) -> Iterator[None]:
+    """Takes back what changes in the environment. Each rank's program changes its own.
+
+    Args:
+        changes: gets the variables that were set.
+    """
     own = dict(os.environ)
     try:
         yield
     finally:
+        changes.update({name: value for name, value in os.environ.items() if own.get(name) != value})
         os.environ.clear()
         os.environ.update(own)
 

@@ -21,6 +21,9 @@ from trial_lib.wire.whole_files import OWNERS_FILE
 
 _PR_SET_PDEATHSIG = 1
 
+set_by_imports: dict[str, str] = {}
+"""Variables that installed modules have set when a fork server imported them. They are not imported again in a rank."""
+
 
 def die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent ends. A parent that has already ended counts too."""
@@ -79,7 +82,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
     own = request["ranks"][rank]
     _redirect(own["log"])
     os.environ.clear()
-    os.environ.update(own["environment"])
+    os.environ.update({**set_by_imports, **own["environment"]})
     os.chdir(request["cwd"])
     folder = workers_folder(os.environ, guard if workers_of is None else workers_of)
     with contextlib.suppress(OSError):
