@@ -66,6 +66,7 @@ def foreseen(starter, tmp_path):
     [
         "assert torch.full((1,), 7, device=device).item() == 7",
         "assert torch.arange(3, 6, device=device).tolist() == [3, 4, 5]",
+        "assert torch.zeros(2000, device=device).index_fill(0, torch.arange(9, device=device), 4).max().item() == 4",
         "assert torch.histc(torch.arange(8, device=device), 4).tolist() == [2, 2, 2, 2]",
         "counts = torch.zeros(4, dtype=torch.int64, device=device); counts[1:3].add_(2); "
         "assert counts.tolist() == [0, 2, 2, 0]",
@@ -142,6 +143,13 @@ def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
         "counts = torch.zeros(2, dtype=torch.int64, device=device); "
         "dist.all_gather_into_tensor(counts, loss.detach().long().reshape(1)); counts.sum().item()",
         "theirs = torch.zeros(1, dtype=torch.int64, device=device); dist.recv(theirs, 1); theirs.item()",
+        # A view, and the memory without its gradient, are written to.
+        "counts = torch.zeros(2000, device=device); flat = counts.view(-1); "
+        "counts.index_fill_(0, torch.arange(9, device=device), 4); flat += loss.detach(); counts.max().item()",
+        "counts = torch.zeros(2000, device=device); counts.data.add_(loss.detach()); "
+        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
+        "counts = torch.zeros(2000, device=device); counts.data = loss.detach().expand(2000).clone(); "
+        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
         "count = torch.zeros(1, dtype=torch.int64, device=device); count.data = loss.detach().long().reshape(1); "
         "count.item()",
         "torch.empty_like(torch.full((1,), 5, device=device)).item()",
@@ -195,6 +203,9 @@ def test_a_mark_of_finite_numbers_goes_when_the_program_writes(foreseen):
         "assert torch.all(loss.detach() > 0)",
         "torch.distributions.Beta(loss.detach().exp(), 2.0)",
         "assert loss > 0, f'{3:.2f} is no loss'",
+        "assert 0 < loss < 9, 'small' if args else 'large'",
+        "if not loss > 0:\n        if args.local_rank:\n            print('no loss')\n        raise ValueError",
+        "with torch.device(device): assert loss > 0",
         "assert (loss > 0).all() & (loss < 9).all() and loss > 1",
         "if not bool(loss < 1e9): raise ValueError",
         "if loss != loss * 2:\n        pass\n    else:\n        raise ValueError(str(len('no difference')))",

@@ -4,7 +4,7 @@ import dis
 import functools
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -75,24 +75,28 @@ class Asks:
         self._count(frame, "mask", True, True)
         return True
 
-    def lets_choose(self, question: str, among: int) -> bool:
-        """Returns whether the code that lets a model choose gets each choice equally often.
-
-        A known asker has answers of its own.
+    def choice(self, question: str, among: int) -> Callable[[], None] | None:
+        """Returns what counts a use of a choice, each of which is taken equally often.
 
         Args:
-            question: the operator.
+            question: the operator that chooses.
             among: the number of choices.
+
+        Returns:
+            None for a known asker, which has answers of its own.
         """
         frame = _asker()
         if _row_of(frame) is not None:
-            return False
-        self._count(frame, question, f"each of {among} equally often", True)
-        return True
+            return None
+        row = _named(frame), question, f"each of {among} equally often", False
+
+        def count() -> None:
+            self._counts[row] += 1
+
+        return count
 
     def _count(self, frame: FrameType, question: str, answer: Any, is_known: bool) -> None:
-        asker = f"{frame.f_code.co_name} ({_shown(frame.f_code.co_filename)}:{frame.f_lineno})"
-        self._counts[asker, question, str(answer), is_known] += 1
+        self._counts[_named(frame), question, str(answer), is_known] += 1
 
     def record(self) -> tuple[Ask, ...]:
         """Returns the asks so far, those of unknown askers first."""
@@ -116,6 +120,10 @@ def _of_type(answer: Any, dtype: torch.dtype) -> Any:
     if dtype.is_complex:
         return complex(answer)
     return float(answer) if dtype.is_floating_point else int(answer)
+
+
+def _named(asker: FrameType) -> str:
+    return f"{asker.f_code.co_name} ({_shown(asker.f_code.co_filename)}:{asker.f_lineno})"
 
 
 def _row_of(frame: FrameType) -> KnownAsker | None:
@@ -168,19 +176,39 @@ def _without_error(code: CodeType, offset: int) -> bool | None:
     jump = instructions[place]
     if not jump.opname.startswith("POP_JUMP") or not jump.opname.endswith(("IF_TRUE", "IF_FALSE")):
         return None
-    fails_there, fails_here = (_raises(instructions[at:]) for at in (places[jump.argval], place + 1))
+    known: dict[int, bool] = {}
+    fails_there, fails_here = (_raises(instructions, places, at, known) for at in (places[jump.argval], place + 1))
     if fails_there == fails_here:
         return None
     return fails_here == jump.opname.endswith("IF_TRUE")
 
 
-def _raises(instructions: Sequence[dis.Instruction]) -> bool:
-    """Returns whether code comes to a `raise` before it takes any other way."""
-    for each in instructions:
+def _raises(
+    instructions: Sequence[dis.Instruction], places: Mapping[int, int], at: int, known: dict[int, bool]
+) -> bool:
+    """Returns whether code comes to a `raise` on each of its ways, and goes back on none.
+
+    Args:
+        instructions: of a function.
+        places: of the instructions, by offset.
+        at: where to begin.
+        known: answers so far.
+    """
+    for place in range(at, len(instructions)):
+        if place in known:
+            return known[place]
+        each = instructions[place]
         if each.opname == "RAISE_VARARGS":
             return True
-        if "JUMP" in each.opname or each.opname.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND")):
+        if each.opname.startswith(("RETURN", "YIELD", "FOR_ITER", "SEND")):
             return False
+        if "JUMP" in each.opname:
+            target = places.get(each.argval, 0)
+            found = target > place and _raises(instructions, places, target, known)
+            if found and "_IF_" in each.opname:
+                found = _raises(instructions, places, place + 1, known)
+            known[place] = found
+            return found
     return False
 
 

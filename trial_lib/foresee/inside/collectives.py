@@ -34,6 +34,7 @@ _KINDS = {
 }
 
 _GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
+_EXCHANGE = ("alltoall_", "alltoall_base_")
 # They write what other ranks have.
 _RECEIVE = (
     "allgather_coalesced_",
@@ -42,8 +43,6 @@ _RECEIVE = (
     "_reduce_scatter_base_",
     "reduce_scatter_tensor_coalesced_",
     "scatter_",
-    "alltoall_",
-    "alltoall_base_",
     "recv_",
     "recv_any_source_",
 )
@@ -71,6 +70,8 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
         for gathered, given in _gathered(args):
             memory.name(gathered, BUFFER)
             known_numbers.gather(gathered, given)
+    elif name in _EXCHANGE:
+        _exchange(args)
     elif name in _RECEIVE:
         for each in _tensors(args[0]):
             known_numbers.forget(each)
@@ -89,6 +90,22 @@ def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for output, given in zip(outputs, inputs, strict=True):
         for gathered in _tensors(output):
             yield gathered, given
+
+
+def _exchange(args: Any) -> None:
+    """Lets what rank 0 receives be known if what it gives is. All ranks give it what it gives to itself."""
+    received, given = args[:2]
+    if isinstance(given, torch.Tensor):
+        sizes = args[4]
+        first = sizes[0] if sizes else len(given) // max(1, _group_size(args))
+        known = known_numbers.known_numbers(given) if isinstance(given, FakeTensor) else given
+        if known is None:
+            known_numbers.forget(received)
+        else:
+            known_numbers.gather(received, known[:first])
+        return
+    for each in received:
+        known_numbers.gather(each, given[0])
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

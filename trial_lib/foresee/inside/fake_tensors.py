@@ -323,7 +323,7 @@ class FakeTensors(TorchDispatchMode):
         real = known_numbers.real_of((args, kwargs))
         if real is None:
             return None
-        result = func(*real[0], **real[1])
+        result = known_numbers.used_in(func, real)
         return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
 
     def _of_known_shape(self, func: Any, args: Any) -> Any:
@@ -335,6 +335,7 @@ class FakeTensors(TorchDispatchMode):
             where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
             return self.fakes.dispatch(func, (FakeTensor,), (args[0], where), {})
         if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
+            known_numbers.used((mask,))
             shape = torch.broadcast_shapes(args[0].shape, mask.shape)
             count = int(mask.broadcast_to(shape).sum())
             return self._new(args[0], [count])
@@ -357,7 +358,7 @@ class FakeTensors(TorchDispatchMode):
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         real = known_numbers.real_of((args, kwargs))
         if real is not None:
-            return func(*real[0], **real[1])
+            return known_numbers.used_in(func, real)
         question = _ASKS[func._opname]
         dtype = torch.bool if question == "equal" else args[0].dtype
         return self._asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))

@@ -1,9 +1,11 @@
 """The real numbers behind fake tensors, where they are known.
 
 A fake tensor that came from real numbers keeps them beside it while they are few or whole numbers. So does a short one
-that was filled with whole numbers, such as lengths, and one of zeros with known numbers written to it. Results of such
-tensors are computed as well. Memory into which an operator writes unknown numbers is unknown from then on, in all
-tensors that share it.
+that was filled with whole numbers, such as lengths. A long one with one number everywhere is known when known numbers
+are written at places of it, as routers do. Results of such tensors are computed as well. Memory into which an operator
+writes unknown numbers is unknown from then on, in all tensors that share it.
+
+Numbers may be invented. Whoever uses them, or what was computed of them, is noted.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _KNOWN = "_foreseen_known"
 _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
+# What follows from invented numbers may be as many: a mask of 32,768 tokens for each of 8 of 128 experts.
+_MOST_OF_INVENTED = 2**25
+# Marks real numbers that are invented, or follow from such: what notes that somebody has used them.
+_INVENTED = "_foreseen_invented"
 # Operators whose results follow from plain arguments.
 _FILLS = frozenset(("zeros", "ones", "full", "arange", "scalar_tensor"))
 # Longer ones are masks and positions, which no program asks, and which take time in each pass.
 _MOST_FILLED = 2**10
-# They fill memory with zeros of any number format. Routers write into such memory which experts they choose.
-_ZEROS = frozenset(("zeros", "zeros_like", "new_zeros"))
-_ARE_ZEROS = "_foreseen_zeros"
+# The one number that an operator fills memory with, or the place of that number among its arguments.
+_FILLED_WITH = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+_FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2}
+# Marks memory with one number everywhere: the number, and its format.
+_FILLED = "_foreseen_filled"
+# Marks memory to which known numbers were written: the real memory that has them.
+_BEHIND = "_foreseen_behind"
 _WRITE_AT_PLACES = frozenset(
     f"{name}{ending}"
     for name in ("scatter", "scatter_add", "index_add", "index_fill", "index_put")
@@ -51,28 +61,67 @@ def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
 
 def keep(fake: torch.Tensor, real: torch.Tensor) -> None:
     """Keeps the real numbers of a fake tensor, unless they are too many."""
-    if _are_few(real):
+    if _are_few(real, _origin((real,)) is not None):
         vars(fake)[_KNOWN] = real
 
 
-def _are_few(tensor: torch.Tensor) -> bool:
-    has_fractions = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    return tensor.numel() <= (_MOST_KNOWN_FRACTIONS if has_fractions else _MOST_KNOWN_NUMBERS)
+def invent(fake: torch.Tensor, real: torch.Tensor, note: Callable[[], None]) -> None:
+    """Gives a fake tensor invented numbers.
+
+    Args:
+        fake: the tensor.
+        real: its numbers.
+        note: called when somebody uses them, or what follows from them.
+    """
+    vars(fake)[_KNOWN] = _marked(real, note)
+
+
+def used(real: Any) -> None:
+    """Notes that somebody uses real numbers, if they are invented."""
+    note = _origin(real)
+    if note is not None:
+        note()
+
+
+def used_in(func: Any, real: Any) -> Any:
+    """Returns what an operator makes of real arguments, as lists and keywords, and notes that somebody uses them."""
+    note = _origin((*real[0], *real[1].values()))
+    if note is not None:
+        note()
+    return _marked(func(*real[0], **real[1]), note)
+
+
+def _origin(real: Any) -> Callable[[], None] | None:
+    """Returns what notes a use of arguments with real numbers; None if none of them is invented."""
+    for each in leaves(real):
+        if isinstance(each, torch.Tensor) and _INVENTED in vars(each):
+            note: Callable[[], None] = vars(each)[_INVENTED]
+            return note
+    return None
+
+
+def _marked(real: Any, note: Callable[[], None] | None) -> Any:
+    for each in leaves((real,)) if note is not None else ():
+        if isinstance(each, torch.Tensor):
+            vars(each)[_INVENTED] = note
+    return real
+
+
+def _are_few(tensor: torch.Tensor, follows_from_invented: bool = False) -> bool:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= _MOST_KNOWN_FRACTIONS
+    return tensor.numel() <= (_MOST_OF_INVENTED if follows_from_invented else _MOST_KNOWN_NUMBERS)
 
 
 def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], out: Any) -> None:
     """Computes the numbers of a result if those of its inputs are known, or forgets those that it overwrites."""
     if not tensors:
         return
-    if func._opname in _ZEROS or (func._opname == "_to_copy" and _are_zeros(args[0])):
-        vars(out)[_ARE_ZEROS] = True
+    _note_filled(func, args, out)
     result = _result(func, args, kwargs, out) if all(map(is_known, tensors)) else None
-    if result is None and func._opname in _WRITE_AT_PLACES:
-        written = _written_to_zeros(func, args, kwargs)
-        if written is not None:
-            vars(out)[_KNOWN] = written
-            return
     if result is None:
+        if func._opname in _WRITE_AT_PLACES and _follow_written(func, args, kwargs, out):
+            return
         if func._schema.is_mutable:
             _forget_written(func, args, kwargs)
         return
@@ -81,23 +130,42 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], o
             keep(fake, number)
 
 
-def _written_to_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what known numbers at known places make of memory with zeros; None if that stays unknown.
+def _note_filled(func: Any, args: Any, out: Any) -> None:
+    """Notes that an operator has made memory with one number everywhere."""
+    name = func._opname
+    value: Any = None
+    if name in _FILLED_WITH:
+        value = _FILLED_WITH[name]
+    elif name in _FILLED_BY:
+        value = args[_FILLED_BY[name]]
+    elif name == "_to_copy" and isinstance(args[0], FakeTensor):
+        value, _ = getattr(args[0].untyped_storage(), _FILLED, (None, None))
+    if isinstance(value, (bool, int, float)):
+        setattr(out.untyped_storage(), _FILLED, (value, out.dtype))
 
-    The zeros themselves are not kept, because most of them are sums that begin.
-    """
-    zeros = args[0]
-    if not _are_zeros(zeros) or zeros.numel() > _MOST_KNOWN_NUMBERS:
+
+def _filled(fake: torch.Tensor) -> torch.Tensor | None:
+    """Returns the numbers of a tensor with one number everywhere; None of any other."""
+    value, dtype = getattr(fake.untyped_storage(), _FILLED, (None, None))
+    if value is None or (dtype != fake.dtype and value != 0) or fake.numel() > _MOST_OF_INVENTED:
         return None
-    real = real_of((args[1:], kwargs))
-    if real is None:
-        return None
-    return _computed(func, (torch.zeros(zeros.shape, dtype=zeros.dtype, device="cpu"), *real[0]), real[1])
+    return torch.full(fake.shape, value, dtype=fake.dtype, device="cpu")
 
 
-def _are_zeros(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor was made of zeros, and nobody has written to it. Inference counts no writing."""
-    return _ARE_ZEROS in vars(tensor) and not tensor.is_inference() and tensor._version == 0
+def _follow_written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
+    """Computes what known numbers at known places make of memory. Returns whether all of it is known."""
+    real = real_of((args, kwargs), _filled)
+    result = None if real is None else _computed(func, *real)
+    if result is None:
+        return False
+    # Routers count their choices in numbers with fractions as well.
+    vars(out)[_KNOWN] = _marked(result, _origin((*real[0], *real[1].values())))
+    if func._schema.is_mutable:
+        memory = out.untyped_storage()
+        if hasattr(memory, _FILLED):
+            delattr(memory, _FILLED)
+        setattr(memory, _BEHIND, result.untyped_storage())
+    return True
 
 
 def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -106,10 +174,13 @@ def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return None
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    if not all(_are_few(each) for each in leaves((out,)) if isinstance(each, torch.Tensor)):
-        return None
     real = real_of((args, kwargs))
-    return None if real is None else _computed(func, *real)
+    if real is None:
+        return None
+    note = _origin((*real[0], *real[1].values()))
+    if not all(_are_few(each, note is not None) for each in leaves((out,)) if isinstance(each, torch.Tensor)):
+        return None
+    return _marked(_computed(func, *real), note)
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
@@ -137,6 +208,7 @@ def places_of(
             places.append(index)
             continue
         mask = known_numbers(index)
+        used((mask,))
         if mask is None and chooses_all():
             mask = torch.ones(index.shape, dtype=torch.bool, device="cpu")
         if mask is None:
@@ -157,13 +229,13 @@ def fills(func: Any) -> bool:
 
 
 def fill(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Lets whole numbers that fill a short tensor be known, and notes that a tensor has zeros."""
-    if func._opname in _ZEROS:
-        vars(out)[_ARE_ZEROS] = True
+    """Lets whole numbers that fill a short tensor be known, and notes which number a longer one has everywhere."""
     if out.numel() <= _MOST_FILLED and not (out.dtype.is_floating_point or out.dtype.is_complex):
         real = _computed(func, *mapped((args, kwargs), torch.device, lambda _: torch.device("cpu")))
         if real is not None:
             keep(out, real)
+            return
+    _note_filled(func, args, out)
 
 
 def take_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
@@ -183,10 +255,10 @@ def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
     known = known_numbers(given) if isinstance(given, FakeTensor) else given
     memory = known_numbers(gathered) if isinstance(gathered, FakeTensor) else gathered
     times, rest = divmod(gathered.numel(), max(1, given.numel()))
-    if known is None or rest or gathered.numel() > _MOST_GATHERED:
+    if known is None or rest or not known.numel() or gathered.numel() > _MOST_GATHERED:
         forget(gathered)
         return
-    numbers = known.detach().reshape(-1).repeat(times).reshape(gathered.shape)
+    numbers = _marked(known.detach().reshape(-1).repeat(times).reshape(gathered.shape), _origin((known,)))
     if memory is not None:
         # Its views have the same memory.
         memory.detach().copy_(numbers)
@@ -196,10 +268,14 @@ def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
 
 def forget(fake: torch.Tensor) -> None:
     """Forgets the numbers of a fake tensor, and of all others that share its memory."""
-    vars(fake).pop(_ARE_ZEROS, None)
+    memory = fake.untyped_storage()
+    if hasattr(memory, _FILLED):
+        delattr(memory, _FILLED)
+    behind = getattr(memory, _BEHIND, None)
     real = vars(fake).pop(_KNOWN, None)
-    if real is not None:
-        setattr(real.untyped_storage(), _OVERWRITTEN, True)
+    for each in (behind, None if real is None else real.untyped_storage()):
+        if each is not None:
+            setattr(each, _OVERWRITTEN, True)
 
 
 def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
@@ -212,8 +288,13 @@ def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
                     forget(each)
 
 
-def real_of(value: Any) -> Any:
-    """Returns arguments with the known numbers in the place of fake tensors; None if some are unknown."""
+def real_of(value: Any, otherwise: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None) -> Any:
+    """Returns arguments with the known numbers in the place of fake tensors; None if some are unknown.
+
+    Args:
+        value: arguments.
+        otherwise: returns the numbers of a tensor that is not known.
+    """
     missing = False
 
     def real(each: torch.Tensor) -> torch.Tensor:
@@ -221,6 +302,7 @@ def real_of(value: Any) -> Any:
         if not isinstance(each, FakeTensor):
             return each
         found = known_numbers(each)
+        found = otherwise(each) if found is None else found
         missing |= found is None
         return each if found is None else found
 

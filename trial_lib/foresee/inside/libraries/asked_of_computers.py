@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ReduceOp
 
 from trial_lib.foresee.inside.asks import Asks
-from trial_lib.foresee.inside.known_numbers import known_numbers
+from trial_lib.foresee.inside.known_numbers import known_numbers, used
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -45,6 +45,7 @@ def _replace_numpy(asks: Asks) -> None:
         if not isinstance(tensor, FakeTensor):
             return original(tensor, force=force)
         known = known_numbers(tensor)
+        used((known,))
         if known is None:
             value = asks.answer("numpy", tensor.dtype)
             known = torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")

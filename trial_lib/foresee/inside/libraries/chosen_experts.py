@@ -18,6 +18,8 @@ from trial_lib.intercept.stand_in import stand_in_for_scripts
 
 # The best of more are tokens of a vocabulary, or places in an image.
 _MOST_EXPERTS = 2**10
+# More choices are no routing. A softmax looks for the largest of as many rows.
+_MOST_CHOICES = 2**20
 # Functions of torch that choose the best along a dimension, and the place of that dimension among their arguments.
 _CHOICES = {"topk": 2, "argmax": 1, "max": 1}
 
@@ -43,28 +45,30 @@ def _choosing(original: Any, name: str, place: int, asks: Asks) -> Callable[...,
         place: of the dimension among its arguments.
         asks: notes what is invented.
     """
+    default = -1 if name == "topk" else None
 
     @functools.wraps(original)
     def choose(*args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
-        chosen = found if isinstance(found, torch.Tensor) else found[1]
-        if isinstance(chosen, FakeTensor) and not known_numbers.is_known(chosen):
-            scores = args[0] if args else kwargs["input"]
-            dimension = kwargs.get("dim", args[place] if len(args) > place else -1 if name == "topk" else None)
-            if isinstance(dimension, int) and scores.dim() > 1 and scores.shape[dimension] <= _MOST_EXPERTS:
-                _invent(chosen, scores, dimension, name, asks)
+        chosen = found[1] if isinstance(found, tuple) else found
+        if isinstance(chosen, FakeTensor) and not known_numbers.is_known(chosen) and args:
+            dimension = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else default))
+            if _may_route(args[0], chosen, dimension):
+                note = asks.choice(name, args[0].shape[-1])
+                if note is not None:
+                    known_numbers.invent(chosen, _in_turn(chosen, args[0].shape[-1]), note)
         return found
 
     return choose
 
 
-def _invent(chosen: torch.Tensor, scores: torch.Tensor, dimension: int, name: str, asks: Asks) -> None:
-    """Gives a tensor of choices its numbers. Each token goes on after the choices of the one before it."""
-    among = scores.shape[dimension]
-    if not asks.lets_choose(name, among):
-        return
-    shape = list(chosen.shape)
-    of_a_token = shape.pop(dimension) if chosen.dim() == scores.dim() else 1
-    numbers = torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % among
-    in_turn = numbers.reshape(*shape, of_a_token).movedim(-1, dimension)
-    known_numbers.keep(chosen, in_turn.reshape(chosen.shape).contiguous())
+def _may_route(scores: torch.Tensor, chosen: torch.Tensor, dimension: Any) -> bool:
+    """Returns whether scores may be those of a router, whose last dimension is the expert."""
+    if not isinstance(dimension, int) or scores.dim() <= 1 or dimension not in (-1, scores.dim() - 1):
+        return False
+    return scores.shape[-1] <= _MOST_EXPERTS and chosen.numel() <= _MOST_CHOICES
+
+
+def _in_turn(chosen: torch.Tensor, among: int) -> torch.Tensor:
+    """Returns choices of which each goes on after those of the token before it."""
+    return (torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % among).reshape(chosen.shape)
