@@ -143,6 +143,8 @@ def test_they_are_true_where_they_follow_from_the_code(foreseen, does):
         "counts = torch.zeros(2, dtype=torch.int64, device=device); "
         "dist.all_gather_into_tensor(counts, loss.detach().long().reshape(1)); counts.sum().item()",
         "theirs = torch.zeros(1, dtype=torch.int64, device=device); dist.recv(theirs, 1); theirs.item()",
+        "counts = torch.ones(2000, device=device); dist.all_reduce(counts); "
+        "counts.index_fill(0, torch.arange(9, device=device), 4).max().item()",
         # A view, and the memory without its gradient, are written to.
         "counts = torch.zeros(2000, device=device); flat = counts.view(-1); "
         "counts.index_fill_(0, torch.arange(9, device=device), 4); flat += loss.detach(); counts.max().item()",

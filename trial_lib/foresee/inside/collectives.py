@@ -34,6 +34,7 @@ _KINDS = {
 }
 
 _GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
+_REDUCE = ("allreduce_", "allreduce_coalesced_", "reduce_")
 _EXCHANGE = ("alltoall_", "alltoall_base_")
 # They write what other ranks have.
 _RECEIVE = (
@@ -75,6 +76,11 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
     elif name in _RECEIVE:
         for each in _tensors(args[0]):
             known_numbers.forget(each)
+    elif name in _REDUCE:
+        # A sum of ones is as many as there are ranks.
+        for each in _tensors(args[0]):
+            if not known_numbers.is_known(each):
+                known_numbers.forget(each)
     kind, position = _KINDS.get(name, ("", 0))
     if kind:
         whole = sum(each.numel() * each.element_size() for each in _tensors(args[position]))

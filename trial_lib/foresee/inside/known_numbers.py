@@ -144,6 +144,13 @@ def _note_filled(func: Any, args: Any, out: Any) -> None:
         setattr(out.untyped_storage(), _FILLED, (value, out.dtype))
 
 
+def _could_be_known(value: Any) -> bool:
+    """Returns whether a value is no fake tensor, or one with numbers that cost memory only when they are asked for."""
+    if not isinstance(value, FakeTensor):
+        return True
+    return known_numbers(value) is not None or hasattr(value.untyped_storage(), _FILLED)
+
+
 def _filled(fake: torch.Tensor) -> torch.Tensor | None:
     """Returns the numbers of a tensor with one number everywhere; None of any other."""
     value, dtype = getattr(fake.untyped_storage(), _FILLED, (None, None))
@@ -154,6 +161,8 @@ def _filled(fake: torch.Tensor) -> torch.Tensor | None:
 
 def _follow_written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
     """Computes what known numbers at known places make of memory. Returns whether all of it is known."""
+    if not all(_could_be_known(each) for each in leaves((*args, *kwargs.values()))):
+        return False
     real = real_of((args, kwargs), _filled)
     result = None if real is None else _computed(func, *real)
     if result is None:

@@ -101,7 +101,7 @@ class ForkServer:
                 self._stand_aside(to)
 
             leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
-            with _importing(), _in_time(ends_at if patience_s else None, hand_over):
+            with _importing(), _in_time(ends_at if patience_s and not leaves_all else None, hand_over):
                 spoilt_by = None if leaves_all else import_all(imported, self._left_out | without)
             if spoilt_by:
                 hand_over(spoilt_by)
