@@ -15,6 +15,7 @@ import psutil
 import pytest
 from beside_fixtures import shared_folder
 from device_fixtures import need, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - pytest's hooks
+from foreseen_fixtures import foresee_text, foreseeing_starter  # noqa: F401 - fixtures
 from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings

@@ -1,10 +1,18 @@
-"""What the tests of foreseen runs share: a script as a program."""
+"""What the tests of foreseen runs share: a script as a program, and runs of a text as a script."""
 
+import json
 import os
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.launch.program import Program
+from trial_lib.launch.warm import WarmStarter
+from trial_lib.wire.foreseen_run import ForeseenRun
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -26,3 +34,25 @@ def program_named(name: str, *arguments: str, folder: Path = PROGRAMS, **variabl
         model_dir=folder,
         environment={**os.environ, **variables},
     )
+
+
+@pytest.fixture(scope="session")
+def foreseeing_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmStarter]:
+    """A starter of foreseen runs. It knows no program but its interpreter."""
+    started = starter_for(program_named("transformer.py"), tmp_path_factory.mktemp("foreseeing"), print)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def foresee_text(foreseeing_starter: WarmStarter, tmp_path: Path) -> Callable[[str, Mapping[str, Any]], ForeseenRun]:
+    """Foresees rank 0 of 2 of the text of a script, with a DeepSpeed configuration."""
+
+    def run(text: str, config: Mapping[str, Any]) -> ForeseenRun:
+        (tmp_path / "train.py").write_text(text)
+        (tmp_path / "ds_config.json").write_text(json.dumps(config))
+        program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
+        pretended = Pretended(world=2, ranks_per_host=2)
+        return foresee(program, {}, pretended, tmp_path / "run", foreseeing_starter, deadline_s=120.0)
+
+    return run

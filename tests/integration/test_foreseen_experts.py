@@ -1,14 +1,9 @@
 """Trainings whose experts are computed one after another, foreseen: the loop asks which tokens an expert has."""
 
-import json
-
 import pytest
-from foreseen_fixtures import program_named
 
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.wire.foreseen_run import OPERATIONS
 
-WORLD = 2
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
@@ -144,27 +139,9 @@ OF_ONE = {
 }
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("first")
-    started = starter_for(_program(folder, MIXTRAL), folder, print)
-    yield started
-    started.close()
-
-
-def _program(folder, text):
-    (folder / "train.py").write_text(text)
-    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
-    return program_named("train.py", "--deepspeed_config", "ds_config.json", folder=folder)
-
-
 @pytest.fixture
-def foreseen(starter, tmp_path):
-    def run(text):
-        pretended = Pretended(world=WORLD, ranks_per_host=WORLD)
-        return foresee(_program(tmp_path, text), {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
-
-    return run
+def foreseen(foresee_text):
+    return lambda text: foresee_text(text, CONFIG)
 
 
 @pytest.mark.parametrize("name", [*OF_SEVERAL, *OF_ONE])

@@ -1,13 +1,7 @@
 """Numbers that a foreseen program asks of its tensors: true ones where they follow from the code."""
 
-import json
-
 import pytest
-from foreseen_fixtures import program_named
 
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-
-WORLD = 2
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
@@ -36,25 +30,10 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("first")
-    started = starter_for(_program(folder, ""), folder, print)
-    yield started
-    started.close()
-
-
-def _program(folder, does):
-    (folder / "train.py").write_text(TRAINING.format(does=does or "pass"))
-    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
-    return program_named("train.py", "--deepspeed_config", "ds_config.json", folder=folder)
-
-
 @pytest.fixture
-def foreseen(starter, tmp_path):
+def foreseen(foresee_text):
     def run(does):
-        pretended = Pretended(world=WORLD, ranks_per_host=WORLD)
-        found = foresee(_program(tmp_path, does), {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
+        found = foresee_text(TRAINING.format(does=does), CONFIG)
         asked = [each for each in found.asks if "train.py" in each.asker]
         return found.stopped, asked
 

@@ -1,13 +1,7 @@
 """A training that generates texts, as reinforcement learning from feedback does, foreseen."""
 
-import json
-
 import pytest
-from foreseen_fixtures import program_named
 
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-
-WORLD = 2
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
@@ -45,28 +39,9 @@ T5 = (
 )
 
 
-@pytest.fixture(scope="module")
-def starter(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("first")
-    started = starter_for(_program(folder, LLAMA, {}, "pass"), folder, print)
-    yield started
-    started.close()
-
-
-def _program(folder, model, how, then):
-    (folder / "train.py").write_text(TRAINING.format(model=model, how=how, then=then))
-    (folder / "ds_config.json").write_text(json.dumps(CONFIG))
-    return program_named("train.py", "--deepspeed_config", "ds_config.json", folder=folder)
-
-
 @pytest.fixture
-def foreseen(starter, tmp_path):
-    def run(model, how, then):
-        pretended = Pretended(world=WORLD, ranks_per_host=WORLD)
-        program = _program(tmp_path, model, how, then)
-        return foresee(program, {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
-
-    return run
+def foreseen(foresee_text):
+    return lambda model, how, then: foresee_text(TRAINING.format(model=model, how=how, then=then), CONFIG)
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ class FakeTensors(TorchDispatchMode):
             where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
             return self.fakes.dispatch(func, (FakeTensor,), (args[0], where), {})
         if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
-            known_numbers.used((mask,))
+            known_numbers.used(mask)
             shape = torch.broadcast_shapes(args[0].shape, mask.shape)
             count = int(mask.broadcast_to(shape).sum())
             return self._new(args[0], [count])

@@ -61,7 +61,7 @@ def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
 
 def keep(fake: torch.Tensor, real: torch.Tensor) -> None:
     """Keeps the real numbers of a fake tensor, unless they are too many."""
-    if _are_few(real, _origin((real,)) is not None):
+    if _are_few(real, _origin(real) is not None):
         vars(fake)[_KNOWN] = real
 
 
@@ -85,15 +85,13 @@ def used(real: Any) -> None:
 
 def used_in(func: Any, real: Any) -> Any:
     """Returns what an operator makes of real arguments, as lists and keywords, and notes that somebody uses them."""
-    note = _origin((*real[0], *real[1].values()))
-    if note is not None:
-        note()
-    return _marked(func(*real[0], **real[1]), note)
+    used(real)
+    return _marked(func(*real[0], **real[1]), _origin(real))
 
 
 def _origin(real: Any) -> Callable[[], None] | None:
     """Returns what notes a use of arguments with real numbers; None if none of them is invented."""
-    for each in leaves(real):
+    for each in leaves((real,)):
         if isinstance(each, torch.Tensor) and _INVENTED in vars(each):
             note: Callable[[], None] = vars(each)[_INVENTED]
             return note
@@ -161,14 +159,14 @@ def _filled(fake: torch.Tensor) -> torch.Tensor | None:
 
 def _follow_written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
     """Computes what known numbers at known places make of memory. Returns whether all of it is known."""
-    if not all(_could_be_known(each) for each in leaves((*args, *kwargs.values()))):
+    if not all(_could_be_known(each) for each in leaves((args, kwargs))):
         return False
     real = real_of((args, kwargs), _filled)
     result = None if real is None else _computed(func, *real)
     if result is None:
         return False
     # Routers count their choices in numbers with fractions as well.
-    vars(out)[_KNOWN] = _marked(result, _origin((*real[0], *real[1].values())))
+    vars(out)[_KNOWN] = _marked(result, _origin(real))
     if func._schema.is_mutable:
         memory = out.untyped_storage()
         if hasattr(memory, _FILLED):
@@ -186,7 +184,7 @@ def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     real = real_of((args, kwargs))
     if real is None:
         return None
-    note = _origin((*real[0], *real[1].values()))
+    note = _origin(real)
     if not all(_are_few(each, note is not None) for each in leaves((out,)) if isinstance(each, torch.Tensor)):
         return None
     return _marked(_computed(func, *real), note)
@@ -217,7 +215,7 @@ def places_of(
             places.append(index)
             continue
         mask = known_numbers(index)
-        used((mask,))
+        used(mask)
         if mask is None and chooses_all():
             mask = torch.ones(index.shape, dtype=torch.bool, device="cpu")
         if mask is None:
@@ -267,7 +265,7 @@ def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
     if known is None or rest or not known.numel() or gathered.numel() > _MOST_GATHERED:
         forget(gathered)
         return
-    numbers = _marked(known.detach().reshape(-1).repeat(times).reshape(gathered.shape), _origin((known,)))
+    numbers = _marked(known.detach().reshape(-1).repeat(times).reshape(gathered.shape), _origin(known))
     if memory is not None:
         # Its views have the same memory.
         memory.detach().copy_(numbers)
@@ -320,11 +318,13 @@ def real_of(value: Any, otherwise: Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def leaves(values: Sequence[Any]) -> list[Any]:
-    """Returns all values in lists and tuples."""
+    """Returns all values in lists, tuples and dictionaries."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, (list, tuple)):
             found += leaves(value)
+        elif type(value) is dict:
+            found += leaves(tuple(value.values()))
         else:
             found.append(value)
     return found

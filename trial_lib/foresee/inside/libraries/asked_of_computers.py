@@ -45,7 +45,7 @@ def _replace_numpy(asks: Asks) -> None:
         if not isinstance(tensor, FakeTensor):
             return original(tensor, force=force)
         known = known_numbers(tensor)
-        used((known,))
+        used(known)
         if known is None:
             value = asks.answer("numpy", tensor.dtype)
             known = torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
