@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+MASKS = (torch.bool, torch.uint8)
+"""Number formats of indices that choose places by a yes or no."""
+
 _KNOWN = "_foreseen_known"
 _MOST_KNOWN_NUMBERS, _MOST_KNOWN_FRACTIONS = 2**23, 2**12
 # What follows from invented numbers may be as many: a mask of 32,768 tokens for each of 8 of 128 experts.
@@ -211,7 +214,7 @@ def places_of(
     """
     places: list[torch.Tensor | None] = []
     for index in indices:
-        if index is None or index.dtype not in (torch.bool, torch.uint8):
+        if index is None or index.dtype not in MASKS:
             places.append(index)
             continue
         mask = known_numbers(index)

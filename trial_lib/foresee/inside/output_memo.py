@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from trial_lib.foresee.inside.known_numbers import MASKS
+
 NEW, VIEW, SAME, PLAIN = range(4)
 # Torch's own. A run replaces both for programs.
 _make_subclass: Any = torch.Tensor._make_subclass
@@ -19,7 +21,6 @@ _META = torch.device("meta")
 _OF_VIEWS = {int, bool, type(None), list}
 _DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _INDEX = torch.ops.aten.index.Tensor
-_MASKS = (torch.bool, torch.uint8)
 _SIMPLE = (
     int,
     float,
@@ -72,7 +73,7 @@ def can_repeat(func: Any) -> bool:
 
 def has_places(func: Any, args: Sequence[Any]) -> bool:
     """Returns whether an operator takes what is at places, and not what a mask chooses: its shape follows then."""
-    return func is _INDEX and all(each is None or each.dtype not in _MASKS for each in args[1])
+    return func is _INDEX and all(each is None or each.dtype not in MASKS for each in args[1])
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Any, tensors: list[torch.Tensor], with_offset: bool) -> Any:
