@@ -15,28 +15,29 @@ from trial_lib.wire import swap_folders
 _SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig")
 
 
-def swap_into_own_folder(scratch: Path) -> None:
+def swap_into_own_folder(scratch: Path, instead: Path | None = None) -> None:
     """Makes DeepSpeed read a folder of the trial's own in place of `nvme_path`, in this process from now on.
 
     Args:
         scratch: the trial's scratch folder.
+        instead: a folder in place of `nvme_path`, for ranks that swap nothing; the host may have no such path.
     """
 
     def follow(module: ModuleType) -> None:
         for name in _SECTIONS:
             section = getattr(module, name)
-            section.__init__ = _redirected(section.__init__, scratch)
+            section.__init__ = _redirected(section.__init__, scratch, instead)
 
     when_imported("deepspeed.runtime.zero.offload_config", follow)
 
 
-def _redirected(initialize: Any, scratch: Path) -> Any:
+def _redirected(initialize: Any, scratch: Path, instead: Path | None) -> Any:
     @functools.wraps(initialize)
     def with_own_folder(section: Any, *arguments: Any, **settings: Any) -> None:
         named = settings.get("nvme_path")
         # DeepSpeed itself refuses any other value.
         if settings.get("device") == "nvme" and isinstance(named, str | Path) and named != "auto":
-            folder = swap_folders.own_folder(Path(named), scratch)
+            folder = swap_folders.own_folder(instead or Path(named), scratch)
             swap_folders.note(scratch, folder)
             settings["nvme_path"] = folder
         initialize(section, *arguments, **settings)

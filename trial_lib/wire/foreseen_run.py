@@ -41,6 +41,8 @@ OPERATIONS = (
     "to_host",
     "to_device",
     "whole_attention",
+    "from_disk",
+    "to_disk",
 )
 """The classes of operations. Links do those from `all_reduce` to `to_device`, and the device does the others.
 `attention` is causal, and `whole_attention` computes all pairs of positions."""
@@ -99,7 +101,8 @@ class Operation(NamedTuple):
         kind: index in `OPERATIONS`.
         dtype: index in `ForeseenRun.dtypes`: of the inputs; `tf32` if 32-bit numbers are multiplied in it.
         flops: floating-point operations.
-        moved: bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank.
+        moved: bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank. The program waits
+            for a disk where it is 0.
         ranks: ranks of the group of a transfer; 1 for others.
         where: index in `ForeseenRun.modules`: the module that issues it.
         on_host: 1 if the host's processor does it, such as the update of an offloaded optimizer.

@@ -50,6 +50,16 @@ def test_parameters_and_states_go_below_the_folder_that_is_named_and_the_configu
     assert list(nvme.iterdir()) == []
 
 
+def test_ranks_that_swap_nothing_need_no_such_path(tmp_path: Path) -> None:
+    program = RANK.format(scratch=str(tmp_path), nvme="/no such path").replace(
+        "'))", f"'), Path({str(tmp_path)!r}))", 1
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    own = str(swap_folders.own_folder(tmp_path, tmp_path))
+    assert f"[{json.dumps(own)}, {json.dumps(own)}" in ended.stdout
+
+
 def test_two_trials_have_two_folders_and_one_has_the_same_on_every_host(tmp_path: Path) -> None:
     first, second = (swap_folders.own_folder(Path("/nvme"), tmp_path / name) for name in ("0001", "0002"))
     assert first != second

@@ -72,6 +72,15 @@ class OperationLog:
         moved = float(tensor.numel() * tensor.element_size())
         self.rows.append((INDEX["to_device"], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
 
+    def swap(self, kind: str, tensor: torch.Tensor) -> None:
+        """Notes that a tensor begins to be read from a disk, or written to it."""
+        moved = float(tensor.numel() * tensor.element_size())
+        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+
+    def swapped(self, kind: str) -> None:
+        """Notes that the program waits for all that it began to read, or to write."""
+        self.rows.append((INDEX[kind], 0, 0.0, 0.0, 1, self._stack[-1], 0))
+
     def dtype(self, tensor: torch.Tensor) -> int:
         """Returns the index of a tensor's number format."""
         return self._index_of(str(tensor.dtype).removeprefix("torch."))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 
 from trial_lib.foresee.inside import known_numbers
 from trial_lib.foresee.inside.asks import CannotForeseeError
@@ -13,6 +14,8 @@ from trial_lib.intercept.stand_in import stand_in
 
 # Arithmetic of Adam for one parameter, roughly: two moments, a root, a division and the step.
 _ADAM_FLOPS = 15
+# Marks memory of the host that was locked for a disk.
+_LOCKED = "_foreseen_locked"
 
 
 class _FusedAdam:
@@ -143,6 +146,66 @@ class _HostOptimizer:
         self._operations.work("update", parameter, float(_ADAM_FLOPS * parameter.numel()), float(moved), True)
 
 
+class _Disk:
+    """The ops that swap states to NVMe (deepspeed/ops/csrc/aio). No byte is read or written."""
+
+    def __init__(self, operations: OperationLog) -> None:
+        self._operations = operations
+
+    def aio_handle(self, *settings: Any, **named: Any) -> "_DiskHandle":
+        """Returns what reads and writes files."""
+        return _DiskHandle(self._operations)
+
+    gds_handle = pin_handle = aio_handle
+
+
+class _DiskHandle:
+    """Reads and writes files. The locked memory that it gives out has the size that is asked for."""
+
+    def __init__(self, operations: OperationLog) -> None:
+        self._operations = operations
+        self._begun: list[str] = []
+
+    def async_pread(self, buffer: torch.Tensor, *place: Any) -> int:
+        """Begins to read a file. Its numbers are unknown."""
+        known_numbers.forget(buffer)
+        return self._begin("from_disk", buffer)
+
+    def async_pwrite(self, buffer: torch.Tensor, *place: Any) -> int:
+        """Begins to write a file."""
+        return self._begin("to_disk", buffer)
+
+    def _begin(self, kind: str, buffer: torch.Tensor) -> int:
+        self._begun.append(kind)
+        self._operations.swap(kind, buffer)
+        return 0
+
+    def wait(self) -> int:
+        """Waits for what was begun, and returns how many files that are."""
+        begun, self._begun = self._begun, []
+        for kind in sorted(set(begun)):
+            self._operations.swapped(kind)
+        return len(begun)
+
+    def new_cpu_locked_tensor(self, numbers: int, example: torch.Tensor) -> torch.Tensor:
+        """Returns a block of locked memory."""
+        made = torch.empty(numbers, dtype=example.dtype, device="cpu")
+        setattr(made.untyped_storage(), _LOCKED, True)
+        return made
+
+    def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
+        """Gives a block back. It goes with its last name."""
+        return True
+
+    def pin_device_tensor(self, buffer: torch.Tensor) -> bool:
+        """Locks memory of the device."""
+        return True
+
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
+        """Returns whether a block is locked."""
+        return hasattr(buffer.untyped_storage(), _LOCKED) or get_accelerator().is_pinned(buffer)
+
+
 def _does_nothing(*arguments: Any) -> None: ...
 
 
@@ -151,6 +214,9 @@ _KERNELS = {
     "cpu_adam": _HostOptimizer,
     "cpu_adagrad": _HostOptimizer,
     "cpu_lion": _HostOptimizer,
+    "async_io": _Disk,
+    "gds": _Disk,
+    "pin_memory": _Disk,
 }
 
 

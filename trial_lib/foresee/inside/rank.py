@@ -31,7 +31,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     order = ForeseeOrder.from_json(payload)
     process = os.getpid()
     memory = NotedMemory(Path(order.scratch))
-    swap_into_own_folder(Path(order.scratch))
+    swap_into_own_folder(Path(order.scratch), instead=Path(order.scratch))
     foreseeing: Any = None
 
     def end(stopped: str) -> NoReturn:

@@ -30,6 +30,7 @@ TIME_WORDS = {
     "update": "the optimizer's update",
     "host_update": "the optimizer's update on the host (Adam)",
     "transfers": "copies between device and host",
+    "disk": "reading and writing NVMe drives",
     "data": "loading data",
 }
 """Parts of a step in the words of an answer."""
@@ -44,6 +45,7 @@ TIME_BRIEFLY = {
     "update": "update",
     "host_update": "host Adam",
     "transfers": "copies",
+    "disk": "NVMe",
     "data": "data",
 }
 """Parts of a step in the words of a table."""

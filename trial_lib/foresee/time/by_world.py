@@ -6,7 +6,7 @@ not.
 
 from dataclasses import replace
 
-from trial_lib.foresee.time.links import COLLECTIVES
+from trial_lib.foresee.time.links import COLLECTIVES, DISK
 from trial_lib.foresee.time.work import kind_of
 from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Operation
 
@@ -58,4 +58,5 @@ def _is_of_a_partition(operation: Operation, kind: str, moment: str, stage: int)
     """Whether an operation works on this rank's share of the states: the update, and what is offloaded."""
     if stage == 0:
         return False
-    return moment == "update" or operation.on_host == 1 or (kind in ("to_host", "to_device") and moment != "load")
+    is_offloaded = operation.on_host == 1 or kind in DISK
+    return moment == "update" or is_offloaded or (kind in ("to_host", "to_device") and moment != "load")

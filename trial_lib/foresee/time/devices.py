@@ -18,10 +18,10 @@ from trial_lib.wire.errors import InputError
 _GIB, _GIGA, _TERA = 2.0**30, 1e9, 1e12
 _OWN_FILE = Path(__file__).with_name("devices.yaml")
 # In gigabytes a second, and one number without a unit.
-_RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth")
+_RATES = ("bandwidth", "link", "network", "to_host", "host_bandwidth", "disk")
 _SIZES = {"memory_gib": "memory", "host_memory_gib": "host_memory"}
 _NUMBERS = (*_SIZES, *_RATES, "host_cores", "per_host", "attained", "capability")
-_OPTIONAL = ("attained", "capability")
+_OPTIONAL = ("attained", "capability", "disk")
 _KEYS = ("like", "sheet", "teraflops", *_NUMBERS)
 _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multiprocessors")
 
@@ -42,6 +42,7 @@ class DeviceFigures:
         host_bandwidth: of the host's memory, for each device.
         host_cores: of the host, for each device.
         per_host: devices that its host usually has.
+        disk: what the host's NVMe drives read, for each device.
         sheet: the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own.
         attained: the share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'.
         capability: the compute capability of an NVIDIA device.
@@ -58,6 +59,7 @@ class DeviceFigures:
     host_bandwidth: float
     host_cores: float
     per_host: int = 8
+    disk: float = 2.5e9
     attained: float = 1.0
     capability: float = 8.0
     sheet: str = ""

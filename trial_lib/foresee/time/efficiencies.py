@@ -39,6 +39,7 @@ class Efficiencies:
         network: share of the network.
         to_host: share of the link to the host.
         host_update: share of the host's memory bandwidth that DeepSpeed's CPU Adam gets.
+        disk: share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
         launch: seconds in which the host issues an operation.
         collective: seconds in which the host issues a collective.
         module: seconds of the hooks with which stage 3 surrounds each module, forward or backward.
@@ -55,6 +56,7 @@ class Efficiencies:
     to_host: Constant = Constant(0.76, 0.3)
     # The public rows say 0.12. A host with 16 cores for one H200 was 8 times as fast (`benchmarks/gpu`).
     host_update: Constant = Constant(0.12, 1.2)
+    disk: Constant = Constant(1.0, 0.9)
     launch: Constant = Constant(8e-6, 0.3)
     collective: Constant = Constant(5e-5, 0.3)
     module: Constant = Constant(2.9e-4, 0.4)

@@ -15,6 +15,10 @@ _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 1
 _SEND = "send"
 COLLECTIVES = (*_ROUNDS, _SEND)
 """The names in `OPERATIONS` of transfers between devices."""
+DISK = ("from_disk", "to_disk")
+"""The names in `OPERATIONS` of what NVMe drives do."""
+# They wrote 5 GB/s where they read 10 (blogs/deepspeed-gds of DeepSpeed).
+_WRITTEN = 0.5
 # A transfer to the host has to be set up by the driver, and small ones wait for it.
 _COPY_LATENCY = 10e-6
 # Pages that are not locked are copied twice, by one thread of the host.
@@ -107,3 +111,15 @@ def copy_seconds(size: float, is_pinned: bool, cluster: Cluster, efficiencies: E
     """
     share = efficiencies.to_host.value * (1.0 if is_pinned else _UNLOCKED)
     return _COPY_LATENCY + size / (cluster.device.to_host * share)
+
+
+def swap_seconds(kind: str, size: float, cluster: Cluster, efficiencies: Efficiencies) -> float:
+    """Returns the seconds in which a host's NVMe drives read or write for a device.
+
+    Args:
+        kind: `from_disk` or `to_disk`.
+        size: bytes.
+        cluster: the devices.
+        efficiencies: the share of the drives' figure.
+    """
+    return size / (cluster.device.disk * efficiencies.disk.value * (_WRITTEN if kind == "to_disk" else 1.0))

@@ -14,7 +14,7 @@ from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.fused import fused, is_compiled
 from trial_lib.foresee.time.kernels import host_seconds, kernel_seconds
-from trial_lib.foresee.time.links import COLLECTIVES, collective_seconds, copy_seconds, group_of
+from trial_lib.foresee.time.links import COLLECTIVES, DISK, collective_seconds, copy_seconds, group_of, swap_seconds
 from trial_lib.foresee.time.timeline import Timeline
 from trial_lib.foresee.time.work import (
     StepWork,
@@ -36,8 +36,8 @@ _ALIKE = 4
 _CLASSES = {"matmul": "matmul", "convolution": "matmul", "attention": "attention", "whole_attention": "attention"}
 # What the host needs time for.
 _ISSUED = ("launch", "collective", "module")
-_CARRIED = ("link", "network", "copies")
-_WAITED = ("gathering", "reducing", "exchanging", "transfers")
+_CARRIED = ("link", "network", "copies", "disk")
+_WAITED = ("gathering", "reducing", "exchanging", "transfers", "disk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +210,8 @@ class _Layer:
             self._transfer(operation, kind, moment)
         elif kind in ("to_host", "to_device"):
             self._copy(operation, kind, moment)
+        elif kind in DISK:
+            self._swap(operation, kind)
         elif operation.moved or operation.flops:
             seconds = self._priced(operation, kind)
             self._busy["launch"] += self._constants.launch.value
@@ -274,6 +276,14 @@ class _Layer:
         if moment not in ("forward", "backward") or not zero.overlaps:
             timeline.wait(end, "transfers")
 
+    def _swap(self, operation: Operation, kind: str) -> None:
+        if not operation.moved:
+            self._timeline.swapped(kind)
+            return
+        seconds = swap_seconds(kind, operation.moved, self._cluster, self._constants)
+        self._busy["disk"] += seconds
+        self._timeline.swap(kind, seconds)
+
 
 def _bytes_of(dtype: str) -> int:
     return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
@@ -298,5 +308,6 @@ def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, 
     return shares | {
         "to_host": parts["transfers"] / total,
         "host_update": parts["host_update"] / total,
+        "disk": parts["disk"] / total,
         "whole": 1.0,
     }

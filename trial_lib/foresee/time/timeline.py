@@ -7,12 +7,23 @@ waited for. So the parts of a step add up to its seconds.
 from collections import deque
 from dataclasses import dataclass, field
 
-PARTS = ("compute", "launches", "gathering", "reducing", "exchanging", "update", "host_update", "transfers", "data")
+PARTS = (
+    "compute",
+    "launches",
+    "gathering",
+    "reducing",
+    "exchanging",
+    "update",
+    "host_update",
+    "transfers",
+    "disk",
+    "data",
+)
 """The parts of a step. Beside `compute` and `update` they are waiting times of the device.
 
 `launches`: for the host to issue the next operation. `gathering`: for parameters. `reducing`: for gradients.
 `exchanging`: for activations of tensor, sequence or pipeline parallelism. `host_update`: for the optimizer on the host.
-`transfers`: for copies between device and host. `data`: for the loader.
+`transfers`: for copies between device and host. `disk`: for states on NVMe. `data`: for the loader.
 """
 
 # DeepSpeed fills a second bucket while the first is reduced, and no third (stage_1_and_2.py, stage3.py in 0.19.8).
@@ -31,6 +42,7 @@ class Timeline:
         links: when the links between devices have.
         to_host: when copies to the host have.
         to_device: when copies to the device have.
+        disk: when a disk has read and written, by the kind of operation.
         parts: seconds so far, by the names of `PARTS`.
     """
 
@@ -39,6 +51,7 @@ class Timeline:
     links: float = 0.0
     to_host: float = 0.0
     to_device: float = 0.0
+    disk: dict[str, float] = field(default_factory=lambda: {"from_disk": 0.0, "to_disk": 0.0})
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _pauses: deque[tuple[float, float, str]] = field(default_factory=deque)
     _gathers: deque[tuple[float, float]] = field(default_factory=deque)
@@ -84,6 +97,15 @@ class Timeline:
         self.links = begin + seconds
         return self.links
 
+    def swap(self, kind: str, seconds: float) -> None:
+        """Lets a disk read or write. A drive does both at once."""
+        begin = max(self.host, self.to_host) if kind == "to_disk" else self.host
+        self.disk[kind] = max(self.disk[kind], begin) + seconds
+
+    def swapped(self, kind: str) -> None:
+        """Lets the host wait for what a disk reads, or writes."""
+        self.pause(self.disk[kind] - self.host, "disk")
+
     def gather_ahead(self, end: float, size: float, allowed: float) -> None:
         """Notes parameters that are on their way.
 
@@ -118,6 +140,8 @@ class Timeline:
         self.all_gathered()
         self.wait(self.links, part)
         self.wait(max(self.to_host, self.to_device), "transfers")
+        for kind in self.disk:
+            self.swapped(kind)
         self._device_waits_for_the_host()
         return self.device
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from trial_lib.wire.gpu_architectures import unread_architectures
 _SENTENCE = "zerotune_refusal"
 # What Python says when DeepSpeed reads an architecture.
 _NO_NUMBER = "invalid literal for int()"
+# What DeepSpeed says when it keeps parameters in buffers that it needs (partitioned_param_swapper.py, its issue 3062).
+_NO_BUFFER = re.compile(r"Not enough buffers \d+ for swapping|already assigned swap buffer id")
+_NO_BUFFER_SENTENCE = (
+    "DeepSpeed keeps parameters from NVMe in buffers that it needs for others (its issue 3062). Set"
+    " `stage3_max_live_parameters: 0` and `stage3_max_reuse_distance: 0`, so that it keeps none."
+)
 
 
 @contextlib.contextmanager
@@ -43,4 +50,6 @@ def named_refusal(error: BaseException) -> str:
     """Returns what DeepSpeed has refused, the reason and the remedy; empty if unknown."""
     if isinstance(error, ValueError) and _NO_NUMBER in str(error) and (unread := unread_architectures(os.environ)):
         return unread
+    if isinstance(error, AssertionError) and _NO_BUFFER.search(str(error)):
+        return _NO_BUFFER_SENTENCE
     return str(getattr(error, _SENTENCE, ""))

@@ -3,6 +3,7 @@
 from trial_lib.report.plot_parts import COLOURS, GREY
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
+BROWN = "#96694c"
 
 KIND_NAMES = {
     "parameter": "parameters",
@@ -56,6 +57,7 @@ PART_NAMES = {
     "reducing": "reducing gradients",
     "exchanging": "waiting for activations",
     "transfers": "copies to and from the host",
+    "disk": "NVMe drives",
     "update": "update",
     "host_update": "update on the host",
     "data": "loading data",
@@ -69,6 +71,7 @@ PART_COLOURS = {
     "reducing": GREEN,
     "exchanging": CORAL,
     "transfers": OCHRE,
+    "disk": BROWN,
     "update": VIOLET,
     "host_update": OLIVE,
     "data": GREY,

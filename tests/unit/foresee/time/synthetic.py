@@ -7,7 +7,7 @@ from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.foresee.time.efficiencies import CONSTANTS, Constant, Efficiencies
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
 
-# A tera-FLOP takes a second, as do a gigabyte of memory, of links and of pages, and 2 of the host's.
+# A tera-FLOP takes a second, as do a gigabyte of memory, of links, of pages and of files, and 2 of the host's.
 DEVICE = DeviceFigures(
     name="round",
     memory=1e12,
@@ -19,6 +19,7 @@ DEVICE = DeviceFigures(
     host_memory=1e12,
     host_bandwidth=2e9,
     host_cores=1,
+    disk=1e9,
 )
 TWO = Cluster(device=DEVICE, per_host=2)
 EXACT = Efficiencies(

@@ -33,6 +33,11 @@ def test_one_rank_sends_nothing() -> None:
         at_world(alone, 2)
 
 
+def test_more_ranks_swap_less_each() -> None:
+    run = run_of(("forward", [moving(1.0, "from_disk")]), world=2, replicas=2, stage=3)
+    assert [each.moved for each in at_world(run, 8).operations] == [0.25 * run.operations[0].moved]
+
+
 def test_groups_of_tensor_parallelism_stay() -> None:
     pairs = run_of(("forward", [carried(0.5, "all_reduce", 2), carried(0.5, "all_reduce", 4)]), world=8, replicas=4)
     more = at_world(pairs, 8)

@@ -9,7 +9,7 @@ from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
 from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.foresee.time.timeline import PARTS
-from trial_lib.wire.foreseen_run import OPERATIONS, ForeseenRun
+from trial_lib.wire.foreseen_run import OPERATIONS, ForeseenRun, Operation
 
 
 def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:
@@ -119,6 +119,30 @@ def test_an_offloaded_optimizer_waits_for_its_gradients(
     update = [moving(2.0, "update", on_host=1), moving(1.0, "to_device")]
     run = run_of(("backward", backward), ("update", update), **zero(2, **OFFLOADED, **settings))
     assert parts_of(run) == expected
+
+
+def waits_for(kind: str) -> Operation:
+    return moving(0.0, kind)
+
+
+def test_an_update_on_nvme_waits_for_its_states_which_are_written_at_half_the_speed() -> None:
+    read, written = ([moving(1.0, kind), waits_for(kind)] for kind in ("from_disk", "to_disk"))
+    run = run_of(("backward", [product(1.0)]), ("update", [*read, moving(2.0, "update", on_host=1), *written]))
+    assert parts_of(run) == {"compute": 1.0, "host_update": 1.0, "disk": 3.0}
+
+
+def test_what_is_read_ahead_and_written_behind_hides_behind_other_work() -> None:
+    ahead = [moving(1.0, "from_disk"), moving(0.5, "to_disk"), product(3.0)]
+    assert parts_of(run_of(("backward", [*ahead, waits_for("from_disk"), waits_for("to_disk")]))) == {"compute": 3.0}
+    # A step ends with what it has begun.
+    assert parts_of(run_of(("backward", [product(1.0), moving(1.0, "to_disk")]))) == {"compute": 1.0, "disk": 1.0}
+
+
+def test_a_slower_disk_makes_a_step_less_certain() -> None:
+    run = run_of(("backward", [product(1.0)]), ("update", [moving(9.0, "from_disk"), waits_for("from_disk")]))
+    step = foresee_step(run, TWO, EXACT)
+    assert step.bound == "disk"
+    assert step.shares["disk"] == pytest.approx(0.9)
 
 
 def test_small_operations_wait_for_the_host() -> None:
