@@ -76,7 +76,7 @@ def host_bytes(
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
         return HostBytes()
     own, shards = on_a_device(profile, slots, settings.layout, profiled)
-    case = _Case(ds_config, settings, own.num_params / shards, own.trainable_num_params / shards)
+    case = _Case(ds_config, settings, shards, own.num_params / shards, own.trainable_num_params / shards)
     if settings.stage < 3:
         return _partitioned_states(case, accumulates)
     optimizer, params = _optimizer_of_stage_3(case), _params_of_stage_3(case)
@@ -85,10 +85,11 @@ def host_bytes(
 
 @dataclass(frozen=True)
 class _Case:
-    """A configuration, with a rank's share of the model's parameters and of the trainable ones, in elements."""
+    """A configuration, with the devices that share a model, and a rank's share of all and of trainable parameters."""
 
     config: Mapping[str, Any]
     settings: ZeroSettings
+    shards: float
     all_share: float
     share: float
 
@@ -159,8 +160,11 @@ def _params_of_stage_3(case: _Case) -> HostBytes:
     frozen = (case.all_share - case.share) * case.size
     if where == "nvme":
         buffers = case.option(f"{_PARAM}.buffer_count") * case.option(f"{_PARAM}.buffer_size") * case.size
-        kept = min(case.share, case.option(f"{_PARAM}.max_in_cpu")) * case.size
-        return HostBytes(buffers + _block(kept), case.all_share * case.size)
+        kept = min(case.share, case.option(f"{_PARAM}.max_in_cpu"))
+        # On their way to the disk DeepSpeed 0.19.8 reserves space for whole parameters of a sub-group, not for the
+        # rank's share of them (stage3.py, `_create_fp16_partitions_with_defragmentation`).
+        passing = case.sub_group * case.shards if kept < case.share else 0.0
+        return HostBytes(buffers + _block(kept * case.size) + passing * case.size, case.all_share * case.size)
     flat = _block(case.share * case.size)
     if not case.option(f"{_PARAM}.pin_memory"):
         return HostBytes(flat + frozen)

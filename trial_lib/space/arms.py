@@ -15,7 +15,7 @@ from trial_lib.space.catalogue import KNOBS, catalogues_name, is_coarse, is_know
 from trial_lib.space.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
 from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, set_knob, withdrawn
 from trial_lib.space.known_knobs.layout import is_layout, undivided, undivided_together
-from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
+from trial_lib.space.known_knobs.offload import KEPT_GATHERED, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, nvme_path
 from trial_lib.space.refusals import REDUCE_SCATTER, Refusals, refusals_of
 from trial_lib.wire.turned import is_turned
 
@@ -238,9 +238,11 @@ def _fine(
         if not request.is_coarse and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
     }
     named = {spelled(path, here.base_config) for path in asked}
+    fixed = KEPT_GATHERED if setting.get(OFFLOAD_PARAM) == "nvme" else ()
     for knob in unasked:
         if knob.path not in named:
-            yield knob
+            if knob.path not in fixed:
+                yield knob
         elif knob.path in mine:
             yield Knob(knob.path, mine.pop(knob.path).values)
     for path, request in mine.items():
@@ -262,6 +264,9 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
                 set_knob(knobs, section, None)
         elif path != STAGE and not (here.own(path) is None and _is_default(path, value)):
             set_knob(knobs, path, value)
+    if setting.get(OFFLOAD_PARAM) == "nvme" != here.own(OFFLOAD_PARAM):
+        for path in KEPT_GATHERED:
+            set_knob(knobs, path, 0)
     return knobs | _permissions(setting, here)
 
 

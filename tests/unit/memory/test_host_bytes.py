@@ -117,8 +117,11 @@ def test_a_disk_takes_the_states_and_the_host_its_buffers() -> None:
         {**BF16, "zero_optimization": {"stage": 3, "offload_param": params}}, profile(), SLOTS, accumulates=False
     )
     assert found.on_disk == 2 * SHARE
-    assert found.held == 3 * 1000 * 2
+    # On their way to the disk whole parameters have room, and not a rank's share of them.
+    assert found.held == 3 * 1000 * 2 + 2 * PARAMS
     assert found.moved == found.held + found.on_disk
+    assert held(3, offload_param={**params, "max_in_cpu": PARAMS}) == 3 * 1000 * 2 + 2 * SHARE
+    assert held(3, offload_param=params, sub_group_size=1000) == 3 * 1000 * 2 + SLOTS * 1000 * 2
 
 
 def test_pytorchs_own_adam_takes_temporaries_besides() -> None:

@@ -35,6 +35,19 @@ def test_nvme_is_tried_where_the_configuration_names_a_path() -> None:
     assert knobs[ZERO]["offload_optimizer"] == {"device": "nvme", "nvme_path": "/nvme"}
 
 
+def test_stage_3_keeps_nothing_gathered_where_its_parameters_are_on_nvme() -> None:
+    limits = ["stage3_max_live_parameters", "stage3_max_reuse_distance"]
+    on_cpu = {ZERO: {"stage": 3, "offload_param": {"device": "cpu", "nvme_path": "/nvme"}}}
+    space = adaptive(at=here(base=on_cpu), stages=(3,))
+    assert [arm(space, "z3-offload-param-nvme").knobs[ZERO][limit] for limit in limits] == [0, 0]
+    assert not set(limits) & fine(space, "z3-offload-param-nvme").keys()
+    assert limits[0] in fine(space, "z3-offload-optimizer")
+    # The user's own may work because the host has room for all of them.
+    on_nvme = {ZERO: {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}}}
+    own = arm(adaptive(at=here(base=on_nvme), stages=(3,)), "z3-offload-param-nvme")
+    assert not set(limits) & own.knobs[ZERO].keys()
+
+
 def test_the_users_own_offload_on_a_cpu_is_compared_with_none() -> None:
     base = {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}
     space = adaptive(at=here("cpu", base=base), stages=(0, 2))

@@ -11,6 +11,8 @@ from trial_lib.space.knobs import get_knob
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
 OFFLOAD_PARAM = "zero_optimization.offload_param.device"
 OFFLOADED = ("cpu", "nvme")
+KEPT_GATHERED = ("zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance")
+"""What stage 3 keeps gathered. With parameters on NVMe, DeepSpeed 0.19.8 fails unless both are 0 (its issue 3062)."""
 SUPER_OFFLOAD = "zero_optimization.offload_optimizer.super_offload"
 _DEVICES = ("none", "cpu", "nvme")
 _SWAPPER = "swap_tensor/pipelined_optimizer_swapper.py"
