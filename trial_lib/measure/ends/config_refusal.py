@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,12 @@ _NO_BUFFER = re.compile(r"Not enough buffers \d+ for swapping|already assigned s
 _NO_BUFFER_SENTENCE = (
     "DeepSpeed keeps parameters from NVMe in buffers that it needs for others (its issue 3062). Set"
     " `stage3_max_live_parameters: 0` and `stage3_max_reuse_distance: 0`, so that it keeps none."
+)
+# The first is that of lines of DeepSpeed without words.
+_RAN_OUT = re.compile(r"assert \w+_buffers is not None|ran out of swap buffers")
+_NO_OPTIMIZER_BUFFER = (
+    "DeepSpeed has too few buffers for an optimizer on NVMe. Set `buffer_count` of offload_optimizer to 4 or more, and"
+    " to 8 or more with pipeline_read or pipeline_write."
 )
 
 
@@ -50,6 +57,10 @@ def named_refusal(error: BaseException) -> str:
     """Returns what DeepSpeed has refused, the reason and the remedy; empty if unknown."""
     if isinstance(error, ValueError) and _NO_NUMBER in str(error) and (unread := unread_architectures(os.environ)):
         return unread
-    if isinstance(error, AssertionError) and _NO_BUFFER.search(str(error)):
-        return _NO_BUFFER_SENTENCE
+    if isinstance(error, AssertionError):
+        if _NO_BUFFER.search(str(error)):
+            return _NO_BUFFER_SENTENCE
+        asserted = [place.line or "" for place in traceback.extract_tb(error.__traceback__)[-1:]]
+        if _RAN_OUT.search(" ".join([*asserted, str(error)])):
+            return _NO_OPTIMIZER_BUFFER
     return str(getattr(error, _SENTENCE, ""))

@@ -16,6 +16,9 @@ KEPT_GATHERED = ("zero_optimization.stage3_max_live_parameters", "zero_optimizat
 SUPER_OFFLOAD = "zero_optimization.offload_optimizer.super_offload"
 _DEVICES = ("none", "cpu", "nvme")
 _SWAPPER = "swap_tensor/pipelined_optimizer_swapper.py"
+_BUFFER_COUNT = "zero_optimization.offload_optimizer.buffer_count"
+# Two sub-groups, each with the master copy, two moments and the gradient.
+_PIPELINED_BUFFERS = 8
 _SUB_GROUP = 1_000_000_000  # DeepSpeed's default
 _TO_CPU, _TO_NVME = {OFFLOAD_OPTIMIZER: ("cpu",)}, {OFFLOAD_OPTIMIZER: ("nvme",)}
 
@@ -47,6 +50,17 @@ def _ratios(here: Surroundings, own: Any) -> tuple[float, ...]:
     sub_groups = math.ceil(shard / (here.own("zero_optimization.sub_group_size") or _SUB_GROUP))
     others = [ratio for ratio in (0.75, 0.5, 0.25) if int((1 - ratio) * sub_groups) > 0]
     return tuple(dict.fromkeys((first, *others))) if others else ()
+
+
+def _pipelined(place: str) -> Effect:
+    return Effect(
+        f"{_SWAPPER} {place}",
+        (3,),
+        when=_TO_NVME,
+        holds=lambda here: (here.own(_BUFFER_COUNT) or 0) >= _PIPELINED_BUFFERS,
+        otherwise=f"DeepSpeed fails with fewer than {_PIPELINED_BUFFERS} buffers (`buffer_count` of offload_optimizer)",
+        candidates=switch(False),
+    )
 
 
 def _zenflow(key: str, kind: Kind) -> dict[str, KnownKnob]:
@@ -124,12 +138,12 @@ OFFLOAD: dict[str, KnownKnob] = {
     ),
     "zero_optimization.offload_optimizer.pipeline_read": KnownKnob(
         "switch",
-        (Effect(f"{_SWAPPER} async_swap_in", (3,), when=_TO_NVME, candidates=switch(False)),),
+        (_pipelined("async_swap_in"),),
         word="pipelined-read",
     ),
     "zero_optimization.offload_optimizer.pipeline_write": KnownKnob(
         "switch",
-        (Effect(f"{_SWAPPER} async_swap_out", (3,), when=_TO_NVME, candidates=switch(False)),),
+        (_pipelined("async_swap_out"),),
         word="pipelined-write",
     ),
     # It is made for a CPU and a GPU that share a fast link, and no fact of a trial tells of one.

@@ -15,3 +15,15 @@ def test_the_remedy_is_that_deepspeed_keeps_none(said: str) -> None:
 )
 def test_other_errors_keep_their_words(other: Exception) -> None:
     assert named_refusal(other) == ""
+
+
+def allocate(pinned_buffers: object) -> None:
+    assert pinned_buffers is not None
+
+
+def test_an_optimizer_needs_more_of_them() -> None:
+    with pytest.raises(AssertionError) as without_words:
+        allocate(None)
+    without_words.value.args = ()  # pytest writes words of its own
+    for error in (without_words.value, AssertionError("PipelinedOptimizerSwapper ran out of swap buffers")):
+        assert "`buffer_count` of offload_optimizer to 4" in named_refusal(error)
