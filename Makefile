@@ -23,8 +23,8 @@ SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # No assertion of these depends on seconds. Their trials lock the cores that they take (tests/beside_fixtures.py).
 BESIDE := $(patsubst %,tests/integration/test_%.py, \
     any_program foreseen_run plan_in_browser training_distributed training_loop huggingface_trainer mlflow_in_browser \
-    foreseen_numbers config_check foreseen_programs training_resume foreseen_texts foreseen_experts foreseen_disks report_in_browser \
-    command_line plan measure_user_files rules_against_deepspeed accelerate program_facts measure_flops \
+    foreseen_numbers config_check foreseen_programs training_resume foreseen_texts foreseen_experts foreseen_disks \
+    report_in_browser foreseen_endings command_line plan measure_user_files rules_against_deepspeed accelerate program_facts measure_flops \
     profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
     losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
     estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \

@@ -327,3 +327,28 @@ def test_a_foreseen_program_changes_no_file_of_the_users_and_keeps_what_it_prepa
     assert (folder / "cache" / "tokens.txt").read_text() == "prepared"
     # The device's host has a compiler, whether this host has one or not.
     assert run.program["turnable"]["model:compile"] == [False, True]
+
+
+SAVES = """
+import deepspeed, json, pathlib, sys, torch
+
+model = torch.nn.Linear(4, 4)
+config = json.loads(pathlib.Path(sys.argv[-1]).read_text())
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+pathlib.Path("prepared.txt").write_text("")
+for step in range(9):
+    engine.backward(engine(torch.randn(2, 4, device=engine.device)).square().mean())
+    engine.step()
+    saved = pathlib.Path(f"image_{step}.png")
+    saved.write_text("")
+    assert saved.exists()
+"""
+
+
+def test_what_a_program_saves_while_it_trains_is_not_kept(foreseen, tmp_path):
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (folder / "saves.py").write_text(SAVES)
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
+    assert foreseen("saves.py", {}, folder=folder, config=config).stopped == ""
+    assert {each.name for each in folder.iterdir()} - {"__pycache__"} == {"saves.py", "prepared.txt"}

@@ -120,6 +120,7 @@ def foresee(
         device_bytes=pretended.device_bytes,
         steps=steps,
         result=str(result),
+        log=str(log),
         launched_at=now,
         patience_s=deadline_s,
     )

@@ -29,6 +29,7 @@ class ForeseeOrder:
         device_bytes: memory of the pretended device, for a program that asks.
         steps: optimizer steps after which the run ends.
         result: the file for the `ForeseenRun`.
+        log: the file with the rank's output.
         launched_at: seconds since the epoch.
         patience_s: seconds after which the rank records where the program is, and ends.
     """
@@ -47,6 +48,7 @@ class ForeseeOrder:
     device_bytes: int
     steps: int
     result: str
+    log: str = ""
     launched_at: float
     patience_s: float = 600.0
 

@@ -126,6 +126,9 @@ class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
         """Returns the bytes that are left."""
         return max(0, self._device_bytes - self._memory.live_bytes)
 
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        """Does nothing: a state of the device's is no part of a foreseen run."""
+
     def is_fp16_supported(self) -> bool:
         """As on a GPU."""
         return True

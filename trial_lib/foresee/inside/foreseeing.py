@@ -1,6 +1,7 @@
 """One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import status_bytes
 from trial_lib.foresee.inside.program_lines import sentence_of
 from trial_lib.leave_alone import file_functions, trackers
+from trial_lib.leave_alone.user_files import UserFiles
 from trial_lib.measure.batches import program_options
 from trial_lib.measure.imported_modules import ImportedModules
 from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_init
@@ -43,6 +45,7 @@ from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
+from trial_lib.measure.tensor_parallel import parameter_shares, tensor_parallel_size
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -69,6 +72,7 @@ class Foreseeing:
         self._process_bytes = 0
         self._notes: list[str] = []
         self._imports = ImportedModules()
+        self._files: UserFiles
         self._parameters: tuple[int, int] | None = None
         self._pipeline_stages = 0
 
@@ -84,8 +88,8 @@ class Foreseeing:
         huggingface_trainer.install(self._facts, order.overrides, scratch)
         accelerate.install(self._facts)
         zero_init.install(order.overrides, self._facts)
-        files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
-        trackers.install(scratch, files)
+        self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
+        trackers.install(scratch, self._files)
         self._moments.install()
         self._plain_steps.begin()
         self._operations.install()
@@ -146,6 +150,7 @@ class Foreseeing:
 
     def _stepped(self, steps: int) -> None:
         name_kinds(self._engine, self._memory)
+        self._files.training_began()
         if steps >= self._order.steps:
             self._finished("")
 
@@ -185,17 +190,20 @@ class Foreseeing:
         if engine is None:
             return {}
         numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
-        parameters, trainable = self._parameters or (
+        sums: Sequence[float] = (
             sum(number for number, _ in numbers),
             sum(number for number, each in numbers if each.requires_grad),
         )
+        if (divided := tensor_parallel_size(engine)) > 1:
+            sums = [divided * sequence_parallel_size(engine) * share for share in parameter_shares(engine)[:2]]
+        parameters, trainable = map(round, self._parameters or sums)
         return {
             "replicas": replicas_of(engine),
             "sequence_ranks": sequence_parallel_size(engine),
             "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
             "accumulation": int(engine.gradient_accumulation_steps()),
-            "parameters": int(parameters),
-            "trainable": int(trainable),
+            "parameters": parameters,
+            "trainable": trainable,
             "is_pipeline": self._pipeline_stages > 0,
             "pipeline_stages": max(1, self._pipeline_stages),
             "ds_config": dict(engine._config._param_dict),

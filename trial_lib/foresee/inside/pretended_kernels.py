@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -228,6 +228,7 @@ def install(operations: OperationLog) -> None:
     """Makes DeepSpeed's builders load stand-ins, so that nothing is compiled. Call it after DeepSpeed's import."""
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder.cpu import NotImplementedBuilder
     from deepspeed.utils import nvtx
 
     # No profiler looks on. Stage 3 would mark hundreds of thousands of ranges, each by several calls.
@@ -240,7 +241,12 @@ def install(operations: OperationLog) -> None:
             raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
         return kernel(operations)
 
+    def refuse(builder: Any, verbose: bool = True) -> NoReturn:
+        """Replaces `load` of what DeepSpeed has for CUDA alone."""
+        raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
+
     OpBuilder.load = load
+    NotImplementedBuilder.load = refuse
     for name, kernel_of in _OF_CUDA.items():
         stand_in(name, getattr(op_builder, name), functools.partial(_Builder, kernel_of(operations)))
 

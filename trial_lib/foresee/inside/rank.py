@@ -64,7 +64,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         run_program(order.program, arguments)
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            end(f"The program ended itself with {stop.code!r} before its first {order.steps} optimizer steps.")
+            ended = f"The program ended itself with {stop.code!r} before its first {order.steps} optimizer steps"
+            end(f"{ended}; its log is {order.log}.")
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         say(without_own_frames(error))
         end(sentence_of(error))

@@ -23,7 +23,7 @@ AFFORDABLE_S = 45.0
 
 _MARGIN = 1.1
 _LONGEST = 120  # characters of a label in a file's name
-_FORWARD = MOMENTS.index("forward")
+_FORWARD, _BACKWARD = MOMENTS.index("forward"), MOMENTS.index("backward")
 _DEVICE = PLACES.index("device")
 # The first ZeRO stage that partitions a kind of state, and the section that offloads it. Reduced gradients go where the
 # optimizer is (Ren et al., ZeRO-Offload, arXiv 2101.06840, section 4).
@@ -190,12 +190,12 @@ class ArmWork:
     def ignores_size(self, runs: Mapping[str, ForeseenRun]) -> bool:
         """Returns whether the program's batches stay as they are when it is asked for another size.
 
-        A program may make its batches anywhere, so the work of a forward pass shows their size.
+        A program may make its batches anywhere, so the work of a pass shows their size.
         """
         for arm in self._arms:
             pair = [runs[name] for name in self._names(arm, runs)]
             if len(pair) > 1 and not any(run.stopped for run in pair):
-                before, after = map(_forward_work, pair)
+                before, after = map(_first_work, pair)
                 return bool(before) and before == after
         return False
 
@@ -310,11 +310,16 @@ def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]
     return states
 
 
-def _forward_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
-    """Returns the operations of the first forward pass: kind, FLOPs and bytes of each."""
-    for moment, operations in run.operations_by_moment():
-        if moment.name == _FORWARD:
-            return [(each.kind, each.flops, each.moved) for each in operations]
+def _first_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
+    """Returns the operations of the first forward pass: kind, FLOPs and bytes of each.
+
+    If the program calls its module and not the engine, those of the first backward pass.
+    """
+    stretches = list(run.operations_by_moment())
+    for name in (_FORWARD, _BACKWARD):
+        for moment, operations in stretches:
+            if moment.name == name and operations:
+                return [(each.kind, each.flops, each.moved) for each in operations]
     return []
 
 

@@ -18,7 +18,7 @@ from trial_lib.foresee.plan.planning import PlanProblem, ProgramNotForeseenError
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.foresee.time.efficiencies import DeviceSpeed, Efficiencies
 from trial_lib.space.arms import RequestedKnob
-from trial_lib.wire.foreseen_run import KINDS, ForeseenRun
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
 
 _INPUT = KINDS.index("input")
 
@@ -266,6 +266,20 @@ def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too() -> 
 
     (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2), base=base), ignores).devices
     assert {arm.micro_batch for arm in devices.arms} == {2}
+
+
+def test_a_program_that_calls_its_module_and_not_the_engine_ignores_the_size_too() -> None:
+    foresee = _Foresees()
+
+    def ignores(run: WantedRun) -> ForeseenRun:
+        found = foresee(run)
+        made = pretended_run(found.ds_config, run.asked.count, 2)
+        # No engine sees its forward pass.
+        kept = [each for each in made.moments if MOMENTS[each.name] != "forward"]
+        return replace(made, micro_batch=found.micro_batch, moments=tuple(kept))
+
+    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), ignores).devices
+    assert any("micro-batch 2 alone" in note for note in devices.notes)
 
 
 def test_a_program_that_takes_the_size_has_no_note_on_it() -> None:

@@ -1,0 +1,48 @@
+"""How a foreseen run ends that has no steps: with the reason, and where more of it is said."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+ForeseeText = Callable[[str, Mapping[str, Any]], ForeseenRun]
+
+
+def test_a_program_that_ends_itself_leaves_its_log(foresee_text: ForeseeText) -> None:
+    stopped = foresee_text("import argparse\nargparse.ArgumentParser().parse_args()", {}).stopped
+    said, _, log = stopped.removesuffix(".").partition("; its log is ")
+    assert said == "The program ended itself with 2 before its first 2 optimizer steps"
+    assert "unrecognized arguments: --deepspeed_config" in Path(log).read_text()
+
+
+def test_an_op_that_deepspeed_has_for_cuda_alone_is_told_as_such(foresee_text: ForeseeText) -> None:
+    load = "from deepspeed.ops.op_builder import RandomLTDBuilder\nRandomLTDBuilder().load()"
+    assert "for CUDA alone" in foresee_text(load, {}).stopped
+
+
+def test_the_parameters_of_a_divided_model_are_those_of_the_whole(foresee_text: ForeseeText) -> None:
+    source = """
+import deepspeed, torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)))
+model = nn.Sequential(Block(), Block())
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config="ds_config.json")
+for _ in range(100):
+    loss = engine(torch.randn(2, 8, 64, device=engine.device)).square().mean()
+    engine.backward(loss)
+    engine.step()
+"""
+    layers = [{"patterns": [".*\\\\.up\\\\.weight$"], "partition_type": "column"}]
+    layers += [{"patterns": [".*\\\\.down\\\\.weight$"], "partition_type": "row"}]
+    divides = {"autotp_size": 2, "partition_config": {"use_default_specs": False, "layer_specs": layers}}
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}, "tensor_parallel": divides}
+    run = foresee_text(source, config)
+    assert run.stopped == ""
+    assert run.replicas == 1
+    assert run.parameters == run.trainable == 2 * (2 * 64 + 2 * 64 * 256)
