@@ -15,6 +15,7 @@ STEP_PARTS = (
     "update",
     "host_update",
     "transfers",
+    "disk",
     "data",
     "launches",
     "other",
@@ -23,8 +24,9 @@ STEP_PARTS = (
 
 `compute`: forward and backward passes. `gathering`: waiting for parameters. `reducing`: waiting for sums of gradients.
 `exchanging`: waiting for activations of other ranks. `update`: the optimizer on the device. `host_update`: the
-optimizer on the host. `transfers`: waiting for copies between host and device. `data`: waiting for a batch of a data
-loader. `launches`: the device waits for the host to issue work. `other`: the program does something else.
+optimizer on the host. `transfers`: waiting for copies between host and device. `disk`: waiting for NVMe drives. `data`:
+waiting for a batch of a data loader. `launches`: the device waits for the host to issue work. `other`: the program does
+something else.
 """
 
 

@@ -47,7 +47,8 @@ def test_a_rank_says_what_its_slot_still_had(fail: Any) -> None:
     cpu.CpuDevice().limit(budget)
     left = fail()["memory"]
     assert left["total"] == budget
-    assert 0 < left["free"] <= 2**30
+    # A thread that has ended gives its stack back, so what is left is counted now.
+    assert left["free"] == pytest.approx(budget - cpu._status_bytes("VmData"), abs=2**26)
 
 
 def test_without_a_budget_there_is_nothing_to_say(fail: Any) -> None:

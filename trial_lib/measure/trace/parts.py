@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from trial_lib.wire.traced_step import STEP_PARTS
 
 # Of several functions that a thread is in, the first of these decides. A collective within an optimizer step is a wait.
-_ON_HOST = ("gathering", "reducing", "exchanging", "data", "host_update", "update", "compute")
+_ON_HOST = ("disk", "gathering", "reducing", "exchanging", "data", "host_update", "update", "compute")
 # Of several things that a device does, the first of these decides. Computation hides the rest.
 _ON_DEVICE = ("compute", "update", "gathering", "reducing", "exchanging", "transfers")
 # What the host does while the device is idle. In all its other functions it issues work.
-_IDLE = ("data", "host_update")
+_IDLE = ("disk", "data", "host_update")
 
 
 @dataclass(frozen=True)

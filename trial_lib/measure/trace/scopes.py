@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch.profiler import record_function
 from trial_lib.measure.engine_watch import EngineWatch
 from trial_lib.measure.trace.events import PREFIX, REDUCES, WAIT
 
-# Functions of DeepSpeed 0.16 to 0.19 that wait for collectives, with their names in the trace. Of asynchronous
-# collectives the profiler shows the beginning only.
+_SWAPS = "deepspeed.runtime.swap_tensor"
+_OF_STATES = ("swap_in_optimizer_state", "swap_out_optimizer_state")
+# Functions of DeepSpeed 0.16 to 0.19 that wait for collectives or for drives, with their names in the trace. Of
+# asynchronous collectives the profiler shows the beginning only.
 _FUNCTIONS = (
     (
         "deepspeed.runtime.zero.partitioned_param_coordinator",
@@ -27,6 +29,19 @@ _FUNCTIONS = (
         "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
         REDUCES,
     ),
+    *(
+        (f"{_SWAPS}.{module}", owner, name, "disk")
+        for module, owner, names in (
+            (
+                "partitioned_param_swapper",
+                "AsyncPartitionedParameterSwapper",
+                ("synchronize_reads", "synchronize_writes", "swap_out_partitioned_params"),
+            ),
+            ("partitioned_optimizer_swapper", "PartitionedOptimizerSwapper", _OF_STATES),
+            ("pipelined_optimizer_swapper", "PipelinedOptimizerSwapper", _OF_STATES),
+        )
+        for name in names
+    ),
 )
 _CALLS = {"forward": "compute.forward", "backward": "compute.backward"}
 
@@ -37,8 +52,9 @@ def named_scopes(watch: EngineWatch) -> Iterator[None]:
     step = "host_update" if updates_on_host(watch.engine) else "update"
     with contextlib.ExitStack() as undo:
         for module, owner, name, scope in _FUNCTIONS:
-            with contextlib.suppress(ImportError, AttributeError):
-                _name(undo, getattr(importlib.import_module(module), owner), name, scope)
+            # What is not loaded is not used.
+            with contextlib.suppress(AttributeError):
+                _name(undo, getattr(sys.modules.get(module), owner), name, scope)
         if torch.distributed.is_available():
             _name(undo, torch.distributed.Work, "wait", WAIT)
         watch.parts.scope = lambda part: record_function(PREFIX + _CALLS.get(part, step))
