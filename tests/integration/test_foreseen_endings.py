@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trial_lib.wire.foreseen_run import ForeseenRun
 
 ForeseeText = Callable[[str, Mapping[str, Any]], ForeseenRun]
@@ -46,3 +48,23 @@ for _ in range(100):
     assert run.stopped == ""
     assert run.replicas == 1
     assert run.parameters == run.trainable == 2 * (2 * 64 + 2 * 64 * 256)
+
+
+HOOKS = ["m.weight.register_hook", "m.weight.register_post_accumulate_grad_hook", "m.register_full_backward_hook"]
+
+
+@pytest.mark.parametrize("register", HOOKS)
+def test_an_error_in_a_hook_of_the_backward_pass_is_told(foresee_text: ForeseeText, register: str) -> None:
+    source = f"""
+import deepspeed, torch
+m = torch.nn.Linear(8, 8)
+engine, *_ = deepspeed.initialize(model=m, model_parameters=m.parameters(), config="ds_config.json")
+def refuses(*given):
+    raise AssertionError("it is not mine")
+{register}(refuses)
+engine.backward(engine(torch.randn(2, 8, device=engine.device)).square().mean())
+"""
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
+    stopped = foresee_text(source, config).stopped
+    assert stopped.startswith("AssertionError: it is not mine, at ")
+    assert stopped.endswith("train.py:6.")

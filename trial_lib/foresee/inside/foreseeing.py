@@ -1,7 +1,8 @@
 """One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,7 @@ class Foreseeing:
         self._plain_steps.begin()
         self._operations.install()
         _fake_parameters(self._fake)
+        _end_with_hooks(self._fake)
         self._follow_libraries()
         self._imports.follow()
         self._fake.__enter__()  # type: ignore[no-untyped-call]
@@ -241,3 +243,29 @@ def _fake_parameters(fake: FakeTensors) -> None:
     # keeps their identity. Torch refuses that for a parameter to which a weak reference exists, such as DeepSpeed's
     # (deepspeed/utils/debug.py). That reference is to the Python object, and stays true.
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[attr-defined,assignment]
+
+
+def _end_with_hooks(fake: FakeTensors) -> None:
+    """Ends the run with an error in a hook of the backward pass. Torch would abort the process."""
+
+    def ending(register: Any) -> Callable[..., Any]:
+        @functools.wraps(register)
+        def register_hook(self: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            @functools.wraps(hook)
+            def watched(*inputs: Any) -> Any:
+                try:
+                    return hook(*inputs)
+                except Exception as error:
+                    fake.ends_with(error)
+                    raise
+
+            return register(self, watched, *args, **kwargs)
+
+        return register_hook
+
+    for owner, names in (
+        (torch.Tensor, ("register_hook", "register_post_accumulate_grad_hook")),
+        (torch.nn.Module, ("register_full_backward_hook", "register_full_backward_pre_hook")),
+    ):
+        for name in names:
+            setattr(owner, name, ending(getattr(owner, name)))
