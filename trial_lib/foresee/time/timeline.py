@@ -7,18 +7,9 @@ waited for. So the parts of a step add up to its seconds.
 from collections import deque
 from dataclasses import dataclass, field
 
-PARTS = (
-    "compute",
-    "launches",
-    "gathering",
-    "reducing",
-    "exchanging",
-    "update",
-    "host_update",
-    "transfers",
-    "disk",
-    "data",
-)
+from trial_lib.wire.traced_step import STEP_PARTS
+
+PARTS = ("compute", "launches", *(part for part in STEP_PARTS if part not in ("compute", "launches", "other")))
 """The parts of a step. Beside `compute` and `update` they are waiting times of the device.
 
 `launches`: for the host to issue the next operation. `gathering`: for parameters. `reducing`: for gradients.
