@@ -44,6 +44,7 @@ class Budget:
         self._on_cpu = device == "cpu"
         far = np.abs(_GRID)
         self._log_slack = np.where(far <= _USUAL, -0.5 * far**2, -_USUAL * (far - 0.5 * _USUAL))
+        self._weights = _normalised(self._log_slack)
         # For each arm: the number of trials, and their mean of the available memory plus the formula's
         # initialisation.
         self._seen: dict[Hashable, tuple[int, float]] = {}
@@ -80,7 +81,7 @@ class Budget:
             left: the memory that initialisation leaves.
             headroom: the share of the slot's memory that stays free.
         """
-        weights, slack = self._weights(), self._slack(left.mean)
+        weights, slack = self._weights, self._slack(left.mean)
         mean = float(weights @ slack)
         spread = math.sqrt(float(weights @ np.square(slack - mean)))
         kept = headroom * max(self._total, left.mean) + (self._unusable_by(arm) if headroom else 0.0)
@@ -144,8 +145,10 @@ class Budget:
     def _learn_slack(self, edges: np.ndarray) -> None:
         """Learns from the distance of each grid point to the observed side, in standard deviations."""
         self._log_slack = self._log_slack + np.log([max(normal_below(edge), 1e-12) for edge in edges])
+        self._weights = _normalised(self._log_slack)
 
-    def _weights(self) -> np.ndarray:
-        weights = np.exp(self._log_slack - self._log_slack.max())
-        normalised: np.ndarray = weights / weights.sum()
-        return normalised
+
+def _normalised(log_weights: np.ndarray) -> np.ndarray:
+    weights = np.exp(log_weights - log_weights.max())
+    normalised: np.ndarray = weights / weights.sum()
+    return normalised

@@ -89,7 +89,7 @@ class _Peak(NamedTuple):
     """A sum, or the larger of several, in each regression: one row or number for each.
 
     Attributes:
-        rows: the features.
+        rows: the features; a single row if it is that of every regression.
         along: covariance of the weights with the sum.
         mean: the expected sum.
         variance: of the sum, without noise.
@@ -126,6 +126,7 @@ class PeakRegression:
         covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
         self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
+        self._weights = _normalised(self._log_weights)
         apart = levels * sum(not prior.at_once for prior in priors)
         self._apart, self._at_once = slice(apart), slice(apart, None)
 
@@ -148,7 +149,7 @@ class PeakRegression:
         """
         peak = self._peak(moments, group, only)
         deviations = np.sqrt(peak.variance + np.square(noise_share * self._noise * scale))
-        return Mixture(tuple(self._weights().tolist()), tuple(peak.mean.tolist()), tuple(deviations.tolist()))
+        return Mixture(self._weights, tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:
         """Learns a measured value."""
@@ -156,7 +157,7 @@ class PeakRegression:
         peak = self._peak(moments, group)
         variance = peak.variance + np.square(self._noise * scale)
         gain = peak.along / variance[:, None]
-        self._log_weights -= 0.5 * (np.square(value - peak.mean) / variance + np.log(variance))
+        self._weigh(-0.5 * (np.square(value - peak.mean) / variance + np.log(variance)))
         self._mean = self._mean + gain * (value - peak.mean)[:, None]
         self._covariance = self._covariance - np.einsum("gi,gj,g->gij", gain, gain, variance)
 
@@ -179,15 +180,14 @@ class PeakRegression:
         # Far below the bound these are the asymptotes of the ratio, and of its effect on the variance.
         far = z < -30
         ratio = np.where(far, -z, ratio)
-        self._log_weights += np.log(above)
+        self._weigh(np.log(above))
         self._mean = self._mean + gain * (variance * ratio / spread)[:, None]
         shrink = np.square(variance / spread) * np.where(far, 1.0, ratio * (ratio + z))
         self._covariance = self._covariance - np.einsum("gi,gj,g->gij", gain, gain, shrink)
 
-    def _weights(self) -> np.ndarray:
-        weights = np.exp(self._log_weights - self._log_weights.max())
-        normalised: np.ndarray = weights / weights.sum()
-        return normalised
+    def _weigh(self, log_likelihoods: np.ndarray) -> None:
+        self._log_weights += log_likelihoods
+        self._weights = _normalised(self._log_weights)
 
     def _peak(self, moments: Sequence[Sequence[float]], group: Hashable, only: int | None = None) -> _Peak:
         first, *others = moments if only is None else [moments[only]]
@@ -197,8 +197,9 @@ class PeakRegression:
         most = [max(feature) for feature in zip(*moments, strict=True)]
         if self._at_once.start == len(self._mean):
             return apart
-        at_once = self._moment(most, group, self._at_once)
-        return _Peak(*map(np.concatenate, zip(apart, at_once, strict=True)))
+        both = apart, self._moment(most, group, self._at_once)
+        rows = [np.broadcast_to(peak.rows, peak.along.shape) for peak in both]
+        return _Peak(np.concatenate(rows), *map(np.concatenate, list(zip(*both, strict=True))[1:]))
 
     def _moment(self, features: Sequence[float], group: Hashable, those: slice) -> _Peak:
         """Returns the sum of a moment in some of the regressions.
@@ -216,7 +217,7 @@ class PeakRegression:
         else:
             beside = np.broadcast_to(own * self._group_variances, (levels, width))
             along, rows = np.concatenate([covariance @ row, beside], axis=1), np.concatenate([row, own])
-        return _Peak(np.broadcast_to(rows, (levels, len(rows))), along, means @ row, along @ rows)
+        return _Peak(rows, along, means @ row, along @ rows)
 
     def _join(self, group: Hashable) -> None:
         """Gives a group weights of its own."""
@@ -244,6 +245,11 @@ def _larger(one: _Peak, other: _Peak) -> _Peak:
     variance = np.maximum(square + (one.mean + other.mean) * both - mean**2, 0.0)
     weight, rest = share[:, None], 1 - share[:, None]
     return _Peak(weight * one.rows + rest * other.rows, weight * one.along + rest * other.along, mean, variance)
+
+
+def _normalised(log_weights: np.ndarray) -> tuple[float, ...]:
+    weights = np.exp(log_weights - log_weights.max())
+    return tuple((weights / weights.sum()).tolist())
 
 
 def _density(z: np.ndarray) -> np.ndarray:

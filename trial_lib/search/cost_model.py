@@ -260,7 +260,8 @@ class CostModel:
         factors = np.linalg.cholesky(
             np.stack([relations.covariance(scales) + scales.noise**2 * unit for scales in settings])
         )
-        residuals = np.stack([costs - self._prior_mean(points, scales.half_size) for scales in settings])
+        by_half_size = {half_size: costs - self._prior_mean(points, half_size) for half_size in _HALF_SIZES}
+        residuals = np.stack([by_half_size[scales.half_size] for scales in settings])
         whitened = np.linalg.solve(factors, residuals[:, :, None])[:, :, 0]
         logarithms = np.log(np.diagonal(factors, axis1=1, axis2=2))
         scores: Array = -0.5 * np.sum(whitened**2, axis=1) - np.sum(logarithms, axis=1)

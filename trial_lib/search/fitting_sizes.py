@@ -1,7 +1,7 @@
 """The micro-batch sizes of a lineage that probably fit into memory."""
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.memory.host_memory import HostMemory
@@ -45,6 +45,7 @@ class FittingSizes:
         self._slots = problem.slots
         self._headroom = headroom
         self._largest: dict[tuple[int, int, int, float], int] = {}
+        self._last: dict[tuple[int, int], int] = {}
 
     def forget(self) -> None:
         """Drops all cached answers, because the model has learned."""
@@ -59,14 +60,7 @@ class FittingSizes:
 
     def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:
         """Returns the candidate of some knobs at a micro-batch size."""
-        policy = self.policy(knobs)
-        return Candidate(
-            knobs=dict(knobs),
-            micro_batch_size=size,
-            gradient_accumulation_steps=policy.accumulation(size),
-            slots=self._slots,
-            data_parallel_size=policy.data_parallel_size,
-        )
+        return self._of(self.policy(knobs), knobs, size)
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
         """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller.
@@ -77,12 +71,18 @@ class FittingSizes:
             at_most: the largest size (samples) of interest.
             risk: the highest allowed probability of running out of memory.
         """
-        sizes = self.policy(knobs).sizes(at_most)
+        policy = self.policy(knobs)
+        sizes = policy.sizes(at_most)
         asked = name[0], name[1], at_most, risk
         known = self._largest.get(asked)
         if known is None:
-            known = bisect_left(sizes, 1, key=lambda size: not self._may_run(self.candidate(knobs, size), risk))
-            self._largest[asked] = known
+            # A trial changes the answer by few sizes, if at all.
+            known = leading(
+                lambda place: self._may_run(self._of(policy, knobs, sizes[place]), risk),
+                len(sizes),
+                near=self._last.get(name, len(sizes) // 2),
+            )
+            self._largest[asked] = self._last[name] = known
         fitting = sizes[:known][::-1]
         return [*fitting[:_LARGEST], *fitting[_LARGEST::_EVERY]]
 
@@ -125,5 +125,36 @@ class FittingSizes:
         headroom = self.memory.group_headroom(first, self._headroom)
         return Sweep(tuple(candidates), self.memory.bytes_per_sample(first), headroom)
 
+    def _of(self, policy: BatchPolicy, knobs: Mapping[str, Any], size: int) -> Candidate:
+        return Candidate(
+            knobs=dict(knobs),
+            micro_batch_size=size,
+            gradient_accumulation_steps=policy.accumulation(size),
+            slots=self._slots,
+            data_parallel_size=policy.data_parallel_size,
+        )
+
     def _may_run(self, candidate: Candidate, risk: float) -> bool:
         return self.probability(candidate) >= _LIKELY and self.memory.probability_fits(candidate, 0.0) >= 1 - risk
+
+
+def leading(holds: Callable[[int], bool], count: int, near: int) -> int:
+    """Returns how many places from the first on hold. No place holds after one that does not.
+
+    It asks about two places if the guess is right, and goes on in steps that double if it is not.
+
+    Args:
+        holds: whether a place holds, which is expensive to find out.
+        count: of all places.
+        near: the guess.
+    """
+    low, high, place, step = 0, count, near - 1, 1
+    while low < high:
+        is_between = low > 0 and high < count
+        place = (low + high) // 2 if is_between else min(max(place, low), high - 1)
+        if holds(place):
+            low, place = place + 1, place + step
+        else:
+            high, place = place, place - step
+        step *= 2
+    return low
