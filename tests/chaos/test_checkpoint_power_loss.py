@@ -282,7 +282,8 @@ def new_one(tree):
 
 
 @pytest.mark.parametrize(
-    "arrange", [nothing, one, pytest.param(two, marks=pytest.mark.long), one_of_the_same_batch, leftovers]
+    "arrange",
+    [one, leftovers, *(pytest.param(each, marks=pytest.mark.long) for each in (nothing, two, one_of_the_same_batch))],
 )
 def test_after_every_death_the_old_or_the_new_checkpoint_is_there_whole(folder, arrange):
     reference = folder / "reference"

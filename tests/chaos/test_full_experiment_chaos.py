@@ -68,7 +68,8 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_starts_from_the_last_che
     ]
 
 
-@pytest.mark.parametrize("victim", ["rank", pytest.param("guard", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["rank", "guard"])
 def test_a_killed_rank_or_guard_costs_the_work_since_the_last_checkpoint(
     folder: Folder, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_each_way_to_write_a_device_means_the_pretended_one(tmp_path, stage):
     (tmp_path / "train.py").write_text(_PROGRAM)
     config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}

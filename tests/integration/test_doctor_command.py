@@ -99,6 +99,7 @@ def test_two_processes_that_reduce_together_are_tried_for_real() -> None:
     tried_devices.compute("cpu")
 
 
+@pytest.mark.long
 def test_what_one_of_two_processes_says_is_told_and_not_that_the_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     # A first device of a kind that is not there.
     assert "meta2" in tried_devices.reduced_together("meta2")

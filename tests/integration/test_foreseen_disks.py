@@ -143,7 +143,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-LONG = ("the optimizer", "parameters")
+LONG = ("the optimizer", "parameters", "parameters that it keeps")
 
 
 @pytest.mark.parametrize("case", [pytest.param(each, marks=pytest.mark.long if each in LONG else ()) for each in CASES])

@@ -144,7 +144,7 @@ def foreseen(foresee_text):
     return lambda text: foresee_text(text, CONFIG)
 
 
-@pytest.mark.parametrize("name", [*OF_SEVERAL, *OF_ONE])
+@pytest.mark.parametrize("name", [*OF_SEVERAL, *(pytest.param(name, marks=pytest.mark.long) for name in OF_ONE)])
 def test_each_expert_gets_equally_many_tokens(foreseen, name):
     of_a_token = OF_A_TOKEN if name in OF_SEVERAL else 1
     loop = {**OF_SEVERAL, **OF_ONE}[name]
@@ -155,6 +155,7 @@ def test_each_expert_gets_equally_many_tokens(foreseen, name):
     assert (choice.answer, choice.is_known) == (f"each of {EXPERTS} equally often", False)
 
 
+@pytest.mark.long
 def test_experts_in_a_loop_work_as_much_as_experts_computed_at_once(foreseen):
     work = {}
     for how in ("eager", "grouped_mm"):

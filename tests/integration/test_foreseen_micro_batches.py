@@ -69,7 +69,9 @@ ACCUMULATES = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(ACCUMULATION)}
 @pytest.mark.parametrize(
     "program",
     [
-        program_named("trainer.py", "--deepspeed", "ds_auto.json", folder=PROGRAMS / "any"),
+        pytest.param(
+            program_named("trainer.py", "--deepspeed", "ds_auto.json", folder=PROGRAMS / "any"), marks=pytest.mark.long
+        ),
         program_named("accelerated.py", folder=PROGRAMS / "any", **DEEPSPEED, **ACCUMULATES),
     ],
     ids=["trainer", "accelerate"],

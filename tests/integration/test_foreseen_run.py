@@ -54,7 +54,7 @@ def live_at_end(run, place="device"):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.long), 8])
 def test_states_are_the_closed_form(foreseen, world, stage, precision):
     half = {} if precision == "fp32" else {"bf16": {"enabled": True}}
     zero = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0, **BUCKETS}}

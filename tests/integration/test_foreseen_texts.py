@@ -47,9 +47,9 @@ def foreseen(foresee_text):
 @pytest.mark.parametrize(
     ("how", "texts"),
     [
-        ({"max_new_tokens": 4}, 2),
+        pytest.param({"max_new_tokens": 4}, 2, marks=pytest.mark.long),
         ({"max_length": 12, "do_sample": True, "top_k": 5, "num_return_sequences": 3}, 6),
-        ({"max_new_tokens": 4, "num_beams": 3}, 2),
+        pytest.param({"max_new_tokens": 4, "num_beams": 3}, 2, marks=pytest.mark.long),
     ],
 )
 def test_a_text_gets_as_long_as_it_may_after_its_prompt(foreseen, how, texts):

@@ -41,6 +41,7 @@ def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch:
     assert folder.paths.log.read_text().count("The program raised RuntimeError: the disk is away") == 2
 
 
+@pytest.mark.long
 def test_a_script_that_somebody_kills_again_and_again_is_started_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

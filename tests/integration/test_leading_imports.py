@@ -63,6 +63,7 @@ def test_ranks_have_them_already_with_the_variables_that_they_set(shown: Shown) 
     assert shown(*leading) == ("leads follows set", [])
 
 
+@pytest.mark.long
 def test_they_end_at_the_first_of_the_users_own_code(shown: Shown) -> None:
     assert shown("import leads", "import own", "import follows") == ("leads set", [])
 
@@ -77,6 +78,7 @@ def test_one_that_needs_a_device_is_left_to_the_ranks(shown: Shown) -> None:
     assert shown("import leads", "import follows", without=("follows",)) == ("leads set", [])
 
 
+@pytest.mark.long
 def test_the_time_is_that_of_all_attempts(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_PATIENCE_S", 2.0)
     modules, notes = shown("import takes_a_second", "import spoils", "import takes_a_second_too", "import follows")
@@ -91,6 +93,7 @@ def test_all_are_left_to_the_ranks_if_one_never_ends(shown: Shown, monkeypatch: 
     assert notes == ["the code's imports took more than 1 s: they are left to the ranks"]
 
 
+@pytest.mark.long
 def test_a_server_that_dies_of_them_comes_back_without(shown: Shown) -> None:
     modules, (note,) = shown("import leads", "import kills")
     assert modules == "None"

@@ -52,7 +52,7 @@ def completed(result: TrialResult) -> TrialResult:
     return result
 
 
-@pytest.mark.parametrize("way", ["fullgraph", pytest.param("flex", marks=LONG), *WAYS[2:]])
+@pytest.mark.parametrize("way", [pytest.param("fullgraph", marks=LONG), pytest.param("flex", marks=LONG), *WAYS[2:]])
 def test_a_trial_makes_the_graphs_that_the_training_makes(trials: Any, tmp_path: Path, way: str) -> None:
     expected = plain(tmp_path, "--way", way)
     assert expected[0] > 0

@@ -137,7 +137,7 @@ def trainer_plan(trials: Any, **options: Any) -> TrialPlan:
     return dataclasses.replace(plan, ds_config=plan.candidate.complete(auto))
 
 
-@pytest.mark.parametrize("planned", [trial_class_plan, trainer_plan])
+@pytest.mark.parametrize("planned", [pytest.param(trial_class_plan, marks=pytest.mark.long), trainer_plan])
 def test_trial_classes_and_trainers_are_measured_on_the_longest_batch(trials: Any, planned: Any) -> None:
     found = completed(trials.start(planned(trials, **PROFILE)).result())
     assert found.program is not None

@@ -53,6 +53,7 @@ def test_stage_3_on_two_ranks_gathers(trials):
     assert "gathering" not in complete(step)
 
 
+@pytest.mark.long
 def test_an_offloaded_optimizer_updates_on_the_host(trials):
     zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
     wide = ("transformer.py", "--length", "4", "--hidden", "256")

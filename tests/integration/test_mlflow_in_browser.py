@@ -82,6 +82,7 @@ def test_the_printed_link_shows_the_trials_with_their_metric_best_first(page: Pa
     assert values[len(measured) :] == ["-"] * (len(values) - len(measured))
 
 
+@pytest.mark.long
 def test_a_click_further_the_charts_are_of_the_search(page: Page, tracker: StudyTracker) -> None:
     [link] = tracker.ways
     page.goto(link)
@@ -102,6 +103,7 @@ def test_the_page_of_the_study_begins_with_the_answer(page: Page, tracker: Study
     expect(page.get_by_role("link", name="Traces").or_(page.get_by_text("Model training")).first).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_view_is_in_the_menu_of_views(page: Page, tracker: StudyTracker) -> None:
     [link] = tracker.ways
     page.goto(f"{link.partition('&')[0]}")

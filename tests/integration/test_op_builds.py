@@ -120,7 +120,7 @@ def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path:
     assert building.notes == [f"DeepSpeed's quantizer cannot be built: {cannot['QuantizerBuilder']}"]
 
 
-@pytest.mark.parametrize("killed", ["nobody", "guard"])
+@pytest.mark.parametrize("killed", [pytest.param("nobody", marks=pytest.mark.long), "guard"])
 def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -> None:
     building = Building(tmp_path, seconds=600.0)
     starter = building.starter("SlowBuilder")
@@ -144,7 +144,7 @@ def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -
     starter.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_what_is_built_ahead_ends_with_the_process_that_prepares(tmp_path: Path, number: signal.Signals) -> None:
     building = Building(tmp_path, seconds=600.0)
     # A server is named: there is no database to migrate.

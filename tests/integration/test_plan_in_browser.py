@@ -15,6 +15,9 @@ OF_A100 = ("line-a100-40gb-2x8", "host-a100-40gb-2x8", "memory-a100-40gb-2x8", "
 FIGURES = [*OF_H100, *OF_A100, "speed", "memory-counts"]
 WORDS = ":is(.xtitle, .ytitle, .xtick text, .ytick text, .annotation-text, .legendtext)"
 
+# The phone of a report's figures is in `test_report_in_browser.py`.
+PLACES = ["desk", pytest.param("phone", marks=pytest.mark.long)]
+
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> PlanPaths:
@@ -33,7 +36,7 @@ def phone(browser: Browser, plan: PlanPaths) -> Opened:
     return opened(browser, plan.report, PHONE, touch=True)
 
 
-@pytest.mark.parametrize("where", ["desk", "phone"])
+@pytest.mark.parametrize("where", PLACES)
 def test_it_opens_without_an_error_and_asks_for_nothing(
     where: str, plan: PlanPaths, request: pytest.FixtureRequest
 ) -> None:
@@ -43,7 +46,7 @@ def test_it_opens_without_an_error_and_asks_for_nothing(
     assert told.page.title().startswith("llama-8b: ")
 
 
-@pytest.mark.parametrize("where", ["desk", "phone"])
+@pytest.mark.parametrize("where", PLACES)
 def test_the_answer_is_seen_without_scrolling_and_is_labelled(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page
     heading = page.get_by_role("heading", level=1)
@@ -54,7 +57,7 @@ def test_the_answer_is_seen_without_scrolling_and_is_labelled(where: str, reques
         assert box["y"] + min(box["height"], 40) < page.viewport_size["height"]
 
 
-@pytest.mark.parametrize("where", ["desk", "phone"])
+@pytest.mark.parametrize("where", PLACES)
 def test_nothing_has_to_be_scrolled_sideways(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
@@ -62,7 +65,7 @@ def test_nothing_has_to_be_scrolled_sideways(where: str, request: pytest.Fixture
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = false; })")
 
 
-@pytest.mark.parametrize("where", ["desk", "phone"])
+@pytest.mark.parametrize("where", PLACES)
 def test_every_figure_is_drawn_and_no_word_is_cut_off(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page
     for key in FIGURES:
@@ -79,7 +82,7 @@ def test_every_figure_is_drawn_and_no_word_is_cut_off(where: str, request: pytes
             assert inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1, (key, word.text_content())
 
 
-@pytest.mark.parametrize("where", ["desk", "phone"])
+@pytest.mark.parametrize("where", PLACES)
 def test_no_name_lies_on_another_one(where: str, request: pytest.FixtureRequest) -> None:
     page = request.getfixturevalue(where).page
     for key in FIGURES:
@@ -129,6 +132,7 @@ def test_on_paper_each_figure_is_whole(browser: Browser, plan: PlanPaths) -> Non
             assert inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1, (key, word.text_content())
 
 
+@pytest.mark.long
 def test_a_pdf_has_every_figure_drawn_on_pages_of_a4(browser: Browser, plan: PlanPaths) -> None:
     told = opened(browser, plan.report, DESK, scheme="dark")
     told.page.evaluate("addEventListener('beforeprint', () => { window.drawn = " + SHOWN_BOXES + " })")

@@ -56,7 +56,12 @@ def size_of(trials: Trials, result: TrialResult) -> int:
 # Sequences of 8 tokens are as long as there are samples.
 @pytest.mark.parametrize(
     ("kind", "length", "rows", "dimension"),
-    [("pairs", 9, 2, 0), ("pairs", 8, 2, 0), ("packed", 9, 0, 0), ("sequence_first", 16, 1, 1)],
+    [
+        pytest.param("pairs", 9, 2, 0, marks=pytest.mark.long),
+        ("pairs", 8, 2, 0),
+        pytest.param("packed", 9, 0, 0, marks=pytest.mark.long),
+        ("sequence_first", 16, 1, 1),
+    ],
 )
 def test_what_a_sample_is_in_rows_is_seen_as_typed_and_holds_in_the_profile(
     trials: Trials, kind: str, length: int, rows: int, dimension: int

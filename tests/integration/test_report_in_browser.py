@@ -210,6 +210,7 @@ def test_on_paper_it_is_light_and_nothing_is_folded_away_that_is_short(printed: 
     assert printed.page.evaluate("document.documentElement.scrollWidth") <= PAPER[0]
 
 
+@pytest.mark.long
 def test_a_pdf_has_every_figure_drawn_on_pages_of_a4(browser: Browser, study: StudyPaths) -> None:
     told = opened(browser, study.report, scheme="dark")
     before = told.page.locator("#plot-throughput .main-svg").first.bounding_box()

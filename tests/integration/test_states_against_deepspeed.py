@@ -99,6 +99,7 @@ def measured() -> list[tuple[float, float]]:
     return [(int(at_first) / NUM_PARAMS, int(later) / NUM_PARAMS) for _, at_first, later in lines]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_states_of_each_format_take_what_the_formulas_say(measured: list[tuple[float, float]], number: int) -> None:

@@ -135,7 +135,7 @@ def test_a_size_that_hangs_ends_the_group_at_its_own_deadline(sweeps: Sweeps) ->
     assert 10.0 <= time.monotonic() - began < 4 * 10.0
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_each_size_of_a_script_is_a_trial_of_its_own(sweeps: Sweeps, stage: int) -> None:
     plans = sweeps.plans("plain.py", sizes=(2, 4, 8), train_batch=32, slots=2, zero={"stage": stage})
     ends: list[Any] = sweeps.start(plans).result()
@@ -165,6 +165,7 @@ def test_a_trial_class_keeps_its_engine_and_builds_its_data_anew(sweeps: Sweeps)
     assert [bool(end.losses) for end in ends] == [True, False, False, False]
 
 
+@pytest.mark.long
 def test_each_size_of_a_compiled_program_has_the_graphs_of_a_fresh_process(sweeps: Sweeps, trials: Trials) -> None:
     plans = sweeps.plans("compiles.py", sizes=(2, 4, 8))
     assert outcomes(sweeps.start(plans).result()) == ["completed"] * 3
@@ -279,7 +280,7 @@ def test_a_program_that_destroys_its_group_at_its_own_end_is_swept(sweeps: Sweep
     assert outcomes(ends) == ["completed"] * 2, reasons(ends)
 
 
-@pytest.mark.parametrize("how", ["cancel", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("cancel", marks=pytest.mark.long), "kill"])
 def test_a_sweep_that_ends_in_the_middle_leaves_nothing_alive(sweeps: Sweeps, trials: Trials, how: str) -> None:
     plans = sweeps.plans("children.py", sizes=(2, 4, 8), slots=2)
     endless = [dataclasses.replace(plan, window=StepWindow(3, 1000, max_steps=10**6)) for plan in plans[1:]]

@@ -15,7 +15,7 @@ from trial_lib.launch.warm import WarmStarter
     [
         ("hello_deepspeed", "trial.yaml", 5.6),  # guessing bytes at random has a loss of 5.5
         pytest.param("gan_two_engines", "deepspeed.yaml", 0.5, marks=pytest.mark.long),
-        ("pipeline_parallel", "deepspeed.yaml", 0.65),
+        pytest.param("pipeline_parallel", "deepspeed.yaml", 0.65, marks=pytest.mark.long),
         pytest.param("custom_reducer", "deepspeed.yaml", 0.7, marks=pytest.mark.long),
         pytest.param("custom_mpu", "deepspeed.yaml", 0.5, marks=pytest.mark.long),
     ],

@@ -137,6 +137,7 @@ def test_it_reads_a_study_and_draws_its_report(installed: Path, tmp_path: Path) 
     assert "</html>" in paths.report.read_text()
 
 
+@pytest.mark.long
 def test_the_doctor_looks_at_its_environment(installed: Path, tmp_path: Path) -> None:
     looked = run(installed / "zerotune", "doctor", "--json", folder=tmp_path)
     checks = {check["name"]: check for check in json.loads(looked.stdout)["checks"]}

@@ -31,13 +31,13 @@ answers = device_of(device)
 left = answers.limit(answers.used_bytes() + (1 << 30))
 assert 0 < left < 2 << 30, left
 try:
-    torch.ones(1 << 31, dtype=torch.uint8, device=device)
+    torch.empty(1 << 31, dtype=torch.uint8, device=device)
 except (MemoryError, RuntimeError) as error:
     print(error)
 else:
     raise SystemExit("it was given more than its budget")
 answers.unlimit()
-torch.ones(1 << 31, dtype=torch.uint8, device=device)
+torch.empty(1 << 31, dtype=torch.uint8, device=device)
 """
 
 

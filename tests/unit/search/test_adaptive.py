@@ -27,7 +27,10 @@ from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.space.knobs import get_knob, set_knob
 from trial_lib.wire.errors import InputError
 
-FAILURES = [Outcome.INVALID, Outcome.CRASHED, Outcome.TIMED_OUT, Outcome.DIVERGED]
+FAILURES = [
+    Outcome.CRASHED,
+    *(pytest.param(each, marks=pytest.mark.long) for each in (Outcome.INVALID, Outcome.TIMED_OUT, Outcome.DIVERGED)),
+]
 
 
 def sizes_in(history):
@@ -51,7 +54,7 @@ def arm_of(candidate):
 
 
 @pytest.mark.parametrize("can_sweep", [False, True])
-@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("concurrency", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_it_comes_within_three_percent_of_the_best_and_ends_by_itself(concurrency, can_sweep):
     model = SimulatedModel()
     search = adaptive(problem(can_sweep=can_sweep), concurrency=concurrency)
@@ -107,7 +110,7 @@ def test_every_arm_that_can_win_is_raced_before_fine_knobs_are_tuned():
     assert {"z0", "z1", "z2"} <= set(first)
 
 
-@pytest.mark.parametrize("can_sweep", [False, True])
+@pytest.mark.parametrize("can_sweep", [pytest.param(False, marks=pytest.mark.long), True])
 def test_fine_knobs_wait_until_the_arms_that_can_win_have_shown_what_their_larger_sizes_bring(can_sweep):
     model = SimulatedModel(speed={0: 1.0, 1: 1.0, 2: 1.0, 3: 0.7})
     history = trials(drive(adaptive(problem(can_sweep=can_sweep), min_gain=0, max_trials=60), model.run))

@@ -29,13 +29,13 @@ def asked(search, model=None):
 
 
 def test_an_arm_that_the_host_has_no_room_for_is_not_asked_for():
-    settings = {"min_gain": 0, "max_trials": 40}
+    settings = {"min_gain": 0, "max_trials": 24}
     assert any(map(offloads, asked(adaptive(problem(), **settings))))
     assert not any(map(offloads, asked(adaptive(problem(profile=NO_ROOM), **settings))))
 
 
 def test_on_a_cpu_the_figure_means_nothing():
-    settings = {"min_gain": 0, "max_trials": 40}
+    settings = {"min_gain": 0, "max_trials": 24}
     with_figure = asked(adaptive(problem(profile=NO_ROOM, device="cpu"), **settings))
     assert with_figure == asked(adaptive(problem(device="cpu"), **settings))
     assert any(map(offloads, with_figure))
@@ -49,7 +49,7 @@ def test_it_is_not_asked_for_even_where_nothing_else_is_left():
 
 @pytest.mark.parametrize("can_sweep", [False, True])
 def test_after_one_that_ran_out_of_it_the_arm_is_left_and_no_other_arm_is_smaller(can_sweep):
-    settings = {"min_gain": 0, "max_trials": 40}
+    settings = {"min_gain": 0, "max_trials": 24}
     search = adaptive(problem(can_sweep=can_sweep), **settings)
     history = trials(drive(search, HostOutOfMemory().run))
     failed = [candidate for candidate, result in history if result.outcome is Outcome.OUT_OF_HOST_MEMORY]

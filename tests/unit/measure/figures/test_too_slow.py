@@ -39,7 +39,9 @@ def test_two_steps_are_enough_only_where_they_are_long(step_times, decides):
     assert is_hopeless(step_times, samples_per_step=1, to_beat=100) is decides
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "spread", [pytest.param(0.02, marks=pytest.mark.long), 0.1, pytest.param(0.3, marks=pytest.mark.long)]
+)
 def test_a_trial_as_fast_as_the_best_is_stopped_no_more_often_than_stated(spread):
     draw = random.Random(7)
     trials = 500

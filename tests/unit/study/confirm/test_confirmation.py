@@ -427,7 +427,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("twins", [1, 3])
+@pytest.mark.parametrize("twins", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_identical_configurations_are_called_equal_in_95_of_100_confirmations(device: str, twins: int) -> None:
     ranked = [contender(key, 100.0) for key in "abc"[:twins]]
     confirmations = 200

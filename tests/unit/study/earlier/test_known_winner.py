@@ -234,7 +234,10 @@ def test_a_study_that_is_not_to_learn_takes_no_notice(tuned: Experiment) -> None
     assert not study.paths.earlier_studies.exists()
 
 
-@pytest.mark.parametrize("ended", [1, 2, 5, 8, 9, 10, 11, 14])
+SOON = (2, 9, 11)
+
+
+@pytest.mark.parametrize("ended", [*SOON, *(pytest.param(each, marks=pytest.mark.long) for each in (1, 5, 8, 10, 14))])
 def test_a_study_that_is_cut_short_is_resumed_as_if_it_had_not_been(
     tuned: Experiment, ended: int, tmp_path: Path
 ) -> None:
