@@ -236,6 +236,8 @@ def test_a_trial_neither_saves_nor_evaluates_nor_resumes_and_leaves_the_users_fo
         class Saves(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
                 control.should_save = control.should_evaluate = True
+                model.save_pretrained("later")
+                tokenizer.save_pretrained("later")
 
         def never(_):
             raise AssertionError("evaluated")
@@ -253,9 +255,12 @@ def test_a_trial_neither_saves_nor_evaluates_nor_resumes_and_leaves_the_users_fo
         from transformers import PreTrainedTokenizerFast
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
         tokenizer.save_pretrained("out")
+        model.save_pretrained("out")
+        model.save_pretrained("new")
         tokenizer.save_pretrained("new")
         assert PreTrainedTokenizerFast.from_pretrained("new").vocab_size == 1
-        model.save_pretrained("out")
+        read = type(model).from_pretrained("new")
+        assert all(map(torch.equal, read.parameters(), model.parameters()))
         trainer.save_model("out")
         trainer.save_state()
         trainer.push_to_hub()

@@ -128,6 +128,16 @@ class UserFiles:
         is_old = is_file and found.st_ctime < self._before and found.st_dev != self._layered_device
         return is_old and not self.is_free(where)
 
+    def may_prepare(self, folder: str | os.PathLike[str]) -> bool:
+        """Returns whether the program may still fill a folder: it prepares, and nothing in there was before the study.
+
+        That holds for folders without protection too. A model that somebody has trained may be there.
+        """
+        where = self.path_of(folder)
+        if self.is_training or not is_there(where, as_folder=True):
+            return not self.is_training
+        return all(_real_stat(os.path.join(where, name)).st_ctime >= self._before for name in _real_listdir(where))
+
     def is_new(self, where: str) -> bool:
         """Returns whether a path is newer than the start of the study."""
         return is_there(where) and not self.is_old(where, follow=False)

@@ -123,11 +123,6 @@ class Sizes:
         self._probe.install()
         compiled_programs.install()
         program_options.note_parsers()
-        huggingface_trainer.install(facts, self._overrides, self._scratch)
-        accelerate.install(facts)
-        zero_init.install(self._overrides, facts)
-        data_loaders.install(lambda: settings_of("loader", self.size.turned))
-        fused_adam.install(lambda: settings_of("optimizer", self.size.turned))
         layer = read_layer(self._scratch)
         self._layered = None if layer is None else LayeredFiles(layer)
         self._files = file_functions.install(
@@ -136,6 +131,11 @@ class Sizes:
             model_dir,
             None if self._layered is None else self._layered.device,
         )
+        huggingface_trainer.install(facts, self._overrides, self._scratch, self._files.may_prepare)
+        accelerate.install(facts)
+        zero_init.install(self._overrides, facts)
+        data_loaders.install(lambda: settings_of("loader", self.size.turned))
+        fused_adam.install(lambda: settings_of("optimizer", self.size.turned))
         trackers.install(self._scratch, self._files)
         own_place.install(facts.note_devices)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart())

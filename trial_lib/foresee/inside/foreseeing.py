@@ -86,10 +86,11 @@ class Foreseeing:
         intercept(order.overrides, self._facts, self, order.turned)
         pretended_kernels.install(self._operations)
         program_options.note_parsers()
-        huggingface_trainer.install(self._facts, order.overrides, scratch)
+        self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
+        may_prepare = self._files.may_prepare
+        huggingface_trainer.install(self._facts, order.overrides, scratch, may_prepare, saves_models=False)
         accelerate.install(self._facts)
         zero_init.install(order.overrides, self._facts)
-        self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
         trackers.install(scratch, self._files)
         self._moments.install()
         self._plain_steps.begin()

@@ -6,7 +6,8 @@ An unmodified Trainer script passes DeepSpeed's configuration to `TrainingArgume
 * The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads.
 * `output_dir` is a folder of the trial's own. The Trainer finds no last checkpoint of the user's in it, and overwrites
   none.
-* Nothing is evaluated, saved, pushed to a hub, reported to a tracker or resumed.
+* Nothing is evaluated, pushed to a hub, reported to a tracker or resumed. Nothing is saved but what the program may
+  read back before it trains: a model or a tokenizer in a folder that was empty or new.
 * Training goes on until the trial has measured enough.
 
 Each replacement is made when the program imports its module. A program without transformers pays nothing.
@@ -33,24 +34,35 @@ _STEPS = 1_000_000
 _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps")
 
 
-def install(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path) -> None:
+def install(
+    facts: ProgramFacts,
+    overrides: Mapping[str, Any],
+    scratch: Path,
+    may_prepare: Callable[[str | os.PathLike[str]], bool],
+    saves_models: bool = True,
+) -> None:
     """Makes transformers, accelerate's configuration and PEFT follow the trial. Call it before the user's program runs.
 
     Args:
         facts: collects the program's own settings.
         overrides: the candidate's part of the DeepSpeed configuration.
         scratch: the trial's folder for files that the program would write.
+        may_prepare: whether the program may save a model or a tokenizer into a folder now.
+        saves_models: whether models have weights that can be saved.
     """
+    may_save_model = may_prepare if saves_models else lambda folder: False
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
     when_imported("transformers.training_args", functools.partial(_follow_in_arguments, facts, overrides, scratch))
     when_imported("transformers.hf_argparser", functools.partial(_find_flags, facts))
     when_imported("transformers.trainer_callback", _neither_save_nor_evaluate)
     when_imported("transformers.trainer", _train_only)
-    when_imported("transformers.modeling_utils", lambda module: _do_nothing(module.PreTrainedModel, "save_pretrained"))
-    when_imported("transformers.tokenization_utils_base", _save_no_tokenizer_twice)
+    when_imported("transformers.modeling_utils", lambda module: _save_where(may_save_model, module.PreTrainedModel))
+    when_imported(
+        "transformers.tokenization_utils_base", lambda module: _save_where(may_prepare, module.PreTrainedTokenizerBase)
+    )
     when_imported("transformers.utils.hub", lambda module: _do_nothing(module.PushToHubMixin, "push_to_hub"))
-    when_imported("peft.peft_model", lambda module: _do_nothing(module.PeftModel, "save_pretrained"))
+    when_imported("peft.peft_model", lambda module: _save_where(may_save_model, module.PeftModel))
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
@@ -207,19 +219,17 @@ def _train_only(module: ModuleType) -> None:
         _do_nothing(module.Trainer, name)
 
 
-def _save_no_tokenizer_twice(module: ModuleType) -> None:
-    """Saves a tokenizer only into a folder that is empty or new, because a program may read it back from there."""
+def _save_where(may_save: Callable[[Any], bool], owner: type) -> None:
+    """Saves into some folders alone. A program may read back from there what it saves before it trains."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(tokenizer: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-            folder = Path(save_directory)
-            if folder.is_dir() and any(folder.iterdir()):
-                return ()
-            return original(tokenizer, save_directory, *args, **kwargs)
+        def save(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            # A tokenizer returns the names of its files.
+            return original(saved, save_directory, *args, **kwargs) if may_save(save_directory) else ()
 
         return save
 
-    _wrap(module.PreTrainedTokenizerBase, "save_pretrained", wrap)
+    _wrap(owner, "save_pretrained", wrap)
 
 
 def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
