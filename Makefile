@@ -22,14 +22,15 @@ EARLY := torch deepspeed pyyaml platformdirs nvidia-ml-py
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # No assertion of these depends on seconds. Their trials lock the cores that they take (tests/beside_fixtures.py).
 BESIDE := $(patsubst %,tests/integration/test_%.py, \
-    any_program foreseen_run plan_in_browser training_distributed training_loop huggingface_trainer mlflow_in_browser \
-    foreseen_numbers config_check foreseen_programs training_resume foreseen_texts foreseen_experts foreseen_disks \
-    report_in_browser foreseen_endings command_line plan measure_user_files rules_against_deepspeed accelerate program_facts measure_flops \
+    full_experiment command_line foreseen_numbers accelerate mlflow_in_browser foreseen_run plan_in_browser any_program \
+    training_distributed training_loop huggingface_trainer config_check foreseen_programs training_resume foreseen_texts \
+    tune_from_plan leading_imports foreseen_experts foreseen_disks report_in_browser foreseen_endings plan endings \
+    measure_user_files rules_against_deepspeed program_facts measure_flops measured_as_typed launch_isolation \
     profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
     losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
     estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \
     batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server core_api turned_loaders \
-    trainer_of_trials)
+    trainer_of_trials op_builds measure_trace copied_study devices_of_ranks)
 
 .PHONY: demo demo-study test test-all lint docs setup schema clean
 
@@ -44,7 +45,7 @@ demo-study: $(PACKAGES)
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
 # Tests that no other test disturbs run side by side, a file at a time, the slow files first. The others measure seconds,
-# or start whole studies, and want the machine for themselves.
+# or search for what is fastest, and want the machine for themselves.
 test: $(PREPARED)
 	$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE) $(BESIDE) tests/unit
 	$(BIN)/python -m pytest -m "not long" $(BESIDE:%=--ignore=%) tests/integration tests/cuda tests/chaos
