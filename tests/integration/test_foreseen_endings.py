@@ -23,6 +23,20 @@ def test_an_op_that_deepspeed_has_for_cuda_alone_is_told_as_such(foresee_text: F
     assert "for CUDA alone" in foresee_text(load, {}).stopped
 
 
+def test_a_model_that_is_saved_and_loaded_is_told_with_its_place(foresee_text: ForeseeText) -> None:
+    source = """
+from transformers import LlamaConfig, LlamaForCausalLM
+m = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))
+m.save_pretrained("made")
+LlamaForCausalLM.from_pretrained("made")
+"""
+    stopped = foresee_text(source, {}).stopped
+    assert stopped.startswith(
+        "The program loads the model that it has saved in made, and a foreseen run has no weights"
+    )
+    assert stopped.endswith("train.py:5.")
+
+
 def test_the_parameters_of_a_divided_model_are_those_of_the_whole(foresee_text: ForeseeText) -> None:
     source = """
 import deepspeed, torch

@@ -87,8 +87,8 @@ class Foreseeing:
         pretended_kernels.install(self._operations)
         program_options.note_parsers()
         self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
-        may_prepare = self._files.may_prepare
-        huggingface_trainer.install(self._facts, order.overrides, scratch, may_prepare, saves_models=False)
+        may_save = self._files.may_prepare
+        huggingface_trainer.install(self._facts, order.overrides, scratch, may_save, checkpoint_headers.saves_none)
         accelerate.install(self._facts)
         zero_init.install(order.overrides, self._facts)
         trackers.install(scratch, self._files)
@@ -112,7 +112,7 @@ class Foreseeing:
         asked_of_computers.install(self._asks)
         generated_text.install()
         chosen_experts.install(self._asks)
-        checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes)
+        checkpoint_headers.install(self._fake.empty_on_host, self._fake.fakes, self._fake.ends_with)
 
     @property
     def has_engine(self) -> bool:

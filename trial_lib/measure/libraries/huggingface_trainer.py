@@ -38,8 +38,8 @@ def install(
     facts: ProgramFacts,
     overrides: Mapping[str, Any],
     scratch: Path,
-    may_prepare: Callable[[str | os.PathLike[str]], bool],
-    saves_models: bool = True,
+    may_save: Callable[[str | os.PathLike[str]], bool],
+    may_save_model: Callable[[str | os.PathLike[str]], bool] | None = None,
 ) -> None:
     """Makes transformers, accelerate's configuration and PEFT follow the trial. Call it before the user's program runs.
 
@@ -47,22 +47,22 @@ def install(
         facts: collects the program's own settings.
         overrides: the candidate's part of the DeepSpeed configuration.
         scratch: the trial's folder for files that the program would write.
-        may_prepare: whether the program may save a model or a tokenizer into a folder now.
-        saves_models: whether models have weights that can be saved.
+        may_save: whether the program may save a model or a tokenizer into a folder now.
+        may_save_model: the same for models, if it differs.
     """
-    may_save_model = may_prepare if saves_models else lambda folder: False
+    of_models = may_save_model or may_save
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
     when_imported("transformers.training_args", functools.partial(_follow_in_arguments, facts, overrides, scratch))
     when_imported("transformers.hf_argparser", functools.partial(_find_flags, facts))
     when_imported("transformers.trainer_callback", _neither_save_nor_evaluate)
     when_imported("transformers.trainer", _train_only)
-    when_imported("transformers.modeling_utils", lambda module: _save_where(may_save_model, module.PreTrainedModel))
+    when_imported("transformers.modeling_utils", lambda module: _save_where(of_models, module.PreTrainedModel))
     when_imported(
-        "transformers.tokenization_utils_base", lambda module: _save_where(may_prepare, module.PreTrainedTokenizerBase)
+        "transformers.tokenization_utils_base", lambda module: _save_where(may_save, module.PreTrainedTokenizerBase)
     )
     when_imported("transformers.utils.hub", lambda module: _do_nothing(module.PushToHubMixin, "push_to_hub"))
-    when_imported("peft.peft_model", lambda module: _save_where(may_save_model, module.PeftModel))
+    when_imported("peft.peft_model", lambda module: _save_where(of_models, module.PeftModel))
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside.asks import CannotForeseeError
 from trial_lib.foresee.inside.libraries.saved_tensors import (
     is_saved,
     keeping,
@@ -25,6 +26,7 @@ from trial_lib.foresee.inside.libraries.saved_tensors import (
     load_saved,
     with_tensors,
 )
+from trial_lib.foresee.inside.program_lines import place_in_program
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -48,6 +50,10 @@ _FORMATS = {
 }
 # Whole numbers of this size at most are read. Quantised weights are larger.
 _READ_BYTES = 2**16
+# What transformers looks for first where it loads a model.
+_OF_MODEL = "config.json"
+# Folders of models that the program would have saved.
+_unsaved: set[str] = set()
 # A pickle of fewer bytes is loaded as it is, because it may be data.
 _SMALL_PICKLE_BYTES = 2**24
 
@@ -151,12 +157,19 @@ class _OpenFile:
         return _Slice(self._header, name, self._make)
 
 
-def install(make: Make, fakes: FakeTensorMode) -> None:
+def saves_none(folder: str | os.PathLike[str]) -> bool:
+    """Returns that no model is saved into a folder, and notes that."""
+    _unsaved.add(os.path.abspath(folder))  # noqa: PTH100 - of whatever the program calls a path
+    return False
+
+
+def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseException], None]) -> None:
     """Makes programs load headers. Call it before the user's program runs.
 
     Args:
         make: makes the tensors.
         fakes: the mode of fake tensors.
+        ends_with: ends the run with an error.
     """
     # Else transformers copies weights in threads, which no mode of this thread follows.
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
@@ -188,7 +201,26 @@ def install(make: Make, fakes: FakeTensorMode) -> None:
             for each in (alias, name):
                 stand_in(each, saves, keeping(saves))
 
+    def in_transformers(module: ModuleType) -> None:
+        original = module.cached_file
+
+        def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+            """Replaces `transformers.utils.hub.cached_file`, which asks the hub for what is not here."""
+            folder = os.path.abspath(path_or_repo_id)  # noqa: PTH100
+            if filename == _OF_MODEL and folder in _unsaved and not Path(folder, filename).exists():
+                # Transformers replaces each error by one of its own.
+                ends_with(
+                    CannotForeseeError(
+                        f"The program loads the model that it has saved in {path_or_repo_id}, and a foreseen run has "
+                        f"no weights to save, at {place_in_program()}."
+                    )
+                )
+            return original(path_or_repo_id, filename, *args, **kwargs)
+
+        stand_in("cached_file", original, cached_file)
+
     when_imported("safetensors", in_safetensors)
+    when_imported("transformers.utils.hub", in_transformers)
     when_imported("safetensors.torch", in_torch_files)
     _replace_torch_load(make, fakes)
 
