@@ -146,7 +146,8 @@ def _optimizer_of_stage_3(case: _Case) -> HostBytes:
     held = (_block(gradients) if pins else gradients) + case.update
     if where == "nvme":
         buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * case.master
-        return HostBytes(held + buffers, case.share * of_one)
+        # A gradient has a file of its own beside those of the states (`partitioned_optimizer_swapper.py`).
+        return HostBytes(held + buffers, case.share * (of_one + case.master))
     offloaded = case.share * float(case.option(f"{_OPTIMIZER}.ratio"))
     groups = ceil(offloaded / case.sub_group) if case.sub_group else 0
     each = offloaded / groups * case.master if groups else 0.0

@@ -110,7 +110,7 @@ def test_a_disk_takes_the_states_and_the_host_its_buffers() -> None:
     found = host_bytes(
         {**BF16, "zero_optimization": {"stage": 3, "offload_optimizer": nvme}}, profile(), SLOTS, accumulates=False
     )
-    assert found.on_disk == (4 + 8) * SHARE
+    assert found.on_disk == (4 + 8 + 4) * SHARE
     assert found.held == 2 * SHARE + (1 + 5) * 4 * SHARE
     params = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 3, "buffer_size": 1000, "max_in_cpu": 0}
     found = host_bytes(

@@ -21,6 +21,7 @@ from trial_lib.search.expected_arms import ExpectedArm, key_in_plan, switches_in
 from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.opening.disk_room import without_disk_room
 from trial_lib.study.opening.needed_ops import study_space, without_unbuildable
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_metric import metric_with
@@ -65,13 +66,14 @@ def open_search(
     basis = MemoryBasis(profile, base_config, setup.slots, setup.device, foreseen)
     no_room = HostMemory(basis).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
+    space, no_disk = without_disk_room(space, base_config, profile_trial, setup.slots)
     ran = {
         key_in_plan(candidate.complete(base_config), base_config, switches_in(expected))
         for candidate, result in known
         if result.outcome is Outcome.COMPLETED
     }
     space, hopeless = without_hopeless(space, base_config, expected, ran)
-    for sentence in (*left_out, *no_room, *unbuildable, *hopeless):
+    for sentence in (*left_out, *no_room, *unbuildable, *no_disk, *hopeless):
         log.warning("%s", sentence)
     problem = SearchProblem(
         space=space,
