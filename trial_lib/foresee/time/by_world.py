@@ -10,6 +10,9 @@ from trial_lib.foresee.time.links import COLLECTIVES, DISK
 from trial_lib.foresee.time.work import kind_of
 from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Operation
 
+# What an operation moves for a number at most: it reads and writes 32 bits, or reads two and writes one.
+_TOUCHED_BYTES = 12
+
 
 def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
     """Returns the run with another number of replicas. Its storages stay, and so do not belong to it.
@@ -41,7 +44,7 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
                 ranks = grown.get(operation.ranks, operation.ranks)
                 if ranks > 1 or operation.ranks == 1:
                     operations.append(operation._replace(ranks=ranks))
-            elif _is_of_a_partition(operation, kind, names[index], run.stage):
+            elif _is_of_a_partition(operation, kind, names[index], run):
                 operations.append(operation.with_work(operation.flops * share, operation.moved * share))
             else:
                 operations.append(operation)
@@ -54,9 +57,15 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
     )
 
 
-def _is_of_a_partition(operation: Operation, kind: str, moment: str, stage: int) -> bool:
-    """Whether an operation works on this rank's share of the states: the update, and what is offloaded."""
-    if stage == 0:
+def _is_of_a_partition(operation: Operation, kind: str, moment: str, run: ForeseenRun) -> bool:
+    """Whether an operation works on this rank's share of the states: the update, and what is offloaded.
+
+    Stages 1 and 2 move the whole gradient of a parameter that lies in several shares. So what is larger than a share
+    stays, whatever the number of ranks.
+    """
+    if run.stage == 0:
         return False
-    is_offloaded = operation.on_host == 1 or kind in DISK
-    return moment == "update" or is_offloaded or (kind in ("to_host", "to_device") and moment != "load")
+    if moment == "update":
+        return True
+    is_offloaded = operation.on_host == 1 or kind in DISK or (kind in ("to_host", "to_device") and moment != "load")
+    return is_offloaded and (not run.parameters or operation.moved <= _TOUCHED_BYTES * run.parameters / run.replicas)

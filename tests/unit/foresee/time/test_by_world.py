@@ -38,6 +38,15 @@ def test_more_ranks_swap_less_each() -> None:
     assert [each.moved for each in at_world(run, 8).operations] == [0.25 * run.operations[0].moved]
 
 
+def test_the_whole_gradient_of_a_parameter_that_several_ranks_share_goes_to_the_host_whatever_their_number() -> None:
+    both = [moving(1.0, "to_host"), moving(1.0, "to_host")]
+    run = run_of(("backward", both), world=512, replicas=512, stage=2)
+    whole, share = 130e6, 0.7e6
+    operations = tuple(one._replace(moved=moved) for one, moved in zip(run.operations, (whole, share), strict=True))
+    run = replace(run, operations=operations, parameters=93_000_000)
+    assert [each.moved for each in at_world(run, 4).operations] == [whole, pytest.approx(128 * share)]
+
+
 def test_groups_of_tensor_parallelism_stay() -> None:
     pairs = run_of(("forward", [carried(0.5, "all_reduce", 2), carried(0.5, "all_reduce", 4)]), world=8, replicas=4)
     more = at_world(pairs, 8)
