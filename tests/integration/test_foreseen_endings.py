@@ -64,6 +64,43 @@ for _ in range(100):
     assert run.parameters == run.trainable == 2 * (2 * 64 + 2 * 64 * 256)
 
 
+LOADS = """
+import time
+import deepspeed, torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+class Samples(Dataset):
+    def __len__(self):
+        return {samples}
+    def __getitem__(self, index):
+        time.sleep(0.2 if index in first else 0.0)
+        return torch.ones(8)
+first = set()
+m = torch.nn.Linear(8, 8)
+engine, *_ = deepspeed.initialize(model=m, model_parameters=m.parameters(), config="ds_config.json")
+samples = Samples()
+sampler = DistributedSampler(samples, shuffle=False)
+first.update(list(sampler)[:4])
+for _ in range(20):
+    for x in DataLoader(samples, batch_size=4, sampler=sampler):
+        engine.backward(engine(x.to(engine.device)).square().mean())
+        engine.step()
+"""
+OF_FOUR = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}}
+
+
+def test_the_first_batch_of_a_loader_says_nothing_of_the_others(foresee_text: ForeseeText) -> None:
+    run = foresee_text(LOADS.format(samples=64), OF_FOUR)
+    assert run.stopped == ""
+    assert run.loading_s
+    assert max(run.loading_s) < 0.2
+
+
+def test_data_that_are_fewer_than_a_batch_of_each_rank_are_told(foresee_text: ForeseeText) -> None:
+    stopped = foresee_text(LOADS.format(samples=6), OF_FOUR).stopped
+    assert stopped.startswith("The data set gives each rank 3 samples, which are fewer than a micro-batch of 4 has.")
+
+
 HOOKS = ["m.weight.register_hook", "m.weight.register_post_accumulate_grad_hook", "m.register_full_backward_hook"]
 
 

@@ -168,7 +168,7 @@ class ForeseenRun:
         moments: in order.
         operations: in order.
         asks: of all numbers.
-        loading_s: real seconds to fetch each micro-batch.
+        loading_s: real seconds to fetch each micro-batch but the first of an iterator.
         data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
             such as a data set. They are real, and no storage has them. 0 if unknown.
         process_bytes: of the process's own memory when the program called `deepspeed.initialize`, libraries among them,

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trial_lib.foresee.inside import memory_log, pipeline_moments
+from trial_lib.foresee.inside.asks import CannotForeseeError
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
@@ -30,7 +31,7 @@ class EngineMoments:
 
     Attributes:
         tokens: in a sample of the last batch; None if it shows none.
-        loading_s: real seconds to fetch each batch.
+        loading_s: real seconds to fetch each batch but the first of an iterator.
         data_bytes: that the program has taken between the engine's initialisation and its first forward pass.
     """
 
@@ -57,6 +58,10 @@ class EngineMoments:
 
         def next_batch(iterator: Any) -> Any:
             before = self._moment
+            # The first of an iterator starts workers, and much runs there for the first time.
+            is_first = iterator._num_yielded == 0
+            if is_first and self._engine is not None:
+                _require_a_batch(iterator, self._engine)
             self._begin(memory_log.LOAD)
             started = time.perf_counter()
             try:
@@ -64,7 +69,7 @@ class EngineMoments:
                 with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
                     return fetch(iterator)
             finally:
-                if self._engine is not None:
+                if self._engine is not None and not is_first:
                     self.loading_s.append(time.perf_counter() - started)
                 self._begin(memory_log.INITIALIZE if before == memory_log.INITIALIZE else memory_log.BETWEEN)
 
@@ -234,3 +239,24 @@ class _Unpinned(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
+
+
+def _require_a_batch(iterator: Any, engine: Any) -> None:
+    """Checks that the data of this rank are enough for one micro-batch of the training.
+
+    Raises:
+        CannotForeseeError: they are not. A smaller batch would be taken for a whole one.
+    """
+    batches = getattr(iterator, "_index_sampler", None)
+    size, samples = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)
+    if size != engine.train_micro_batch_size_per_gpu() or not engine.module.training:
+        return
+    try:
+        count = len(samples)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return
+    if 0 < count < size:
+        raise CannotForeseeError(
+            f"The data set gives each rank {count} samples, which are fewer than a micro-batch of {size} has. Use more "
+            "data, fewer devices or smaller batches."
+        )

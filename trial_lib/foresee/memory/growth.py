@@ -47,7 +47,11 @@ class Growth:
                 key = moment, one.kind, one.place, one.size
                 storages[index] = one._replace(size=self.storages.get(key, one.size))
         return replace(
-            run, micro_batch=self.micro_batch, storages=tuple(storages), operations=tuple(operations or run.operations)
+            run,
+            micro_batch=self.micro_batch,
+            storages=tuple(storages),
+            operations=tuple(operations or run.operations),
+            loading_s=tuple(seconds * self.micro_batch / run.micro_batch for seconds in run.loading_s),
         )
 
     def _operation(self, moment: int, operation: Operation) -> Operation:

@@ -1,10 +1,11 @@
 """The foreseen runs of one arm, and what follows from them for other devices and micro-batches. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
+from trial_lib.command.switches import switch_key
 from trial_lib.foresee.memory.scaled_run import have_same_events, scaled_run
 from trial_lib.foresee.plan.arms import PlanArm
 from trial_lib.foresee.time.by_size import at_size
@@ -34,6 +35,29 @@ class ArmRuns:
     wider: ForeseenRun | None = None
     names: tuple[str, ...] = ()
     _at_sizes: dict[int, ForeseenRun] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def runs(self) -> list[ForeseenRun]:
+        """All of them."""
+        return [run for run in (self.small, self.large, self.wider) if run is not None]
+
+    def with_loading(self, of_a_sample: float | None) -> "ArmRuns":
+        """Returns the arm with another loading time.
+
+        Args:
+            of_a_sample: seconds; None if it is not known.
+        """
+
+        def changed(run: ForeseenRun) -> ForeseenRun:
+            return replace(run, loading_s=() if of_a_sample is None else (of_a_sample * run.micro_batch,))
+
+        return replace(
+            self,
+            small=changed(self.small),
+            large=None if self.large is None else changed(self.large),
+            wider=None if self.wider is None else changed(self.wider),
+            _at_sizes={},
+        )
 
     @property
     def stopped(self) -> str:
@@ -169,17 +193,19 @@ def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
     return replace(run, replicas=replicas, world=run.world * replicas)
 
 
-def with_common_loading(runs: Mapping[str, ForeseenRun]) -> dict[str, ForeseenRun]:
-    """Returns the runs with the loading times of all runs that have their micro-batch size.
+def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
+    """Returns the arms with the same loading time of a sample, which is the median over the runs of all of them.
 
     Loading is measured, and a run has only a few batches. An arm would otherwise look slow because another process
-    disturbed its run, or because its own batches came first.
+    disturbed its run. Arms with other switches of the program may load otherwise, so they have a median of their own.
 
     Args:
-        runs: of one program, by name.
+        arms: of one program.
     """
-    by_size: dict[int, list[float]] = {}
-    for run in runs.values():
-        by_size.setdefault(run.micro_batch, []).extend(run.loading_s)
-    common = {size: (median(seconds),) for size, seconds in by_size.items() if seconds}
-    return {name: replace(run, loading_s=common.get(run.micro_batch, ())) for name, run in runs.items()}
+    of_samples: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for arm in arms:
+        each = of_samples.setdefault(switch_key(arm.arm.knobs), [])
+        for run in arm.runs:
+            each += [seconds / run.micro_batch for seconds in run.loading_s if run.micro_batch]
+    medians = {key: median(each) for key, each in of_samples.items() if each}
+    return [arm.with_loading(medians.get(switch_key(arm.arm.knobs))) for arm in arms]

@@ -210,9 +210,8 @@ def _planned(
     # A slow plan runs the user's own pair in any case. With the others, so that no core waits for its last run.
     run_all([*(work.own_larger if _takes_long(typed) else []), *work.small])
     run_all(work.more(runs, problem.processes))
-    runs = with_common_loading(runs)
     watch.lap("arms")
-    foreseen = work.foreseen(runs)
+    foreseen = with_common_loading(work.foreseen(runs))
     devices = tuple(
         _table(
             problem,
