@@ -13,7 +13,7 @@ from statistics import NormalDist
 from trial_lib.foresee.memory.constants import outside_pytorch
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.evaluation import SAFE, Evaluation, fastest_of_pipeline, host_likelihood
-from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedCount
+from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedArm, PlannedCount
 from trial_lib.foresee.time.devices import Cluster
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
 from trial_lib.memory.budget import Uncertain
@@ -72,6 +72,28 @@ def _arms_on(
     except InputError:
         return []
     return [arm for each in evaluations if (arm := _AtCount(each, devices, policy)).sizes]
+
+
+def with_answer(counts: Sequence[PlannedCount], devices: int, answer: PlannedArm | None) -> tuple[PlannedCount, ...]:
+    """Returns the best arms of all numbers, where the asked number has the answer of its table.
+
+    Args:
+        counts: of each number of devices.
+        devices: the asked number.
+        answer: of the table; None if no arm fits.
+    """
+    if answer is None or answer.peak is None:
+        return tuple(counts)
+    own = PlannedCount(
+        devices=devices,
+        label=answer.label,
+        micro_batch=answer.micro_batch,
+        accumulation=answer.accumulation,
+        fits=answer.fits,
+        samples_per_s=answer.samples_per_s,
+        peak=answer.peak,
+    )
+    return tuple(own if each.devices == devices and not each.other_batch else each for each in counts)
 
 
 def fewest(counts: Sequence[PlannedCount]) -> int | None:

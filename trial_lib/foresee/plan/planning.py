@@ -22,7 +22,7 @@ from trial_lib.foresee.plan.arms import (
     stated_run,
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.counts import counted, fewest, largest
+from trial_lib.foresee.plan.counts import counted, fewest, largest, with_answer
 from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.foresee.plan.progress import PlanProgress, PlanWatch, paused_collector
@@ -259,11 +259,15 @@ def _first(
         runs = dict(run([replace(wanted, is_first=True)]))
     first = runs[wanted.name]
     if first.stopped:
-        raise ProgramNotForeseenError(f"{first.stopped} {_INSTEAD}")
+        raise ProgramNotForeseenError(first.stopped if _would_stop_a_trial(first) else f"{first.stopped} {_INSTEAD}")
     # A run that was stopped says so when it is run again.
     use = _is_of_use_beside(first)
     runs = {name: each for name, each in runs.items() if name == wanted.name or (use and not each.stopped)}
     return replace(first, accumulation=accumulation or first.accumulation), runs
+
+
+def _would_stop_a_trial(first: ForeseenRun) -> bool:
+    return first.stopped.partition(":")[0] in _OWN_ERRORS
 
 
 def _is_of_use_beside(first: ForeseenRun) -> bool:
@@ -309,7 +313,9 @@ def _table(
         rows.append(evaluation.planned())
         judged += [] if runs.stopped else [evaluation]
     arms = in_order(rows)
+    best = best_arm(arms)
     counts = counted(judged, lambda count, grows_by: problem.policy(typed, count, grows_by), check)
+    counts = with_answer(counts, asked.count, next((arm for arm in arms if arm.label == best), None))
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,
@@ -321,7 +327,7 @@ def _table(
         usable=device.memory * (1 - problem.headroom),
         host_memory=host_room(asked),
         arms=arms,
-        best=best_arm(arms),
+        best=best,
         counts=counts,
         fewest=fewest(counts),
         measured_on="" if speed is None else speed.study_id,
@@ -335,9 +341,14 @@ def _table(
     return found.model_copy(update={"answer": answer_of(found), "why": why_of(found)})
 
 
+_OWN_ERRORS = {
+    *("ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError", "NameError", "EOFError"),
+    *("FileNotFoundError", "NotADirectoryError", "PermissionError"),
+}
 _OF_ONE_SIZE = (
     "The program's batches stay as they are, whatever micro-batch its configuration has. So every arm is foreseen at "
-    "micro-batch {} alone."
+    "micro-batch {} alone. If an option of the command sets them, name it: "
+    "`--map train_micro_batch_size_per_gpu=--batch_size`."
 )
 _WITHOUT_TRANSFERS = (
     "More than one replica of the model would exchange gradients, which no run on one shows. Speeds on more devices "

@@ -72,6 +72,9 @@ def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> 
         assert devices.chosen is not None
         assert devices.answer.startswith(f"On {devices.count} {devices.device}")
         assert [each.devices for each in devices.counts] == [2**power for power in range(11)]
+        best = next(arm for arm in devices.arms if arm.label == devices.best)
+        (same,) = [each for each in devices.counts if each.devices == devices.count]
+        assert (same.label, same.micro_batch, same.samples_per_s) == (best.label, best.micro_batch, best.samples_per_s)
     assert best_of(found.devices) == 0
 
 
@@ -378,6 +381,13 @@ class _WaitsAhead(_Foresees):
     def end(self, name: str) -> None:
         self.ended.add(name)
         self._end.set()
+
+
+def test_where_a_trial_would_stop_as_well_no_trial_is_proposed() -> None:
+    lacks = _WaitsAhead(stopped="ModuleNotFoundError: No module named 'apex', at train.py:3.")
+    with pytest.raises(ProgramNotForeseenError) as caught:
+        plan(_problem("a100-40gb:8"), lacks, end=lacks.end)
+    assert "estimate" not in str(caught.value)
 
 
 def test_a_run_beside_the_first_ends_at_once_if_the_first_was_stopped() -> None:
