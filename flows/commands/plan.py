@@ -22,6 +22,7 @@ from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
 from trial_lib.foresee.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
+from trial_lib.study.planning.plan_run import PLANNED_FOR
 
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
@@ -96,7 +97,11 @@ def _show(end: PlanEnd) -> None:
     say(record.answer)
     if record.best_command:
         say(f"Configuration: {paths.best_ds_config}")
-        say(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
+        first = record.best_command.splitlines()[0]
+        if first.startswith(PLANNED_FOR):
+            say(f"Command:       {paths.best_command}. {first.removeprefix('# ')}")
+        else:
+            say(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
     say(f"Plan:          {paths.record}")
     if paths.report.exists():
         say(f"Report:        {paths.report}")

@@ -40,6 +40,9 @@ from trial_lib.wire.whole_files import make_own_folder, write_all, write_whole
 DEVICE = "cuda"
 """The kind of all devices that can be foreseen."""
 
+# Of DeepSpeed's launcher, torchrun and Accelerate: how many ranks they start.
+_RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--nproc-per-node", "--num_processes")
+
 
 @dataclass(frozen=True)
 class ReadPlan:
@@ -173,7 +176,7 @@ class OpenPlan:
         return StudySetup(
             study_id=self.plan_id,
             opened_at=self.started_at,
-            experiment=on_ranks(self.read.experiment, asked.cluster.per_host),
+            experiment=started_on(on_ranks(self.read.experiment, asked.cluster.per_host), asked),
             arguments=StudyArguments(
                 config_path=arguments.config_path, command=arguments.command, model_dir=arguments.model_dir
             ),
@@ -209,6 +212,24 @@ def on_ranks(experiment: Experiment, count: int) -> Experiment:
     """Returns an experiment on a number of ranks of one host."""
     resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
     return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
+
+
+def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
+    """Returns an experiment whose launcher starts a rank for each of some devices of one host.
+
+    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number.
+    """
+    typed = experiment.entrypoint
+    if not typed.launcher or typed.slots == asked.count or asked.cluster.hosts > 1 or typed.hosts:
+        return experiment
+    words, count = list(typed.launcher), str(asked.count)
+    named = [index for index, word in enumerate(words) if word.partition("=")[0] in _RANKS_OPTIONS]
+    if len(named) != 1:
+        return experiment
+    name, is_joined, _ = words[named[0]].partition("=")
+    words[named[0] : named[0] + 2 - bool(is_joined)] = [f"{name}={count}"] if is_joined else [name, count]
+    entrypoint = typed.model_copy(update={"launcher": tuple(words), "slots": asked.count})
+    return replace(experiment, entrypoint=entrypoint)
 
 
 def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -28,6 +28,9 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.imported import Import
 from trial_lib.wire.whole_files import write_whole
 
+PLANNED_FOR = "# Planned for"
+"""Begins a command that starts another number of ranks than the plan is for."""
+
 
 class ForeseesRuns(Protocol):
     """Foresees a run in a process of its own. It is called from several threads at once."""
@@ -211,11 +214,12 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
     known = KnownProgram.of(opened.read.experiment, opened.environment)
     if record.program:
         known = known.learned(ProgramProfile(**record.program))
-    command = training_command(opened.setup(asked), known, config, switches_of(chosen.ds_config))
+    setup = opened.setup(asked)
+    command = training_command(setup, known, config, switches_of(chosen.ds_config))
     ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
-    entrypoint = opened.read.experiment.entrypoint
+    entrypoint = setup.experiment.entrypoint
     if entrypoint.launcher and entrypoint.slots != devices.count:
-        return f"# Planned for {devices.label}: start {ranks}.\n{command}"
+        return f"{PLANNED_FOR} {devices.label}: start {ranks}.\n{command}"
     return command
 
 
