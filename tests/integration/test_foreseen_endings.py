@@ -96,6 +96,17 @@ def test_the_first_batch_of_a_loader_says_nothing_of_the_others(foresee_text: Fo
     assert max(run.loading_s) < 0.2
 
 
+def test_workers_load_beside_the_training_at_the_pace_of_all_of_them(foresee_text: ForeseeText) -> None:
+    loads = LOADS.replace("batch_size=4,", "batch_size=4, num_workers=2,").replace(
+        "0.2 if index in first else 0.0", "0.01"
+    )
+    run = foresee_text(loads.format(samples=256), OF_FOUR)
+    assert run.stopped == ""
+    assert run.loads_beside
+    # Two workers deliver a batch of four samples in half of the 40 ms that one takes.
+    assert run.loading_s[0] == pytest.approx(0.02, rel=0.5)
+
+
 def test_data_that_are_fewer_than_a_batch_of_each_rank_are_told(foresee_text: ForeseeText) -> None:
     stopped = foresee_text(LOADS.format(samples=6), OF_FOUR).stopped
     assert stopped.startswith("The data set gives each rank 3 samples, which are fewer than a micro-batch of 4 has.")

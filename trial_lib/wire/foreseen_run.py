@@ -169,6 +169,7 @@ class ForeseenRun:
         operations: in order.
         asks: of all numbers.
         loading_s: real seconds to fetch each micro-batch but the first of an iterator.
+        loads_beside: whether worker processes fetch them while the rank trains, at that pace.
         data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
             such as a data set. They are real, and no storage has them. 0 if unknown.
         process_bytes: of the process's own memory when the program called `deepspeed.initialize`, libraries among them,
@@ -205,6 +206,7 @@ class ForeseenRun:
     operations: tuple[Operation, ...] = ()
     asks: tuple[Ask, ...] = ()
     loading_s: tuple[float, ...] = ()
+    loads_beside: bool = False
     data_bytes: int = 0
     process_bytes: int = 0
     import_s: float = 0.0

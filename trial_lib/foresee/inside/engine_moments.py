@@ -1,6 +1,8 @@
 """The parts of a step: forward, backward, update and loading, from the calls of one DeepSpeed engine."""
 
 import functools
+import mmap
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +10,8 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch as fetchers
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trial_lib.foresee.inside import memory_log, pipeline_moments
@@ -18,6 +22,53 @@ from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import tokens_per_row
 from trial_lib.measure.replicas import sequence_parallel_size
+
+# Seconds and batches of one worker process.
+_LOADED = struct.Struct("dd")
+_MOST_WORKERS = 64
+
+
+class WorkersLoading:
+    """What worker processes of data loaders take for a micro-batch, in memory that they have in common with the rank.
+
+    Attributes:
+        size: samples of the training's micro-batch, so that other loaders do not count. 0 before there is an engine.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._loaded = mmap.mmap(-1, _LOADED.size * _MOST_WORKERS)
+        self._is_warm = False
+
+    def install(self) -> None:
+        """Follows what workers fetch. Call it before they start."""
+        for owner in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
+            owner.fetch = self._timed(owner.fetch)  # type: ignore[method-assign]
+
+    @property
+    def of_a_batch(self) -> float | None:
+        """Seconds between two micro-batches that all workers deliver together; None if none has shown it."""
+        each = [_LOADED.unpack_from(self._loaded, _LOADED.size * worker) for worker in range(_MOST_WORKERS)]
+        rates = [batches / seconds for seconds, batches in each if seconds > 0]
+        return 1 / sum(rates) if rates else None
+
+    def _timed(self, fetch: Any) -> Any:
+        @functools.wraps(fetch)
+        def timed(fetcher: Any, index: Any) -> Any:
+            worker = get_worker_info()
+            if worker is None or worker.id >= _MOST_WORKERS or not self.size or len(index) != self.size:
+                return fetch(fetcher, index)
+            started = time.perf_counter()
+            batch = fetch(fetcher, index)
+            if self._is_warm:
+                place = _LOADED.size * worker.id
+                seconds, batches = _LOADED.unpack_from(self._loaded, place)
+                _LOADED.pack_into(self._loaded, place, seconds + time.perf_counter() - started, batches + 1)
+            # Of a worker, because each is a fork of its own. Its first batch pays for what runs once.
+            self._is_warm = True
+            return batch
+
+        return timed
 
 
 class EngineMoments:
@@ -32,6 +83,7 @@ class EngineMoments:
     Attributes:
         tokens: in a sample of the last batch; None if it shows none.
         loading_s: real seconds to fetch each batch but the first of an iterator.
+        workers: what loaders' worker processes take.
         data_bytes: that the program has taken between the engine's initialisation and its first forward pass.
     """
 
@@ -42,6 +94,7 @@ class EngineMoments:
         self.loading_s: list[float] = []
         self.data_bytes = 0
         self._heap_bytes: int | None = None
+        self.workers = WorkersLoading()
         self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
         self._engine: Any = None
         # Of this step so far, and whether a forward pass still waits for its own.
@@ -54,6 +107,7 @@ class EngineMoments:
 
     def install(self) -> None:
         """Follows data loaders, and backward passes that bypass the engine. Call it once."""
+        self.workers.install()
         fetch: Any = _BaseDataLoaderIter.__next__
 
         def next_batch(iterator: Any) -> Any:
@@ -93,6 +147,7 @@ class EngineMoments:
     def watch(self, engine: Any) -> None:
         """Follows an engine from now on."""
         self._engine = engine
+        self.workers.size = engine.train_micro_batch_size_per_gpu()
         self._heap_bytes = heap_bytes()
         forward, backward, step = engine.forward, engine.backward, engine.step
 

@@ -164,6 +164,7 @@ class Foreseeing:
             stopped: the reason why it has not come to its last step; empty if it has.
         """
         storages, events, moments = self._memory.record()
+        beside = self._moments.workers.of_a_batch
         return ForeseenRun(
             world=self._order.world,
             **self._of_engine(),
@@ -176,7 +177,8 @@ class Foreseeing:
             moments=moments,
             operations=self._operations.record(),
             asks=self._asks.record(),
-            loading_s=tuple(self._moments.loading_s),
+            loading_s=tuple(self._moments.loading_s) if beside is None else (beside,),
+            loads_beside=beside is not None,
             import_s=self._import_s,
             seconds=time.time() - self._order.launched_at,
             peak_bytes=status_bytes("VmHWM"),

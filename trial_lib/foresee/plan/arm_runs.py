@@ -41,15 +41,17 @@ class ArmRuns:
         """All of them."""
         return [run for run in (self.small, self.large, self.wider) if run is not None]
 
-    def with_loading(self, of_a_sample: float | None) -> "ArmRuns":
+    def with_loading(self, of_a_sample: float | None, is_beside: bool) -> "ArmRuns":
         """Returns the arm with another loading time.
 
         Args:
             of_a_sample: seconds; None if it is not known.
+            is_beside: whether worker processes load while the rank trains.
         """
 
         def changed(run: ForeseenRun) -> ForeseenRun:
-            return replace(run, loading_s=() if of_a_sample is None else (of_a_sample * run.micro_batch,))
+            loading = () if of_a_sample is None else (of_a_sample * run.micro_batch,)
+            return replace(run, loading_s=loading, loads_beside=is_beside)
 
         return replace(
             self,
@@ -202,10 +204,14 @@ def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
     Args:
         arms: of one program.
     """
-    of_samples: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    alike: dict[tuple[tuple[str, str], ...], list[ForeseenRun]] = {}
     for arm in arms:
-        each = of_samples.setdefault(switch_key(arm.arm.knobs), [])
-        for run in arm.runs:
-            each += [seconds / run.micro_batch for seconds in run.loading_s if run.micro_batch]
-    medians = {key: median(each) for key, each in of_samples.items() if each}
-    return [arm.with_loading(medians.get(switch_key(arm.arm.knobs))) for arm in arms]
+        alike.setdefault(switch_key(arm.arm.knobs), []).extend(arm.runs)
+    return [arm.with_loading(*_of_a_sample(alike[switch_key(arm.arm.knobs)])) for arm in arms]
+
+
+def _of_a_sample(runs: Sequence[ForeseenRun]) -> tuple[float | None, bool]:
+    """Returns the median loading time of a sample, and whether workers load. A few runs may not have shown that."""
+    beside = [run for run in runs if run.loads_beside]
+    seconds = [each / run.micro_batch for run in beside or runs for each in run.loading_s if run.micro_batch]
+    return (median(seconds) if seconds else None), bool(beside)

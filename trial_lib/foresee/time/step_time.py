@@ -94,6 +94,10 @@ def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficienc
     constants = efficiencies or Efficiencies()
     layer = _Layer(run, cluster, constants)
     timeline, busy = layer.lay(step_of(run))
+    if run.loads_beside:
+        # Workers go on while the rank trains. It waits for what they take longer.
+        loading = loading_seconds(run) * run.accumulation / constants.whole.value
+        timeline.parts["data"] += max(0.0, loading - sum(timeline.parts.values()))
     by_stages = layer.waits_for_stages()
     parts = {name: part * constants.whole.value for name, part in timeline.parts.items()}
     parts["exchanging"] += sum(by_stages.values()) * constants.whole.value
@@ -158,7 +162,7 @@ class _Layer:
             if stretch.moment != before:
                 timeline.all_gathered()
             if stretch.moment == "load":
-                timeline.pause(self._loading, "data")
+                timeline.pause(0.0 if self._run.loads_beside else self._loading, "data")
             if stretch.moment == "update" != before:
                 timeline.all_reduced()
                 timeline.wait(timeline.to_host, "transfers")

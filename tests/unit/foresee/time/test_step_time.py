@@ -158,6 +158,13 @@ def test_a_batch_is_fetched_while_the_device_still_works() -> None:
     assert parts_of(run) == {"compute": 2.0, "data": 0.6}
 
 
+@pytest.mark.parametrize(("loading", "waits"), [(0.6, 0.0), (1.5, 1.0)])
+def test_what_workers_load_is_waited_for_only_where_it_takes_longer_than_the_step(loading: float, waits: float) -> None:
+    stretches = [(name, [product(1.0)] if name != "load" else []) for _ in range(2) for name in ("load", "forward")]
+    run = run_of(*stretches, micro_batches=(0, 0, 1, 1), loading_s=(loading,), loads_beside=True, accumulation=2)
+    assert foresee_step(run, Cluster(device=DEVICE), EXACT).parts["data"] == pytest.approx(waits, abs=1e-4)
+
+
 def test_micro_batches_that_the_run_leaves_out_are_counted() -> None:
     stretches = [("forward", [product(1.0)]), ("forward", [product(1.0), carried(0.5, "all_reduce")]), ("update", [])]
     run = run_of(*stretches, micro_batches=(0, 1, 1), accumulation=4, micro_batch=3, tokens=10)
