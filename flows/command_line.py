@@ -106,7 +106,8 @@ def show(study: str | None, as_json: bool) -> None:
     """Show a study and its answer.
 
     STUDY is a folder, a study's id, or the name of an experiment, whose newest study is shown. Without it the newest
-    study in zerotune-studies is shown. The study may be running, completed or interrupted.
+    study in zerotune-studies is shown. The study may be running, completed or interrupted. It may also be the folder or
+    the id of a plan.
     """
     from flows.commands.show import show_command
 

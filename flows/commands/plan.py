@@ -5,7 +5,7 @@ It starts no Prefect server, because it is over in a minute.
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flows.terminal import print_document, say, say_error, say_ways, shown
 from trial_lib.command.switches import deepspeed_part
 from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, likelihood, money
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
+from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.foresee.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
 from trial_lib.study.planning.plan_run import PLANNED_FOR
@@ -53,14 +53,15 @@ def plan_command(arguments: PlanArguments, as_json: bool) -> int:
         say_error(error)
         return _NONE_FITS
     if as_json:
-        print_document(_document(end))
+        print_document({**plan_document(end.record, end.paths), "tracking_uri": end.tracker.tracking_uri})
     else:
-        _show(end)
+        show_plan(end.record, end.paths)
+        _say_where_it_was_sent(end)
     return _NONE_FITS if end.record.best is None else 0
 
 
-def _document(end: PlanEnd) -> dict[str, Any]:
-    paths, record = end.paths, end.record
+def plan_document(record: PlanRecord, paths: PlanPaths) -> dict[str, Any]:
+    """Returns a plan as one JSON document."""
     return {
         **record.model_dump(mode="json"),
         "foreseen": True,
@@ -68,12 +69,17 @@ def _document(end: PlanEnd) -> dict[str, Any]:
         "best_ds_config": None if record.chosen is None else deepspeed_part(record.chosen.ds_config),
         "best_ds_config_path": str(paths.best_ds_config) if paths.best_ds_config.exists() else None,
         "report": str(paths.report) if paths.report.exists() else None,
-        "tracking_uri": end.tracker.tracking_uri,
     }
 
 
-def _show(end: PlanEnd) -> None:
-    record, paths = end.record, end.paths
+def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] = say) -> None:
+    """Prints a plan: its tables, its answer, and where its files are.
+
+    Args:
+        record: of the plan.
+        paths: its files.
+        tell: prints the answer and the files.
+    """
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -93,23 +99,26 @@ def _show(end: PlanEnd) -> None:
             console.print(shown(line), highlight=False)
     for line in _remarks(record):
         console.print(shown(line), highlight=False)
-    say()
-    say(record.answer)
+    tell("")
+    tell(record.answer)
     if record.best_command:
-        say(f"Configuration: {paths.best_ds_config}")
+        tell(f"Configuration: {paths.best_ds_config}")
         first = record.best_command.splitlines()[0]
         if first.startswith(PLANNED_FOR):
-            say(f"Command:       {paths.best_command}. {first.removeprefix('# ')}")
+            tell(f"Command:       {paths.best_command}. {first.removeprefix('# ')}")
         else:
-            say(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
-    say(f"Plan:          {paths.record}")
+            tell(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
+    tell(f"Plan:          {paths.record}")
     if paths.report.exists():
-        say(f"Report:        {paths.report}")
+        tell(f"Report:        {paths.report}")
+
+
+def _say_where_it_was_sent(end: PlanEnd) -> None:
     if end.tracker.last_error is None:
         say_ways("In MLflow:", end.tracker.ways)
     else:
         say(f"MLflow has not recorded it: {end.tracker.last_error}")
-        say(f"Try again with: zerotune sync {shlex.quote(str(paths.root))}")
+        say(f"Try again with: zerotune sync {shlex.quote(str(end.paths.root))}")
 
 
 def _table(devices: PlannedDevices) -> Table:

@@ -1,17 +1,21 @@
-"""`zerotune show`: a study's tables in the terminal, or all of it as JSON. It reads nothing but the study's folder."""
+"""`zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder."""
 
 from pathlib import Path
 
 import click
 
 from flows.terminal import print_document
+from trial_lib.records.study_folder import PLANS
+
+PLAN_RECORD = "plan.json"
 
 
 def show_command(study: str | None, as_json: bool) -> int:
-    """Prints a study, which may be running, completed or interrupted.
+    """Prints a study, which may be running, completed or interrupted, or a plan.
 
     Args:
-        study: its folder, its id, or the name of its experiment. None for the newest study in this folder.
+        study: its folder, its id, or the name of its experiment; or the folder or the id of a plan. None for the newest
+            study in this folder.
         as_json: whether to print one JSON document.
 
     Returns:
@@ -23,6 +27,9 @@ def show_command(study: str | None, as_json: bool) -> int:
     from trial_lib.report.read_study import read_study
     from trial_lib.study.kept.find_study import find_study
 
+    for root in [] if study is None else (Path(study), Path.cwd() / PLANS / study):
+        if (root / PLAN_RECORD).is_file():
+            return _show_plan(root.absolute(), as_json)
     view = read_study(find_study(study, Path.cwd()))
     if as_json:
         print_document(view.document())
@@ -34,4 +41,18 @@ def show_command(study: str | None, as_json: bool) -> int:
     # A terminal breaks long lines. A file must not.
     console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
     print_study(view, console)
+    return 0
+
+
+def _show_plan(root: Path, as_json: bool) -> int:
+    from flows.commands.plan import plan_document, show_plan
+    from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
+    from trial_lib.study.kept.record_file import read_record_file
+
+    paths = PlanPaths(root)
+    record = read_record_file(paths.record, PlanRecord, "plan", "Make the plan again.")
+    if as_json:
+        print_document(plan_document(record, paths))
+    else:
+        show_plan(record, paths, click.echo)
     return 0

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plan_fixtures import plan_folder
 from report_fixtures import RUNNING, STUDY_ID, recorded_study, study_with_failures
 
 BIN = Path(sys.executable).parent
@@ -45,6 +46,20 @@ def test_a_program_gets_all_of_it(tmp_path: Path) -> None:
     assert document["best_ds_config"]["zero_optimization"]["stage"] == 0
     assert len(document["trials"]) == 35
     assert document["trials"][0]["memory"]["measured"] > 0
+
+
+def test_a_plan_is_shown_with_its_table_and_its_answer(tmp_path: Path) -> None:
+    paths = plan_folder(tmp_path / "zerotune-plans" / "llama-1")
+    answer = json.loads(paths.record.read_text())["answer"]
+    for named in ("llama-1", str(paths.root)):
+        shown = show(tmp_path, named)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert answer in shown.stdout
+        assert "h100-80gb:8, foreseen" in shown.stdout
+    assert json.loads(show(tmp_path, "llama-1", "--json").stdout)["answer"] == answer
+    paths.record.write_text("{")
+    shown = show(tmp_path, "llama-1")
+    assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
 
 
 def test_a_study_that_was_cut_short_says_so(tmp_path: Path) -> None:

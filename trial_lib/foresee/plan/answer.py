@@ -144,10 +144,23 @@ def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:
         best: the index of the answer; None if nothing fits anywhere.
     """
     if best is not None:
-        return answer_of(devices[best])
+        return f"{answer_of(devices[best])}{_faster(devices, best)}"
     if len(devices) == 1:
         return answer_of(devices[0])
     return f"Nothing fits on {_listed([each.label for each in devices])}. {fewest_sentence(devices[0])}"
+
+
+def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
+    """Returns which devices are faster than those with the cheapest tokens; empty if none are."""
+    speeds = {
+        each.label: arm.samples_per_s.value
+        for each in devices
+        if (arm := each.chosen) is not None and arm.samples_per_s is not None
+    }
+    fastest = max(speeds, key=lambda label: speeds[label], default=devices[best].label)
+    if speeds.get(fastest, 0.0) <= speeds.get(devices[best].label, 0.0):
+        return ""
+    return f" It costs least. {fastest} is faster, with {speeds[fastest]:,.0f} samples/s."
 
 
 def best_of(devices: Sequence[PlannedDevices]) -> int | None:

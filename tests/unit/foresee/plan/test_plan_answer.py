@@ -71,6 +71,12 @@ def test_the_cheapest_tokens_win_if_all_have_a_price_and_else_the_fastest() -> N
     assert best_of([dear, cheap, nothing]) == 1
     assert best_of([cheap, unpriced]) == 1
     assert best_of([nothing]) is None
+    fast = _devices(_arm(rate=90.0, cost=_range(20)), best="z2", nodes=2)
+    assert (
+        plan_answer([fast, cheap], 1)
+        == f"{answer_of(cheap)} It costs least. h100-80gb:2x8 is faster, with 90 samples/s."
+    )
+    assert plan_answer([cheap, unpriced], 1) == answer_of(unpriced)
 
 
 def test_several_devices_without_a_fit_are_one_sentence() -> None:
