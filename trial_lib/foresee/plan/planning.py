@@ -1,7 +1,7 @@
 """A plan's runs, in parallel, and the table for each kind of device."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -36,6 +36,7 @@ from trial_lib.wire.foreseen_run import ForeseenRun
 
 _POLL_S = 0.1
 _LONG_S = 3.0  # of a run without its imports
+_ALIKE = 1.05  # lengths that differ less are told as one
 
 
 Foresee = Callable[[WantedRun], ForeseenRun]
@@ -226,7 +227,19 @@ def _planned(
         for asked in problem.asked
     )
     watch.lap("memory and time")
+    notes = (*notes, *_of_lengths(runs.values()))
     return Planned(typed, problem.base_config, policies, devices, runs, watch.shares, notes)
+
+
+def _of_lengths(runs: Iterable[ForeseenRun]) -> list[str]:
+    """Returns a sentence if samples of other lengths were in other runs, which their memory and time follow."""
+    tokens = [run.tokens for run in runs if run.tokens]
+    if not tokens or max(tokens) <= _ALIKE * min(tokens):
+        return []
+    return [
+        f"Samples differ in length: those of the foreseen batches have {min(tokens):,} to {max(tokens):,} tokens. "
+        "A batch of the longest samples needs more memory and time."
+    ]
 
 
 def _first(

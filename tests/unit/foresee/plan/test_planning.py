@@ -383,6 +383,16 @@ class _WaitsAhead(_Foresees):
         self._end.set()
 
 
+def test_samples_of_other_lengths_in_other_runs_are_told() -> None:
+    class Varies(_Foresees):
+        def __call__(self, run: WantedRun) -> ForeseenRun:
+            return replace(super().__call__(run), tokens=900 if "mbs2" in run.name else 1000)
+
+    said = [note for note in plan(_problem("a100-40gb:8"), Varies(10**9)).notes if "900 to 1,000 tokens" in note]
+    assert len(said) == 1
+    assert not any("tokens" in note for note in plan(_problem("a100-40gb:8"), _Foresees(10**9)).notes)
+
+
 def test_where_a_trial_would_stop_as_well_no_trial_is_proposed() -> None:
     lacks = _WaitsAhead(stopped="ModuleNotFoundError: No module named 'apex', at train.py:3.")
     with pytest.raises(ProgramNotForeseenError) as caught:
