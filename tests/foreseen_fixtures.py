@@ -45,14 +45,14 @@ def foreseeing_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[War
 
 
 @pytest.fixture
-def foresee_text(foreseeing_starter: WarmStarter, tmp_path: Path) -> Callable[[str, Mapping[str, Any]], ForeseenRun]:
-    """Foresees rank 0 of 2 of the text of a script, with a DeepSpeed configuration."""
+def foresee_text(foreseeing_starter: WarmStarter, tmp_path: Path) -> Callable[..., ForeseenRun]:
+    """Foresees rank 0 of 2 of the text of a script, with a DeepSpeed configuration and perhaps on another device."""
 
-    def run(text: str, config: Mapping[str, Any]) -> ForeseenRun:
+    def run(text: str, config: Mapping[str, Any], **device: Any) -> ForeseenRun:
         (tmp_path / "train.py").write_text(text)
         (tmp_path / "ds_config.json").write_text(json.dumps(config))
         program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
-        pretended = Pretended(world=2, ranks_per_host=2)
+        pretended = Pretended(world=2, ranks_per_host=2, **device)
         return foresee(program, {}, pretended, tmp_path / "run", foreseeing_starter, deadline_s=120.0)
 
     return run

@@ -32,8 +32,8 @@ while True:
 
 @pytest.fixture
 def foreseen(foresee_text):
-    def run(does):
-        found = foresee_text(TRAINING.format(does=does), CONFIG)
+    def run(does, **device):
+        found = foresee_text(TRAINING.format(does=does), CONFIG, **device)
         asked = [each for each in found.asks if "train.py" in each.asker]
         return found.stopped, asked
 
@@ -237,6 +237,22 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
         "assert loss.is_cuda and not torch.ones(1).is_cuda"
     )
     assert foreseen(does) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "version", "has_bfloat16"),
+    [("NVIDIA V100 32GB", 7.0, (7, 0), False), ("NVIDIA L4 24GB", 8.9, (8, 9), True)],
+)
+def test_a_program_finds_the_device_that_is_asked_for(foreseen, name, capability, version, has_bfloat16):
+    does = (
+        f"assert torch.cuda.get_device_name(0) == torch.cuda.get_device_properties(0).name == {name!r}; "
+        "found = torch.cuda.get_device_properties(device); "
+        f"assert (found.major, found.minor) == torch.cuda.get_device_capability() == {version}; "
+        f"assert torch.cuda.is_bf16_supported(including_emulation=False) is {has_bfloat16}; "
+        # As torch has it: an older device emulates it.
+        "assert torch.cuda.is_bf16_supported()"
+    )
+    assert foreseen(does, device_name=name, capability=capability) == ("", [])
 
 
 def test_flexible_attention_and_batched_sends_go_on(foreseen):

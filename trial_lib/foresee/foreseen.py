@@ -22,7 +22,7 @@ from trial_lib.launch.endable_starter import Launches
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
 from trial_lib.launch.warm import WarmStarter
-from trial_lib.wire.foresee_order import CUDA_PACKAGES, ForeseeOrder
+from trial_lib.wire.foresee_order import CAPABILITY, CUDA_PACKAGES, DEVICE_NAME, ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import make_own, make_own_folder
@@ -45,11 +45,15 @@ class Pretended:
         world: ranks.
         ranks_per_host: of these, the ranks on one host.
         device_bytes: memory of a device, for a program that asks.
+        device_name: of a device, likewise.
+        capability: its compute capability, likewise.
     """
 
     world: int
     ranks_per_host: int
     device_bytes: int = _DEVICE_BYTES
+    device_name: str = DEVICE_NAME
+    capability: float = CAPABILITY
 
 
 def starter_for(
@@ -118,6 +122,8 @@ def foresee(
         world=pretended.world,
         ranks_per_host=pretended.ranks_per_host,
         device_bytes=pretended.device_bytes,
+        device_name=pretended.device_name,
+        capability=pretended.capability,
         steps=steps,
         result=str(result),
         log=str(log),

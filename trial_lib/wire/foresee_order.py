@@ -9,6 +9,15 @@ from trial_lib.wire.exact_record import exact_record
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
 """Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them."""
 
+DEVICE_NAME = "NVIDIA H100 80GB"
+"""The device that a program finds, unless a plan asks for another one."""
+
+CAPABILITY = 9.0
+"""Its compute capability."""
+
+BFLOAT16_SINCE = 8.0
+"""The compute capability from which matrix units take bfloat16."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseeOrder:
@@ -27,6 +36,8 @@ class ForeseeOrder:
         world: ranks of the pretended world.
         ranks_per_host: of these, the ranks on one host.
         device_bytes: memory of the pretended device, for a program that asks.
+        device_name: its name, likewise.
+        capability: its compute capability, likewise. Some programs choose number formats and kernels by it.
         steps: optimizer steps after which the run ends.
         result: the file for the `ForeseenRun`.
         log: the file with the rank's output.
@@ -46,6 +57,8 @@ class ForeseeOrder:
     world: int
     ranks_per_host: int
     device_bytes: int
+    device_name: str = DEVICE_NAME
+    capability: float = CAPABILITY
     steps: int
     result: str
     log: str = ""

@@ -104,7 +104,8 @@ class Foreseeing:
     def _follow_libraries(self) -> None:
         order = self._order
         written_devices.install(self._fake, self._memory)
-        cuda_functions.install(self._memory, order.device_bytes, order.ranks_per_host)
+        device = cuda_functions.Device(order.device_name, order.device_bytes, order.capability)
+        cuda_functions.install(self._memory, device, order.ranks_per_host)
         asked_numbers.install()
         mixed_precision.install()
         missing_kernels.install()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trial_lib.foresee.time.devices import Cluster, DeviceFigures
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.foresee_order import BFLOAT16_SINCE
 
 MOST_DEVICES = 65_536
 """A plan foresees one rank of them. No source here has measured larger rings."""
@@ -34,6 +35,24 @@ class AskedDevices:
     def count(self) -> int:
         """All of them."""
         return self.cluster.ranks
+
+
+def ran_as(asked: Sequence[AskedDevices], base: AskedDevices) -> list[str]:
+    """Returns a sentence about programs that choose a number format by the device, if the asked ones differ in that.
+
+    Args:
+        asked: all devices.
+        base: those that the program found.
+    """
+    name = base.cluster.device.name
+    has = {each.cluster.device.name: each.cluster.device.capability >= BFLOAT16_SINCE for each in asked}
+    others = [each for each, has_bfloat16 in has.items() if has_bfloat16 != has[name]]
+    if not others:
+        return []
+    return [
+        f"The program ran as on {name}. {' and '.join(others)} {'differ' if len(others) > 1 else 'differs'} from it in "
+        "bfloat16, so a program that chooses its number format by the device may choose another one there."
+    ]
 
 
 def read_devices(

@@ -64,6 +64,12 @@ class DeviceFigures:
     capability: float = 8.0
     sheet: str = ""
 
+    @property
+    def cuda_name(self) -> str:
+        """Its name in the words of `torch.cuda.get_device_name`, by which programs look up what it can do."""
+        maker = "AMD" if self.sheet.startswith("Instinct") else "NVIDIA"
+        return " ".join((maker, *self.name.upper().split("-")))
+
     def peak(self, dtype: str) -> float:
         """Returns the most FLOP/s in a type; those of `float32` for a type that its matrix units lack.
 

@@ -67,9 +67,13 @@ class Foreseer:
             overrides: merged into the DeepSpeed configuration of the engine that trains.
             asked: the devices that the program finds.
         """
-        cluster = asked.cluster
+        device = asked.cluster.device
         pretended = Pretended(
-            world=asked.count, ranks_per_host=cluster.per_host, device_bytes=int(cluster.device.memory)
+            world=asked.count,
+            ranks_per_host=asked.cluster.per_host,
+            device_bytes=int(device.memory),
+            device_name=device.cuda_name,
+            capability=device.capability,
         )
         folder = self._opened.scratch / name
         starter = self._running[name] = EndableStarter(self._started(program))

@@ -14,7 +14,7 @@ from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.plan.answer import best_of, plan_answer
 from trial_lib.foresee.plan.arm_work import WantedRun
-from trial_lib.foresee.plan.asked_devices import AskedDevices
+from trial_lib.foresee.plan.asked_devices import AskedDevices, ran_as
 from trial_lib.foresee.plan.plan_record import PlannedAsk, PlannedDevices, PlanRecord, write_run
 from trial_lib.foresee.plan.planning import Planned, PlanProblem, plan
 from trial_lib.launch.program import Program
@@ -77,7 +77,7 @@ def run_plan(
     """
     read, arguments = opened.read, opened.read.arguments
     stated = read.base_config
-    base = max(read.asked, key=lambda each: each.count)
+    base = _base_of(read.asked)
     problem = PlanProblem(
         asked=read.asked,
         base_config=stated,
@@ -124,6 +124,11 @@ class _OfProgram:
         return run
 
 
+def _base_of(asked: Sequence[AskedDevices]) -> AskedDevices:
+    """Returns the devices that the program finds."""
+    return max(asked, key=lambda each: each.count)
+
+
 def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
@@ -131,6 +136,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     of_program = program_notes(ProgramProfile(**typed.program) if typed.program else None)
     notes = [
         *read.notes,
+        *ran_as(read.asked, _base_of(read.asked)),
         *found.notes,
         *of_program,
         *dict.fromkeys(note for run in found.runs.values() for note in run.notes),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.foresee.plan.asked_devices import read_devices
+from trial_lib.foresee.plan.asked_devices import ran_as, read_devices
 from trial_lib.foresee.time.devices import known_devices
 from trial_lib.wire.errors import InputError
 
@@ -14,6 +14,18 @@ def test_devices_are_read_with_hosts_and_prices() -> None:
     assert [str(each.cluster) for each in asked] == ["h100-80gb:8", "a100-80gb:2x8", "l4-24gb:1", "a100-40gb:2x8"]
     assert [each.count for each in asked] == [8, 16, 1, 16]
     assert [each.price for each in asked] == [2.99, None, None, None]
+
+
+def test_programs_find_the_name_of_the_device_in_cudas_words() -> None:
+    names = [KNOWN[each].cuda_name for each in ("h100-80gb", "a100-40gb-pcie", "mi300x-192gb")]
+    assert names == ["NVIDIA H100 80GB", "NVIDIA A100 40GB PCIE", "AMD MI300X 192GB"]
+
+
+def test_devices_that_differ_in_bfloat16_from_the_programs_are_told() -> None:
+    asked = read_devices(["v100-32gb:8", "a100-80gb:2x8", "t4-16gb:8", "h100-80gb:8"], [], KNOWN)
+    (said,) = ran_as(asked, asked[1])
+    assert said.startswith("The program ran as on a100-80gb. v100-32gb and t4-16gb differ from it in bfloat16, ")
+    assert ran_as(asked[1:2] + asked[3:], asked[1]) == []
 
 
 @pytest.mark.parametrize(

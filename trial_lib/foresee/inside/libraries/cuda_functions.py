@@ -3,15 +3,15 @@
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trial_lib.foresee.inside import pretended_device
 from trial_lib.foresee.inside.memory_log import MemoryLog
+from trial_lib.wire.foresee_order import BFLOAT16_SINCE
 
-# A data-centre GPU as programs see it. Some choose number formats and kernels by it.
-_CAPABILITY = (9, 0)
+# A data-centre GPU as programs see it.
 _PROCESSORS = 132
 _NCCL = (2, 27, 3)
 _CUDA = "12.8"
@@ -30,15 +30,35 @@ _TYPES = {
 }
 
 
-def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
+class Device(NamedTuple):
+    """The device as programs see it.
+
+    Attributes:
+        name: as CUDA has it.
+        memory: bytes.
+        capability: its compute capability, such as 8.6.
+    """
+
+    name: str
+    memory: int
+    capability: float
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The compute capability as torch has it."""
+        major, _, minor = f"{self.capability:.1f}".partition(".")
+        return int(major), int(minor)
+
+
+def install(memory: MemoryLog, device: Device, devices: int) -> None:
     """Replaces the functions, under each module that has them.
 
     Args:
         memory: the log, which answers questions about memory.
-        device_bytes: memory of the device.
+        device: answers the others.
         devices: on a host.
     """
-    for name, answer in _answers(memory, device_bytes, devices).items():
+    for name, answer in _answers(memory, device, devices).items():
         for module in _modules():
             if hasattr(module, name):
                 setattr(module, name, answer)
@@ -68,17 +88,19 @@ def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value
 
 
-def _answers(memory: MemoryLog, device_bytes: int, devices: int) -> dict[str, Any]:
+def _answers(memory: MemoryLog, found: Device, devices: int) -> dict[str, Any]:
     """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
+    device_bytes, has_bfloat16 = found.memory, found.capability >= BFLOAT16_SINCE
     answers: dict[str, Any] = {
         "is_available": _always(True),
         "is_initialized": _always(True),
         "device_count": _always(devices),
         "current_device": _always(0),
-        "is_bf16_supported": _always(True),
-        "get_device_name": _always("Foreseen device"),
-        "get_device_capability": _always(_CAPABILITY),
-        "get_device_properties": _always(_Properties(device_bytes)),
+        # Torch counts what an older device emulates, unless it is told not to.
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or has_bfloat16,
+        "get_device_name": _always(found.name),
+        "get_device_capability": _always(found.version),
+        "get_device_properties": _always(_Properties(found)),
         "mem_get_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
         "get_memory_info": lambda device=None: (device_bytes - memory.live_bytes, device_bytes),
         "memory_stats": lambda device=None: _Stats(
@@ -151,8 +173,6 @@ class _Stats(dict[str, int]):
 class _Properties:
     """What `torch.cuda.get_device_properties` returns."""
 
-    name = "Foreseen device"
-    major, minor = _CAPABILITY
     multi_processor_count = _PROCESSORS
     warp_size = 32
     gcnArchName = ""  # noqa: N815 - torch's name
@@ -164,8 +184,9 @@ class _Properties:
     shared_memory_per_block = 48 * 2**10
     shared_memory_per_multiprocessor = 228 * 2**10
 
-    def __init__(self, total_memory: int) -> None:
-        self.total_memory = total_memory
+    def __init__(self, device: Device) -> None:
+        self.name, self.total_memory = device.name, device.memory
+        self.major, self.minor = device.version
 
 
 def _replace_types() -> None:
