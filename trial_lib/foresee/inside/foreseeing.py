@@ -27,6 +27,7 @@ from trial_lib.foresee.inside.libraries import (
     checkpoint_headers,
     chosen_experts,
     cuda_functions,
+    fused_kernels,
     generated_text,
     kernel_packages,
     missing_kernels,
@@ -109,6 +110,7 @@ class Foreseeing:
         asked_numbers.install()
         mixed_precision.install()
         missing_kernels.install()
+        fused_kernels.install(self._operations)
         kernel_packages.install(self._fake, self._operations)
         asked_of_computers.install(self._asks)
         generated_text.install()

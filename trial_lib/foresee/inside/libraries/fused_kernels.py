@@ -1,0 +1,97 @@
+"""Operators that CUDA computes by one kernel, and torch's build for CPUs by several.
+
+The several keep what lies between them for the backward pass, and each moves its numbers. So a model would need more
+memory and time than on the device.
+
+* `torch.rms_norm` keeps its input and one number for each row (`_fused_rms_norm`,
+  aten/src/ATen/native/cuda/layer_norm_kernel.cu). Where input and weight differ in their types, CUDA computes it by
+  several kernels too (aten/src/ATen/native/layer_norm.cpp).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside.operation_costs import bytes_of
+from trial_lib.foresee.inside.operation_log import OperationLog
+from trial_lib.intercept.stand_in import stand_in_for_scripts
+
+_Note = Callable[[torch.Tensor, list[torch.Tensor]], None]
+
+
+def install(operations: OperationLog) -> None:
+    """Replaces them. Call it once, before the program runs.
+
+    Args:
+        operations: notes the work of the norm.
+    """
+    if hasattr(torch.ops.aten, "_fused_rms_norm"):
+        _replace_norm(operations)
+
+
+def _replace_norm(operations: OperationLog) -> None:
+    def note(of: torch.Tensor, moved: list[torch.Tensor]) -> None:
+        operations.work("norm", of, float(of.numel()), float(sum(map(bytes_of, moved))), on_host=False)
+
+    original = torch.rms_norm
+
+    @functools.wraps(original)
+    def rms_norm(
+        input: torch.Tensor,  # noqa: A002 - torch's name
+        normalized_shape: Any,
+        weight: torch.Tensor | None = None,
+        eps: float | None = None,
+    ) -> torch.Tensor:
+        """Replaces `torch.rms_norm`."""
+        is_known = weight is None or (weight.dtype == input.dtype and tuple(weight.shape) == tuple(normalized_shape))
+        fits = tuple(input.shape[-len(normalized_shape) :]) == tuple(normalized_shape)
+        if not (is_on_device(input) and is_known and fits and input.is_floating_point()):
+            return original(input, normalized_shape, weight, eps)
+        normed: torch.Tensor = _Norm.apply(input, weight, len(normalized_shape), note)[0]
+        return normed
+
+    stand_in_for_scripts("rms_norm", original, rms_norm)
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has no numbers and is on the device."""
+    return isinstance(tensor, FakeTensor) and tensor.device.type == pretended_device.NAME
+
+
+class _Norm(torch.autograd.Function):
+    """The fused kernel: what it keeps, and what it moves."""
+
+    @staticmethod
+    def forward(
+        input_: torch.Tensor, weight: torch.Tensor | None, dimensions: int, note: _Note
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the result and the number of each row."""
+        leading = input_.shape[: input_.dim() - dimensions]
+        of_rows = input_.new_empty((*leading, *(1,) * dimensions), dtype=torch.float32)
+        normed = torch.empty_like(input_, memory_format=torch.contiguous_format)
+        note(input_, [input_, normed])
+        return normed, of_rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps the input, the weight and the number of each row."""
+        input_, weight, _, ctx.note = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(input_, weight, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None, _: Any) -> Any:  # type: ignore[override]
+        """Returns the gradients of the input and of the weight."""
+        input_, weight, _of_rows = ctx.saved_tensors
+        if gradient is None:
+            return None, None, None, None
+        of_input = torch.empty_like(input_, memory_format=torch.contiguous_format)
+        ctx.note(input_, [gradient, input_, of_input])
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        of_weight = torch.empty_like(weight) if weight is not None and needs_weight else None
+        return of_input if needs_input else None, of_weight, None, None
