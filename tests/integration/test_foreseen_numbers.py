@@ -269,6 +269,16 @@ def test_a_norm_of_rows_keeps_its_input_and_a_number_for_each_row(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_an_encoder_evaluates_with_padding(foreseen):
+    does = (
+        "layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True); "
+        "encoder = nn.TransformerEncoder(layer, 2).to(device).eval().requires_grad_(False); "
+        "padding = torch.arange(4, device=device) > torch.tensor([[1], [3]], device=device); "
+        "assert encoder(torch.ones(2, 4, 16, device=device), src_key_padding_mask=padding).shape == (2, 4, 16)"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_flexible_attention_and_batched_sends_go_on(foreseen):
     does = (
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "

@@ -8,6 +8,8 @@
 * Products by groups, by which a mixture of experts computes all its experts at once, have no formula. Their fake
   implementation takes bfloat16 alone, and their kernel takes other formats as well
   (aten/src/ATen/native/GroupedMMUtils.h).
+* A `TransformerEncoder` that evaluates leaves out padding by nested tensors. They have no fake implementation, so its
+  way of training takes their place.
 * The parts of a batch norm that all ranks share have no fake implementation (`torch.nn.SyncBatchNorm`,
   aten/src/ATen/native/cuda/Normalization.cu).
 """
@@ -43,6 +45,7 @@ def install() -> None:
     _replace_recurrent_layers()
     _add_products_by_groups()
     _add_shared_norms()
+    torch.backends.mha.set_fastpath_enabled(False)
 
 
 def _replace_recurrent_layers() -> None:
