@@ -269,6 +269,15 @@ def test_a_norm_of_rows_keeps_its_input_and_a_number_for_each_row(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_a_cell_of_a_gru_goes_on(foreseen):
+    does = (
+        "cell = nn.GRUCell(8, 16, device=device); cell(torch.ones(2, 8, device=device)).sum().backward(); "
+        "assert cell.weight_hh.grad.shape == (48, 16); "
+        "assert cell(torch.ones(8, device=device), torch.ones(16, device=device)).shape == (16,)"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_an_encoder_evaluates_with_padding(foreseen):
     does = (
         "layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True); "

@@ -6,6 +6,8 @@ memory and time than on the device.
 * `torch.rms_norm` keeps its input and one number for each row (`_fused_rms_norm`,
   aten/src/ATen/native/cuda/layer_norm_kernel.cu). Where input and weight differ in their types, CUDA computes it by
   several kernels too (aten/src/ATen/native/layer_norm.cpp).
+* A cell of a GRU has a fused kernel on every device but a CPU, without a fake implementation. Plain formulas take its
+  place.
 """
 
 import functools
@@ -31,6 +33,8 @@ def install(operations: OperationLog) -> None:
     """
     if hasattr(torch.ops.aten, "_fused_rms_norm"):
         _replace_norm(operations)
+    cells: Any = torch._VF
+    cells.gru_cell = _of_device(cells.gru_cell)
 
 
 def _replace_norm(operations: OperationLog) -> None:
@@ -95,3 +99,26 @@ class _Norm(torch.autograd.Function):
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         of_weight = torch.empty_like(weight) if weight is not None and needs_weight else None
         return of_input if needs_input else None, of_weight, None, None
+
+
+def _of_device(original: Any) -> Any:
+    @functools.wraps(original)
+    def gru_cell(
+        input_: torch.Tensor,
+        hidden: torch.Tensor,
+        of_input: torch.Tensor,
+        of_hidden: torch.Tensor,
+        input_bias: torch.Tensor | None = None,
+        hidden_bias: torch.Tensor | None = None,
+    ) -> Any:
+        """Replaces `torch._VF.gru_cell`."""
+        if not any(map(is_on_device, (input_, hidden, of_input))):
+            return original(input_, hidden, of_input, of_hidden, input_bias, hidden_bias)
+        linear = torch.nn.functional.linear
+        inputs, hiddens = linear(input_, of_input, input_bias), linear(hidden, of_hidden, hidden_bias)
+        (reset_i, update_i, new_i), (reset_h, update_h, new_h) = inputs.chunk(3, 1), hiddens.chunk(3, 1)
+        reset, update = (reset_i + reset_h).sigmoid(), (update_i + update_h).sigmoid()
+        new = (new_i + reset * new_h).tanh()
+        return (hidden - new) * update + new
+
+    return gru_cell
