@@ -288,6 +288,18 @@ def test_an_encoder_evaluates_with_padding(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_an_address_tells_tensors_apart(foreseen):
+    does = (
+        "first, second = nn.Linear(4, 4).to('cuda'), nn.Linear(4, 4); second.bias = first.bias; "
+        "places = [each.data_ptr() for layer in (first, second) for each in layer.parameters()]; "
+        "assert len(set(places)) == 3 and places[1] == places[3] and not any(each % 512 for each in places); "
+        "row = first.weight.data[1:]; assert row.data_ptr() == places[0] + 16; "
+        "assert row.untyped_storage().data_ptr() == first.weight.untyped_storage().data_ptr() == places[0]; "
+        "assert torch.empty(0, device=device).data_ptr() == 0 != torch.ones(1).data_ptr()"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_flexible_attention_and_batched_sends_go_on(foreseen):
     does = (
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "
