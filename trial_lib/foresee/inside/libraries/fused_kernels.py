@@ -45,7 +45,7 @@ def _replace_norm(operations: OperationLog) -> None:
 
     @functools.wraps(original)
     def rms_norm(
-        input: torch.Tensor,  # noqa: A002 - torch's name
+        input: torch.Tensor,
         normalized_shape: Any,
         weight: torch.Tensor | None = None,
         eps: float | None = None,
