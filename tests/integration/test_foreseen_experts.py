@@ -190,6 +190,36 @@ def test_experts_that_ranks_share_get_the_tokens_of_all_ranks(foreseen):
     assert foreseen(SHARED).stopped == ""
 
 
+DEEPSPEED = f"""{PREAMBLE}
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+deepspeed.init_distributed()
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 16)
+        self.moe = MoE(hidden_size=16, expert=nn.Linear(16, 16), num_experts={EXPERTS}, ep_size=2)
+
+    def forward(self, x):
+        return self.moe(self.up(x))[0]
+
+model = Model()
+groups = split_params_into_different_moe_groups_for_optimizer({{"params": list(model.parameters()), "name": "all"}})
+engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=groups)
+while True:
+    engine.backward(engine(torch.ones(2, 8, 16, device=engine.device)).mean())
+    engine.step()
+"""
+
+
+def test_experts_on_other_ranks_count_among_the_parameters(foreseen):
+    run = foreseen(DEEPSPEED)
+    assert run.stopped == ""
+    layer = 16 * 16 + 16
+    assert run.parameters == run.trainable == layer + EXPERTS * layer + EXPERTS * 16
+
+
 UNUSED = f"""{PREAMBLE}
 model = nn.Linear(16, 16)
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())

@@ -48,7 +48,7 @@ from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
-from trial_lib.measure.tensor_parallel import parameter_shares, tensor_parallel_size
+from trial_lib.measure.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -204,7 +204,8 @@ class Foreseeing:
             sum(number for number, _ in numbers),
             sum(number for number, each in numbers if each.requires_grad),
         )
-        if (divided := tensor_parallel_size(engine)) > 1:
+        divided = tensor_parallel_size(engine)
+        if divided > 1 or expert_ranks(engine.module) > 1:
             sums = [divided * sequence_parallel_size(engine) * share for share in parameter_shares(engine)[:2]]
         parameters, trainable = map(round, self._parameters or sums)
         return {
