@@ -300,6 +300,14 @@ def test_an_address_tells_tensors_apart(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_a_lazy_layer_moves_before_it_has_a_shape(foreseen):
+    does = (
+        "layer = nn.LazyLinear(8).to('cuda'); assert layer(torch.ones(2, 4, device=device)).shape == (2, 8); "
+        "assert layer.weight.is_cuda and nn.LazyLinear(8).cuda()(torch.ones(2, 4, device=device)).shape == (2, 8)"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_flexible_attention_and_batched_sends_go_on(foreseen):
     does = (
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import flop_registry
 
 from trial_lib.foresee.inside import known_numbers, pretended_device
@@ -135,7 +136,11 @@ def make_own_parameters(fake: FakeTensors) -> None:
 @functools.cache
 def _both(cls: type) -> type:
     """Returns a class of fake tensors with the methods of another class."""
-    return type(cls)(cls.__name__, (cls, FakeTensor), {})
+    return type(cls)(cls.__name__, (cls, FakeTensor), _WITHOUT_SHAPE if issubclass(cls, UninitializedParameter) else {})
+
+
+# A lazy layer's parameter refuses to tell its shape, which the mode has to know. Later it becomes a usual parameter.
+_WITHOUT_SHAPE = {"shape": torch.Tensor.shape, "cls_to_become": FakeTensor, "_is_param": True}
 
 
 def change_words() -> None:
