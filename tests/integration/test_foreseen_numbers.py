@@ -308,6 +308,14 @@ def test_a_lazy_layer_moves_before_it_has_a_shape(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_a_loss_scale_is_what_it_begins_with(foreseen):
+    does = (
+        "scaler = torch.amp.GradScaler('cuda'); scaler.scale(torch.ones(1, device=device)); "
+        "assert scaler.get_scale() == 65536"
+    )
+    assert foreseen(does)[0] == ""
+
+
 def test_flexible_attention_and_batched_sends_go_on(foreseen):
     does = (
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "
