@@ -300,6 +300,17 @@ def test_an_address_tells_tensors_apart(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_tensors_are_saved_in_memory_and_loaded_again(foreseen):
+    does = (
+        "import io; buffer = io.BytesIO(); torch.save(engine.module.state_dict(), buffer); buffer.seek(0); "
+        "copied = io.BytesIO(buffer.getvalue()); loaded = torch.load(buffer, map_location='cpu'); "
+        "assert loaded['weight'].shape == (1, 8) and loaded['weight'].device.type == 'cpu'; "
+        "engine.module.load_state_dict(torch.load(copied)); "
+        "real = io.BytesIO(); torch.save(torch.ones(2), real); real.seek(0); assert torch.load(real).tolist() == [1, 1]"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_a_lazy_layer_moves_before_it_has_a_shape(foreseen):
     does = (
         "layer = nn.LazyLinear(8).to('cuda'); assert layer(torch.ones(2, 4, device=device)).shape == (2, 8); "

@@ -7,6 +7,7 @@ pretended device, where a real run has them on CUDA. A file has the device of ea
 
 import copy
 import functools
+import io
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,9 +22,10 @@ _DEVICES = ("cuda", pretended_device.NAME)
 # Of the file that is being read: the storages of the device, by their addresses, and what has their place there.
 _read: dict[int, Any] = {}
 _placed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-# What the program has saved, by its path.
+# What the program has saved, by its path, or by the mark that stands in memory in its place.
 _saved: dict[str, Any] = {}
 _DEEPEST = 4
+_MARK = "zerotune: tensors without numbers "
 
 
 def keeping(original: Any) -> Any:
@@ -40,6 +42,11 @@ def keeping(original: Any) -> Any:
             return original(obj, f, *args, **kwargs)
         if isinstance(f, (str, os.PathLike)):
             _saved[os.path.abspath(f)] = obj  # noqa: PTH100 - of whatever the program calls a path
+        elif isinstance(f, io.BytesIO):
+            # The program may copy the bytes, such as into another buffer.
+            name = f"{_MARK}{len(_saved)}"
+            _saved[name] = obj
+            f.write(name.encode())
         return None
 
     return save
@@ -61,18 +68,26 @@ def has_fakes(value: Any, depth: int = 0) -> bool:
 
 
 def is_saved(f: Any) -> bool:
-    """Returns whether the program has saved fake tensors at a path."""
-    return isinstance(f, (str, os.PathLike)) and os.path.abspath(f) in _saved  # noqa: PTH100
+    """Returns whether the program has saved fake tensors at a path, or in memory."""
+    return _name_of(f) in _saved
+
+
+def _name_of(f: Any) -> str:
+    """Returns what the program has saved there by; empty for what is no path and has no mark."""
+    if isinstance(f, (str, os.PathLike)):
+        return os.path.abspath(f)  # noqa: PTH100
+    marked = f.getvalue()[f.tell() :] if isinstance(f, io.BytesIO) else b""
+    return marked.decode() if marked.startswith(_MARK.encode()) else ""
 
 
 def load_saved(f: Any, map_location: Any = None) -> Any:
-    """Returns what the program has saved at a path, with tensors of their own."""
+    """Returns what the program has saved there, with tensors of their own."""
 
     def loaded(tensor: torch.Tensor) -> torch.Tensor:
         where = pretended_device.device() if lands_on_device(str(tensor.device), map_location) else "cpu"
         return torch.empty_like(tensor, device=where)
 
-    return with_tensors(_saved[os.path.abspath(f)], loaded)  # noqa: PTH100
+    return with_tensors(_saved[_name_of(f)], loaded)
 
 
 def lands_on_device(saved_on: str, map_location: Any) -> bool:
