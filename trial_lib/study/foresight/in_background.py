@@ -216,7 +216,7 @@ class Foresight:
         trial_spec(experiment, config, paths).write(paths.training_spec)
         return program
 
-    def _device_bytes(self) -> dict[str, int]:
+    def _device_bytes(self) -> dict[str, Any]:
         memory = self._setup.host.memory_per_slot
         return {"device_bytes": memory} if memory else {}
 

@@ -39,15 +39,15 @@ def install() -> None:
     addresses = Addresses()
     original: Any = torch.UntypedStorage.data_ptr
 
-    def of_storage(storage: torch.UntypedStorage) -> int:
+    def of_storage(storage: torch.UntypedStorage) -> Any:
         """Replaces `UntypedStorage.data_ptr`."""
-        return addresses.of(storage) if storage.device.type == "meta" else original(storage)  # type: ignore[no-any-return]
+        return addresses.of(storage) if storage.device.type == "meta" else original(storage)
 
     def of_tensor(tensor: torch.Tensor) -> int:
         """Replaces `FakeTensor.data_ptr`."""
         if not tensor.numel():
             return 0
-        return addresses.of(tensor.untyped_storage()) + tensor.storage_offset() * tensor.element_size()
+        return addresses.of(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
 
     torch.UntypedStorage.data_ptr = of_storage  # type: ignore[method-assign, assignment]
     FakeTensor.data_ptr = of_tensor  # type: ignore[method-assign, assignment]

@@ -55,7 +55,8 @@ def _replace_norm(operations: OperationLog) -> None:
         fits = tuple(input.shape[-len(normalized_shape) :]) == tuple(normalized_shape)
         if not (is_on_device(input) and is_known and fits and input.is_floating_point()):
             return original(input, normalized_shape, weight, eps)
-        normed: torch.Tensor = _Norm.apply(input, weight, len(normalized_shape), note)[0]
+        function: Any = _Norm
+        normed: torch.Tensor = function.apply(input, weight, len(normalized_shape), note)[0]
         return normed
 
     stand_in_for_scripts("rms_norm", original, rms_norm)
@@ -89,7 +90,7 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(input_, weight, output[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None, _: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None, _: Any) -> Any:
         """Returns the gradients of the input and of the weight."""
         input_, weight, _of_rows = ctx.saved_tensors
         if gradient is None:

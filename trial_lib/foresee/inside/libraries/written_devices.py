@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._device import DeviceContext, _device_constructors
 
 from trial_lib.foresee.inside import known_numbers, pretended_device
@@ -71,7 +70,8 @@ def _replace_methods(memory: MemoryLog) -> None:
     for name in ("to", "new_tensor"):
         setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name)))
     # By its functions, a parameter without a shape knows what it may do (torch.nn.LazyLinear).
-    UninitializedTensorMixin._allowed_methods.extend((torch.Tensor.to, torch.Tensor.cuda))
+    kinds: Any = torch.nn.parameter
+    kinds.UninitializedTensorMixin._allowed_methods.extend((torch.Tensor.to, torch.Tensor.cuda))
 
 
 def own_device(device: Any) -> Any:
