@@ -105,6 +105,15 @@ def test_more_steps_are_measured_while_their_times_vary(trials):
     assert metrics["latency_spread"] > 0.005
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_program_that_waits_for_workers_pays_the_mean_of_their_bursts(trials, workers):
+    result = trials.run("slow_loader.py", "--workers", str(workers), micro_batch=16)
+    metrics = completed(result)
+    # Each worker takes 10 ms for a sample, and all of them do so at a time.
+    assert len(result.step_times) >= workers
+    assert metrics["throughput"] == pytest.approx(100 * workers, rel=0.25)
+
+
 def test_a_measurement_ends_after_its_seconds(trials):
     window = StepWindow(max_steps=1000, max_seconds=0.4, relative_error=0.0)
     result = trials.run("slow_data.py", window=window)

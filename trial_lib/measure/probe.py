@@ -291,7 +291,9 @@ class Probe:
         if reason and self._survey is None:
             self.refuse("diverged", reason)
         self._warm_up.step_ended(watch, self._steps_seen)
-        step = CountedStep(time_taken, watch.take_arrived(), self._compilations.were_made())
+        step = CountedStep(
+            time_taken, watch.take_arrived(), self._compilations.were_made(), loader_batches.take_loading()
+        )
         self._step_losses.add(watch.take_loss(), applied)
         if self._survey is not None:
             self._go_on_surveying()
@@ -306,12 +308,12 @@ class Probe:
         """Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments."""
         assert self._watch is not None
         window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
-        is_moment = len(counted) >= next_moment(window, counted.slowest)
+        is_moment = len(counted) >= max(next_moment(window, counted.slowest), counted.next_covered)
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
         samples = counted.agree(self._watch)
         is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
-        if is_moment and is_enough(window, counted.slowest):
+        if is_moment and is_enough(window, counted.slowest) and counted.cover_cycle:
             self._end_phase("steps")
             if self._order.with_profile:
                 self._go_on_surveying()

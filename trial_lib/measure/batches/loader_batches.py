@@ -5,12 +5,14 @@ A loader's batch is complete: labels that never reach the engine are as long as 
 Trainer, Accelerate, DeepSpeed's own loader and the loader of a trial class.
 """
 
+import math
 import random
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +26,33 @@ from trial_lib.measure.batches.stretched_batch import stretched
 _MOST_KEPT = 64
 # A program that counts its steps, and not its epochs, reads an empty loader forever.
 _MOST_EMPTY = 100
+
+
+@dataclass(frozen=True)
+class StepLoading:
+    """How a step got its batches from a data loader.
+
+    Attributes:
+        waited_s: seconds for which the code has waited for them.
+        read: their number.
+        place: of the last one, among all batches that this process has read to train on.
+        workers: worker processes of the loader, which make the batches in turn.
+    """
+
+    waited_s: float = 0.0
+    read: int = 0
+    place: int = 0
+    workers: int = 0
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the same worker makes the last batch of a step again."""
+        return self.workers // math.gcd(self.workers, self.read) if self.workers and self.read else 1
+
+    @property
+    def phase(self) -> int:
+        """Where the step is in its cycle: a number that the steps of a cycle do not share."""
+        return self.place % self.workers if self.workers else 0
 
 
 class LoaderBatches:
@@ -50,6 +79,9 @@ class LoaderBatches:
         self._ran_empty: Callable[[], None] = lambda: None
         self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self.waited_s = 0.0
+        self._read = 0
+        # The seconds and the batches that earlier steps have taken.
+        self._taken_before = (0.0, 0)
         self.is_surveyed = self.draws_numbers = self.gives_from_device = False
 
     def install(self) -> None:
@@ -101,6 +133,13 @@ class LoaderBatches:
         while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
             sampler = sampler.batch_sampler
         return type(sampler) is BatchSampler
+
+    def take_loading(self) -> StepLoading:
+        """Returns how the code got its batches since the last call of this method."""
+        (waited_before, read_before), loader = self._taken_before, self.training_loader
+        self._taken_before = self.waited_s, self._read
+        workers = 0 if loader is None else int(loader.num_workers)
+        return StepLoading(self.waited_s - waited_before, self._read - read_before, self._read, workers)
 
     def stretch(self, length: int, batches: int) -> None:
         """Stretches the next batches.
@@ -155,6 +194,7 @@ class LoaderBatches:
         # Programs read validation data without gradients.
         if torch.is_grad_enabled():
             self.waited_s += time.monotonic() - started
+            self._read += 1
             if self.is_surveyed:
                 self.draws_numbers |= numbers is not None and numbers != _generators()
                 self.gives_from_device |= any(not tensor.is_cpu for tensor in tensors_in(batch))

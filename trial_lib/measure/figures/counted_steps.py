@@ -13,11 +13,13 @@ import torch
 from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.device.host.free_host_memory import available_bytes
 from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
+from trial_lib.measure.batches.loader_batches import StepLoading
 from trial_lib.measure.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.measure.figures import precision
 from trial_lib.measure.figures.over_ranks import most, of_each, total
 from trial_lib.measure.figures.precision import bytes_by_code
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
+from trial_lib.measure.figures.worker_cycle import WorkerCycle, share_of_wait
 from trial_lib.measure.replicas import part_of_replica, replicas_of
 from trial_lib.measure.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
 
@@ -35,11 +37,13 @@ class CountedStep:
         time: of the step.
         arrived: the batches of the step, as `EngineWatch.take_arrived` has them.
         has_compiled: whether the rank has compiled something meanwhile.
+        loading: how it got its batches.
     """
 
     time: StepTime
     arrived: Mapping[str, float]
     has_compiled: bool = False
+    loading: StepLoading = field(default_factory=StepLoading)
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -60,6 +64,7 @@ class CountedSteps:
         losses: the last loss of each step, on its device; fewer if the code shows none.
         batch: the engine's global batch in these steps; None before the first.
         note: a sentence on the steps for the reader; may be empty.
+        next_covered: counted steps after which `cover_cycle` is expected, as of the last agreement.
     """
 
     steps: list[CountedStep] = field(default_factory=list)
@@ -67,8 +72,10 @@ class CountedSteps:
     losses: list[torch.Tensor] = field(default_factory=list)
     batch: int | None = None
     note: str = ""
+    next_covered: int = 0
     # Whether the device has been idle since the last step.
     _has_rested: bool = False
+    _cycle: WorkerCycle = field(default_factory=WorkerCycle)
     # Positions of the steps that are left out.
     _left_out: frozenset[int] = frozenset()
 
@@ -80,6 +87,11 @@ class CountedSteps:
     def in_use(self) -> list[CountedStep]:
         """The steps that count."""
         return [step for place, step in enumerate(self.steps) if place not in self._left_out]
+
+    @property
+    def cover_cycle(self) -> bool:
+        """Whether the steps show what training pays for its data, as of the last agreement."""
+        return self._cycle.is_covered
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
         """Counts a step, unless it began after `agree`.
@@ -123,7 +135,7 @@ class CountedSteps:
         self.note = f"The program changes its batch as it trains. It was measured at a global batch of {measured}."
         if not is_enough:
             self.keep(0)
-            self.slowest = []
+            self.slowest, self.next_covered, self._cycle = [], 0, WorkerCycle()
         return is_enough
 
     def keep(self, count: int) -> None:
@@ -146,15 +158,26 @@ class CountedSteps:
             device.finish()
             self._has_rested = device.is_apart
         count = len(self.steps)
-        own = [*(step.seconds["latency"] for step in self.steps), *(float(step.has_compiled) for step in self.steps)]
+        own = [
+            *(step.seconds["latency"] for step in self.steps),
+            *(float(step.has_compiled) for step in self.steps),
+            *(float(step.loading.phase) for step in self.steps),
+            share_of_wait([(step.loading.waited_s, step.seconds["latency"]) for step in self.in_use]),
+            float(max((step.loading.cycle for step in self.steps), default=1)),
+        ]
         samples = self._samples(watch) * replicas_of(watch.engine)
-        *agreed, most_samples = most([*own, samples], watch.engine)
+        *agreed, share, length, most_samples = most([*own, samples], watch.engine)
         compiled = [place for place in range(count) if agreed[count + place]]
         left_out = [] if is_over and len(compiled) == count else compiled[:_MOST_THAT_COMPILE]
         if len(left_out) < len(compiled) and _NOTE_OF_COMPILED not in self.note:
             self.note = f"{self.note} {_NOTE_OF_COMPILED}".lstrip()
         self._left_out = frozenset(left_out)
         self.slowest = [agreed[place] for place in range(count) if place not in self._left_out]
+        phases = [agreed[2 * count + place] for place in range(count) if place not in self._left_out]
+        self._cycle = WorkerCycle.of(phases, int(length), share)
+        # On an accelerator the step after an agreement does not count. It may be the very one that is missing.
+        more = self._cycle.length if self._has_rested else self._cycle.missing
+        self.next_covered = 0 if self.cover_cycle else len(self) + more
         return most_samples
 
     @property
@@ -181,7 +204,7 @@ class CountedSteps:
         cpu_seconds, all_samples, all_tokens, with_tokens = total(
             [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
         )
-        latency = statistics.median(self.slowest)
+        latency = self._cycle.step_time(self.slowest)
         replicas = replicas_of(engine)
         # Ranks of one replica have the same samples. An inner stage of a pipeline has as many as its engine is set to.
         samples = all_samples / ranks * replicas

@@ -65,7 +65,7 @@ class Ranks:
     def most(self, values: list[float], _engine: Any) -> list[float]:
         """As `over_ranks.most`."""
         count = len(self.counted.steps)
-        there = [*[1.0] * count, *(float(each) for each in self.compiled_there[:count]), 0.0]
+        there = [*[1.0] * count, *(float(each) for each in self.compiled_there[:count]), *[0.0] * (count + 3)]
         return [max(pair) for pair in zip(values, there, strict=True)]
 
 
