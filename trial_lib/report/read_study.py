@@ -96,7 +96,8 @@ def read_study(root: Path) -> StudyView:
         best_command="" if answer is None else answer.command,
         changes=() if best is None else _changes(redact(base), best, state.profile),
         trials=trials,
-        running={number: state.label(number) for number in state.running},
+        # A study that was ended asks for its last trials again when it is resumed.
+        running={number: state.label(number) for number in state.running} if status == StudyStatus.RUNNING else {},
         withdrawn=len(state.withdrawn),
         stopped=state.stopped or "",
         max_trials=_max_trials(record, paths),

@@ -173,6 +173,12 @@ def test_a_study_whose_driver_was_killed_is_said_to_be_interrupted(tmp_path: Pat
     assert read_study(paths.root).status == "interrupted"
 
 
+@pytest.mark.parametrize("status", ["cancelled", "failed"])
+def test_nothing_runs_in_a_study_that_was_ended(status: str, tmp_path: Path) -> None:
+    paths = study_with_failures(tmp_path, status=status)
+    assert read_study(paths.root).running == {}
+
+
 @pytest.mark.parametrize("lines", [0, 1, 2, 5])
 def test_a_study_that_failed_or_was_cancelled_early_shows_what_there_is(lines: int, tmp_path: Path) -> None:
     paths = recorded_study(tmp_path, status="failed", reason="The profile trial crashed.")
