@@ -80,8 +80,8 @@ def test_a_script_that_crashes_twice_is_started_again_by_the_same_command(folder
     assert [f"step {step} at micro-batch 2" in log for step in range(1, 5)] == [True] * 4
     assert log.count("pid ") == 3
     told = folder.paths.log.read_text()
-    assert "attempt 1 of 3 crashed: The program raised ValueError: the disk with shard 1 is away Log: " in told
-    assert "attempt 2 of 3 crashed: The program raised ValueError: the disk with shard 2 is away Log: " in told
+    assert "attempt 1 of 3 crashed: The program raised ValueError: the disk with shard 1 is away. Log: " in told
+    assert "attempt 2 of 3 crashed: The program raised ValueError: the disk with shard 2 is away. Log: " in told
 
 
 @pytest.mark.devices(2)
@@ -200,7 +200,7 @@ def test_a_script_that_keeps_crashing_fails_and_says_why(folder: Folder, home: P
     assert ended.returncode == 3, ended.stderr
     document = json.loads(ended.stdout)
     assert (document["folder"], document["status"]) == (str(folder.paths.root), "failed")
-    why = f"The program raised ValueError: the disk with shard 2 is away Log: {folder.paths.rank_log(0)}"
+    why = f"The program raised ValueError: the disk with shard 2 is away. Log: {folder.paths.rank_log(0)}"
     assert document["reason"] == f"{why} That was attempt 2 of 2."
     assert f"attempt 2 of 2 crashed: {why}" in ended.stderr
     (run_there,) = folder.runs

@@ -111,7 +111,7 @@ def test_an_exception_on_one_rank_is_the_cause_and_its_peers_are_not(trials):
     started = time.monotonic()
     result = trials.run("ends.py", "--how", "raise on one", "--steps", "2", slots=2)
     assert result.outcome == "crashed"
-    assert f"ValueError: shard 1 is corrupt Log: {result.logs[1]}" in result.reason
+    assert f"ValueError: shard 1 is corrupt. Log: {result.logs[1]}" in result.reason
     assert time.monotonic() - started < 15
 
 

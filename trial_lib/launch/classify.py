@@ -9,6 +9,7 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.lack_of_memory import PEER_DIED, MemoryLack, MemoryOwner, lack_of_memory
 from trial_lib.launch.processes.guard import CANCEL, DEADLINE
 from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
+from trial_lib.records.failure_cause import as_sentence
 from trial_lib.records.result import Outcome
 
 REFUSED = "DeepSpeed refuses the configuration:"
@@ -99,7 +100,7 @@ def classify(
 
 
 def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence: str) -> TrialEnd:
-    return TrialEnd(outcome, f"{sentence} Log: {ranks[number].log}", number)
+    return TrialEnd(outcome, f"{as_sentence(sentence)} Log: {ranks[number].log}", number)
 
 
 def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:

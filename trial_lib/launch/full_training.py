@@ -14,6 +14,7 @@ from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
+from trial_lib.records.failure_cause import as_sentence
 from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome
 from trial_lib.slots.ports import reserved_port
@@ -224,7 +225,7 @@ def _broken_api(records: list[RankRecord]) -> str | None:
         elif record.failure["type"] == _INVALID_TRIAL:
             message = record.failure["message"]
         if message:
-            return f"{' '.join(message.split())} Log: {record.log}"
+            return f"{as_sentence(' '.join(message.split()))} Log: {record.log}"
     return None
 
 

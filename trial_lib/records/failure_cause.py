@@ -7,6 +7,17 @@ _PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
+def as_sentence(reason: str) -> str:
+    """Returns a reason with a full stop, so that another sentence can follow. An exception's message seldom has one.
+
+    Example:
+        >>> as_sentence("The program raised KeyError: 'labels'"), as_sentence("Did it end?")
+        ("The program raised KeyError: 'labels'.", 'Did it end?')
+    """
+    said = reason.rstrip()
+    return said if said.endswith((".", "!", "?", ":")) else f"{said}."
+
+
 def cause_of(reason: str) -> str:
     """Returns the reason of a failed trial without its paths and numbers.
 

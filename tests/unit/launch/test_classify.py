@@ -103,7 +103,7 @@ def test_a_rank_that_aborts_in_another_collective_than_its_peers_is_said_to_be_t
 
 def test_a_rank_that_aborts_is_told_of_by_what_was_thrown():
     thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no route to host\n"
-    assert ended([rank(0, log=thrown)], statuses=[-6])[1] == "Rank 0 aborted: no route to host Log: rank0.log"
+    assert ended([rank(0, log=thrown)], statuses=[-6])[1] == "Rank 0 aborted: no route to host. Log: rank0.log"
     assert ended([rank(0)], statuses=[-6])[1] == "Rank 0 was ended by signal 6. Log: rank0.log"
 
 
@@ -130,14 +130,14 @@ def test_a_kill_is_out_of_memory_only_where_the_kernel_says_so():
 def test_a_lost_connection_is_never_the_cause(message):
     peer = rank(0, failure=failure("RuntimeError", message, time=1.0))
     culprit = rank(1, failure=failure("KeyError", "'labels'", time=2.0))
-    assert ended([peer, culprit]) == ("crashed", "The program raised KeyError: 'labels' Log: rank1.log")
+    assert ended([peer, culprit]) == ("crashed", "The program raised KeyError: 'labels'. Log: rank1.log")
     outcome, reason = ended([peer, rank(1)], statuses=[1, -9])
     assert (outcome, reason) == ("crashed", "Rank 1 was ended by signal 9. Log: rank1.log")
 
 
 def test_of_several_exceptions_the_first_is_the_cause():
     late, early = (rank(n, failure=failure("ValueError", str(n), time=2.0 - n)) for n in range(2))
-    assert ended([late, early])[1] == "The program raised ValueError: 1 Log: rank1.log"
+    assert ended([late, early])[1] == "The program raised ValueError: 1. Log: rank1.log"
 
 
 def test_all_ranks_have_to_be_measured():
@@ -230,14 +230,14 @@ def test_a_program_that_ends_itself_with_a_number_is_told_by_its_last_words():
 
 def test_last_words_stand_in_for_an_exception():
     assert ended([rank(log="a\nlicence expired\n")], statuses=[4])[1] == (
-        "Rank 0 left no result; its last words: licence expired Log: rank0.log"
+        "Rank 0 left no result; its last words: licence expired. Log: rank0.log"
     )
 
 
 def test_a_long_message_is_cut_to_one_line():
     message = "1 validation error\nzero_optimization.stage\n  Input should be 3\n" + "more\n" * 50
     reason = ended([rank(failure=failure("ValidationError", message, in_initialize=True))])[1]
-    assert "ValidationError: 1 validation error zero_optimization.stage Input should be 3 Log:" in reason
+    assert "ValidationError: 1 validation error zero_optimization.stage Input should be 3. Log:" in reason
     assert len(ended([rank(failure=failure("ValueError", "x" * 5000))])[1]) < 400
 
 
@@ -260,7 +260,7 @@ def test_on_a_gpu_the_hosts_memory_is_an_outcome_of_its_own():
     )
     outcome, reason = ended([rank(failure=where)], device="cuda")
     assert outcome == "out_of_host_memory"
-    assert reason == "The host's memory has run out: AcceleratorError: CUDA error: out of memory Log: rank0.log"
+    assert reason == "The host's memory has run out: AcceleratorError: CUDA error: out of memory. Log: rank0.log"
     assert ended([rank()], statuses=[-9], kernel_killed=True, device="cuda")[0] == "out_of_host_memory"
     assert ended([rank()], statuses=[-9], kernel_killed=False, device="cuda")[0] == "crashed"
     assert ended([rank(failure=failure("MemoryError", ""))], device="cuda")[0] == "out_of_host_memory"
@@ -273,4 +273,4 @@ def test_who_runs_out_of_host_memory_was_not_killed_from_outside():
 def test_a_rank_on_another_kind_of_device_says_so_in_full():
     sentence = "the devices: the program trains on `xpu`. " + "Set DS_ACCELERATOR=cpu. " * 20
     died = rank(failure=failure("OtherDeviceError", sentence, in_initialize=True, elsewhere=True))
-    assert ended([died]) == ("invalid", f"{sentence} Log: rank0.log")
+    assert ended([died]) == ("invalid", f"{sentence.rstrip()} Log: rank0.log")
