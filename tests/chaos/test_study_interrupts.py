@@ -91,7 +91,9 @@ def test_two_interrupts_during_a_trial_end_the_command_at_once_and_the_study_can
     resumed = zerotune.run("resume", study.paths.root)
     assert resumed.returncode == 0, resumed.stderr
     assert "Some records have not reached MLflow" not in resumed.stderr
-    assert "changed since the study began: train.py (edited). Its earlier trials" in study.paths.log.read_text()
+    said = "changed since the study began: train.py (edited). Its earlier trials"
+    assert said in study.paths.log.read_text()
+    assert f"note: {said}" in resumed.stderr
     times = study.result_times()
     assert {number: times[number] for number in finished} == finished
     assert study.searched == [0, 1, 2, 3, 4]

@@ -344,28 +344,30 @@ def resume_study(root: Path) -> OpenStudy:
         )
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
-    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
+    is_over = record.status is StudyStatus.COMPLETED
+    changed = "" if is_over else _changes(fingerprint_in(paths), fingerprint_of(experiment, arguments, host))
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes, *filter(None, [changed])))
     tracking_uri = default_tracking_uri(work_dir_of(paths.root))
     study = _open(record, arguments, experiment, host, paths, tracking_uri)
-    if record.status is not StudyStatus.COMPLETED:
-        _note_changes(study, fingerprint_of(experiment, arguments, host))
+    if changed:
+        study.driver.log.warning("%s", changed)
+        mixed = fingerprint_in(paths).model_copy(update={"is_mixed": True})
+        with disk_full_told(paths.root):
+            # Later studies then learn nothing from this one.
+            write_whole(paths.fingerprint, mixed.model_dump_json(indent=2))
     return study
 
 
-def _note_changes(study: OpenStudy, now: Fingerprint) -> None:
-    """Logs the changes of the experiment since the study began. Later studies then learn nothing from it."""
-    begun = fingerprint_in(study.paths)
+def _changes(begun: Fingerprint, now: Fingerprint) -> str:
+    """Returns a sentence on the changes of the experiment since the study began; empty if there are none."""
     changes = "; ".join(now.changes_since(begun))
     # A study of an older version has no fingerprint.
     if not changes or begun == Fingerprint():
-        return
-    study.driver.log.warning(
-        "changed since the study began: %s. Its earlier trials were measured before that, so results may not be "
-        "comparable. Start a new study to be safe.",
-        changes,
+        return ""
+    return (
+        f"changed since the study began: {changes}. Its earlier trials were measured before that, so results may not "
+        "be comparable. Start a new study to be safe."
     )
-    with disk_full_told(study.paths.root):
-        write_whole(study.paths.fingerprint, begun.model_copy(update={"is_mixed": True}).model_dump_json(indent=2))
 
 
 def _has_trained(paths: StudyPaths) -> bool:

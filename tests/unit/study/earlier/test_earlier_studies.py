@@ -58,7 +58,10 @@ def test_one_that_was_resumed_after_its_code_had_changed_says_so_and_does_not(tm
     (team.model / "train.py").write_text("print('trains otherwise')\n")
     with team.resumed(study.paths.root) as resumed:
         team.finish(resumed)
-    assert "changed since the study began: train.py (edited). Its earlier trials" in resumed.paths.log.read_text()
+    said = "changed since the study began: train.py (edited). Its earlier trials"
+    assert said in resumed.paths.log.read_text()
+    # The command prints these.
+    assert any(said in note for note in resumed.driver.setup.experiment.notes)
     assert found_by(team) == []
 
 
