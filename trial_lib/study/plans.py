@@ -73,6 +73,7 @@ class TrialPlans:
             number=number,
             purpose=purpose,
             candidate=candidate,
+            name=name,
             window=window,
             memory_limit=self._setup.memory_limit,
             deadline_s=deadline,
