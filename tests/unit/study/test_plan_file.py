@@ -1,6 +1,7 @@
 """The file of a plan that a study begins with: what is wrong with it is one sentence."""
 
 import json
+import math
 
 import pytest
 
@@ -36,6 +37,26 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, content, said):
     with pytest.raises(InputError, match=said) as refused:
         read_plan_file(file)
     assert "zerotune-plans" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"micro_batch": -3},
+        {"micro_batch": 0},
+        {"accumulation": 0},
+        {"ds_config": {"zero_optimization": {"stage": "two"}}},
+        {"knobs": {"zero_optimization": {"stage": 4}}},
+        {"samples_per_s": {"value": math.nan, "low": 1.0, "high": 2.0}},
+        {"fits": 7.0},
+    ],
+)
+def test_a_plan_with_impossible_figures_is_refused(tmp_path, damage):
+    record = json.loads(plan_by_hand().model_dump_json())
+    record["devices"][0]["arms"][0] |= damage
+    (tmp_path / "plan.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"the plan is damaged or of another version \(1 mistake\)"):
+        read_plan_file(tmp_path)
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path):

@@ -4,14 +4,15 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from trial_lib.foresee.memory.fits import interval
 from trial_lib.memory.budget import Uncertain
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.study_folder import AnswerFolder
+from trial_lib.space.knobs import ZERO_STAGES
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.whole_files import OWNERS_FILE, make_own_folder
 
@@ -19,7 +20,19 @@ LIKELY = 0.5
 """An arm whose probability to fit is at least this counts as one that fits."""
 
 
-class ForeseenRange(FrozenRecord):
+_Count = Annotated[int, Field(ge=1)]
+_CountOrNone = Annotated[int, Field(ge=0)]
+_Amount = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Foreseen(FrozenRecord):
+    """A part of a plan. All its figures are finite. It may come from a file that was damaged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ForeseenRange(_Foreseen):
     """A foreseen figure with the ends of its 90 % interval."""
 
     value: float
@@ -33,7 +46,7 @@ class ForeseenRange(FrozenRecord):
         return cls(value=number.mean, low=low, high=high)
 
 
-class PlannedArm(FrozenRecord):
+class PlannedArm(_Foreseen):
     """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does.
 
     Attributes:
@@ -69,11 +82,11 @@ class PlannedArm(FrozenRecord):
     ds_config: dict[str, Any] = Field(default_factory=dict)
     is_own: bool = False
     switches: dict[str, str] = Field(default_factory=dict)
-    fits: float = 0.0
-    largest_micro_batch: int = 0
-    most_micro_batch: int = 0
-    micro_batch: int = 1
-    accumulation: int = 1
+    fits: _Share = 0.0
+    largest_micro_batch: _CountOrNone = 0
+    most_micro_batch: _CountOrNone = 0
+    micro_batch: _Count = 1
+    accumulation: _Count = 1
     samples_per_s: ForeseenRange | None = None
     tokens_per_s: ForeseenRange | None = None
     mfu: ForeseenRange | None = None
@@ -81,7 +94,7 @@ class PlannedArm(FrozenRecord):
     peak: ForeseenRange | None = None
     peak_moment: str = ""
     memory: dict[str, float] = Field(default_factory=dict)
-    host: float = 0.0
+    host: _Amount = 0.0
     seconds: dict[str, float] = Field(default_factory=dict)
     hidden_s: float = 0.0
     memory_bound: str = ""
@@ -90,13 +103,22 @@ class PlannedArm(FrozenRecord):
     runs: tuple[str, ...] = ()
     stopped: str = ""
 
+    @model_validator(mode="after")
+    def _has_a_stage(self) -> Self:
+        for config in (self.knobs, self.ds_config):
+            section = config.get("zero_optimization", {})
+            stage = section.get("stage", 0) if isinstance(section, dict) else None
+            if not self.stopped and stage not in ZERO_STAGES:
+                raise ValueError(f"the ZeRO stage {stage!r} is none of {ZERO_STAGES}")
+        return self
+
     @property
     def is_likely(self) -> bool:
         """Whether it fits at even odds or better."""
         return not self.stopped and self.largest_micro_batch > 0
 
 
-class PlannedCount(FrozenRecord):
+class PlannedCount(_Foreseen):
     """The best arm on one number of devices.
 
     Attributes:
@@ -111,17 +133,17 @@ class PlannedCount(FrozenRecord):
             micro-batch for it. None if it is kept, or free.
     """
 
-    devices: int
+    devices: _Count
     label: str = ""
-    micro_batch: int = 0
-    accumulation: int = 1
-    fits: float = 0.0
+    micro_batch: _CountOrNone = 0
+    accumulation: _Count = 1
+    fits: _Share = 0.0
     samples_per_s: ForeseenRange | None = None
     peak: ForeseenRange | None = None
     other_batch: int | None = None
 
 
-class PlannedDevices(FrozenRecord):
+class PlannedDevices(_Foreseen):
     """The plan for one kind of device in one number.
 
     Attributes:
@@ -145,12 +167,12 @@ class PlannedDevices(FrozenRecord):
     """
 
     device: str
-    nodes: int
-    per_node: int
+    nodes: _Count
+    per_node: _Count
     figures: dict[str, Any] = Field(default_factory=dict)
     price: float | None = None
-    memory: float = 0.0
-    usable: float = 0.0
+    memory: _Amount = 0.0
+    usable: _Amount = 0.0
     host_memory: float | None = None
     arms: tuple[PlannedArm, ...] = ()
     best: str = ""
