@@ -83,8 +83,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     else:
         say("Your configuration did not complete, so there is no gain.")
     if largest is None:
-        value = SEARCH_METRICS[record.metric].shown(best["value"])
-        say(f"Best trial:    {best['trial']:04d}, {best['label']}: {_speeds(record.metric, value, best)}")
+        say(best_line(record.metric, document))
     for account in document["why"]:
         if account["role"] in ("winner", "own"):
             say(f"Why: {account['sentence']} {account['advice']}".rstrip())
@@ -101,6 +100,21 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
     if study.tracker.last_error:
         say(f"Some records have not reached MLflow ({study.tracker.last_error}). The study's folder has them all.")
         say(f"Send it later: {shlex.join(['zerotune', 'sync', str(study.paths.root)])}")
+
+
+def best_line(metric: str, document: dict[str, Any]) -> str:
+    """Returns the line with the best trial and its speed.
+
+    Args:
+        metric: the study's.
+        document: as `result_document` returns it.
+    """
+    best, winner = document["best"], (document["confirmation"] or {}).get("winner")
+    speeds = _speeds(metric, SEARCH_METRICS[metric].shown(best["value"]), best)
+    # The trial is the one in the middle, but each figure is a median of its own.
+    count = 0 if winner is None else len(winner["trials"])
+    of_all = f" (median of {count} confirming trials)" if count > 1 else ""
+    return f"Best trial:    {best['trial']:04d}, {best['label']}: {speeds}{of_all}"
 
 
 def tell_failed_training(study: OpenStudy, reason: str) -> None:
