@@ -4,7 +4,7 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -104,7 +104,7 @@ class PlannedArm(_Foreseen):
     stopped: str = ""
 
     @model_validator(mode="after")
-    def _has_a_stage(self) -> Self:
+    def _has_a_stage(self) -> "PlannedArm":
         for config in (self.knobs, self.ds_config):
             section = config.get("zero_optimization", {})
             stage = section.get("stage", 0) if isinstance(section, dict) else None
