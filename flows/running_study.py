@@ -14,10 +14,12 @@ class RunningStudy:
 
     Attributes:
         study: the open study. The flow replaces it when it resumes a search that failed.
+        is_refused: whether the profile trial has shown that the input is wrong.
         training_failure: why the full experiment failed; None if it did not.
     """
 
     study: OpenStudy
+    is_refused: bool = False
     training_failure: str | None = None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

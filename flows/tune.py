@@ -129,7 +129,10 @@ def run_to_its_end(running: RunningStudy) -> State[Any]:
         # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end its trials.
         study.driver.cancel()
         interrupted = interrupts.heard or not isinstance(error, Exception)
-        reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
+        # The message of wrong input is for the user, and complete.
+        running.is_refused = isinstance(error, InputError)
+        said = str(error) if running.is_refused else f"{type(error).__name__}: {error}"
+        reason = INTERRUPTED if interrupted else said
         finish(study, StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
         if interrupts.heard or is_interrupt(error):
             return Cancelled(message="Interrupted. `zerotune resume` resumes it.")

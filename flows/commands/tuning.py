@@ -26,7 +26,7 @@ from trial_lib.wire.errors import InputError
 if TYPE_CHECKING:
     from prefect import Flow
 
-FULL_EXPERIMENT_FAILED, REGRESSED = 3, 4
+WRONG_INPUT, FULL_EXPERIMENT_FAILED, REGRESSED = 2, 3, 4
 _BEGUN_END_S = 5.0  # for the end of a profile trial that ran while a server did not start
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
@@ -137,6 +137,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     if running.training_failure is not None:
         tell_failed_training(study, running.training_failure)
         return FULL_EXPERIMENT_FAILED
+    if running.is_refused:
+        return WRONG_INPUT
     if study.record.regression:
         return REGRESSED
     return _STATUS_EXIT[study.record.status]

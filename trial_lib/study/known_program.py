@@ -1,7 +1,8 @@
 """The user's program as a study knows it: from the experiment, and from the profile trial."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trial_lib.command.mapping_targets import typed_switch
@@ -16,6 +17,7 @@ from trial_lib.deepspeed_config.overrides import (
 )
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.records.result import ProgramProfile
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import COMPILE_PLACES, COMPILER, is_turned
@@ -90,23 +92,46 @@ def learned_switches(switches: Mapping[str, Any], found: ProgramProfile) -> dict
     return own_switches(switches, found.switches, found.turnable)
 
 
-def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None) -> None:
+def named_in(file: Path | None) -> Callable[[str], str]:
+    """Returns what names the place of a switch in an error: its line in the experiment's file, or its flag.
+
+    Args:
+        file: the YAML file that varies the switches; None if the command does.
+    """
+
+    def named(place: str) -> str:
+        if file is None:
+            return f"--vary {place}"
+        try:
+            return read_yaml(file).where(("search_space", PROGRAM, place))
+        except InputError:
+            # The file may be gone by now, or edited.
+            return f"{file}: {place}"
+
+    return named
+
+
+def require_switchable(
+    typed: Mapping[str, Any], found: ProgramProfile | None, named: Callable[[str], str] | None = None
+) -> None:
     """Checks that the program takes the values of its switches, and that leaving an option out turns it off.
 
     Args:
         typed: the varied switches in the command as typed, by their places.
         found: what the profile trial found; None if it found nothing.
+        named: names the place of a switch in an error; None for its flag.
 
     Raises:
         InputError: the program has no such option, refuses a value of it, or has a boolean one on by default.
     """
+    named = named or named_in(None)
     for place, reason in ({} if found is None else found.refused_options).items():
-        raise InputError(f"{reason}.", where=f"--vary {place}", remedy="Vary what your program takes.")
+        raise InputError(f"{reason}.", where=named(place), remedy="Vary what your program takes.")
     for place in typed if found is not None else ():
         if found is not None and typed[place] is False and found.switches.get(place) is True:
             raise InputError(
                 "your program's default of this option is true, so leaving it out does not turn it off.",
-                where=f"--vary {place}",
+                where=named(place),
                 remedy=f"Give the values as text, if the option takes one: --vary \"{place}='true','false'\".",
             )
 
@@ -118,21 +143,25 @@ def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
     return {place: list(values) for place, values in places if is_option(place)}
 
 
-def require_sizes(switches: Mapping[str, Any], layouts: Mapping[str, str]) -> None:
+def require_sizes(
+    switches: Mapping[str, Any], layouts: Mapping[str, str], named: Callable[[str], str] | None = None
+) -> None:
     """Checks that the sizes of the user's own layout are known.
 
     Args:
         switches: of the user's configuration, by their places.
         layouts: the kinds of those that are layouts.
+        named: names the place of a switch in an error; None for its flag.
 
     Raises:
         InputError: one is neither typed nor a default that the program's parser shows.
     """
+    named = named or named_in(None)
     for place, kind in layouts.items():
         if not size_of(switches.get(place)):
             raise InputError(
                 f"the size of your own {kind} layout is not known, because your command does not set it.",
-                where=f"--vary {place}",
+                where=named(place),
                 remedy="Type it in your command as well.",
             )
 

@@ -10,6 +10,7 @@ from trial_lib.records.result import ProgramProfile
 from trial_lib.study.known_program import (
     KnownProgram,
     completed_config,
+    named_in,
     require_sizes,
     require_switchable,
     typed_switches,
@@ -94,6 +95,22 @@ def test_an_option_that_is_on_by_default_is_not_turned_off_by_leaving_it_out() -
     with pytest.raises(InputError, match="default of this option is true") as refused:
         require_switchable({"--pin": False}, found)
     assert "--vary \"--pin='true','false'\"" in str(refused.value)
+
+
+def test_a_switch_that_the_program_does_not_take_is_named_where_it_is_varied(tmp_path: Path) -> None:
+    file = tmp_path / "exp.yaml"
+    file.write_text("entrypoint: deepspeed train.py\nsearch_space:\n  program:\n    --nosuch: [0, 1]\n")
+    found = ProgramProfile(refused_options={"--nosuch": "your program has no option --nosuch"})
+    with pytest.raises(InputError) as typed:
+        require_switchable({}, found)
+    assert typed.value.where == "--vary --nosuch"
+    with pytest.raises(InputError) as written:
+        require_switchable({}, found, named_in(file))
+    assert written.value.where.startswith(f"{file}:4:")
+    file.unlink()
+    with pytest.raises(InputError) as gone:
+        require_switchable({}, found, named_in(file))
+    assert gone.value.where == f"{file}: --nosuch"
 
 
 def test_the_users_own_layout_has_to_be_known() -> None:

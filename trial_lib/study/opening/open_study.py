@@ -42,7 +42,7 @@ from trial_lib.study.kept.folder import (
     remove_folder,
 )
 from trial_lib.study.kept.record_file import is_damaged, read_record, write_study_record
-from trial_lib.study.known_program import KnownProgram, require_sizes, require_switchable
+from trial_lib.study.known_program import KnownProgram, named_in, require_sizes, require_switchable
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
 from trial_lib.study.opening.followed import followed
@@ -131,8 +131,9 @@ class OpenStudy:
             InputError: leaving an option out that is varied does not turn it off, or the user's layout is not known.
         """
         self.driver.tell_plan()
-        require_switchable(self._record.switches, self.driver.known.found)
-        require_sizes(self.driver.known.switches, self.driver.known.layouts)
+        named = named_in(self.driver.setup.arguments.config_path)
+        require_switchable(self._record.switches, self.driver.known.found, named)
+        require_sizes(self.driver.known.switches, self.driver.known.layouts, named)
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
