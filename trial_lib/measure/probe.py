@@ -313,7 +313,7 @@ class Probe:
             return
         samples = counted.agree(self._watch)
         is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
-        if is_moment and is_enough(window, counted.slowest) and counted.cover_cycle:
+        if is_moment and is_enough(window, counted.slowest) and counted.cover_cycle(window.max_seconds):
             self._end_phase("steps")
             if self._order.with_profile:
                 self._go_on_surveying()

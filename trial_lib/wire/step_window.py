@@ -14,9 +14,10 @@ class StepWindow:
         start_step: the first that counts, from 1. The steps before it warm up.
         end_step: steps up to this one are always measured.
         max_steps: counted steps after which the measurement ends, whatever its error.
-        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. On a noisy machine more
-            seconds help little, because readings differ more between processes than within one. A trial also takes
-            about a second to start, so longer windows tell less in a given time.
+        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. A program that waits for
+            loader workers gets more, for a whole cycle of theirs. On a noisy machine more seconds help little, because
+            readings differ more between processes than within one. A trial also takes about a second to start, so
+            longer windows tell less in a given time.
         relative_error: a relative standard error of the mean step time that is small enough.
     """
 

@@ -26,6 +26,8 @@ from trial_lib.measure.tensor_parallel import expert_counts, expert_ranks, head_
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
 # more than these steps compile, compilation is a part of the training.
 _MOST_THAT_COMPILE = 16
+# For the cycle of many workers whose steps are long. Minutes would cost more than the error of some of them.
+_TIMES_THE_USUAL = 20
 _NOTE_OF_COMPILED = "The program compiles in its measured steps, so their times include that."
 
 
@@ -88,10 +90,13 @@ class CountedSteps:
         """The steps that count."""
         return [step for place, step in enumerate(self.steps) if place not in self._left_out]
 
-    @property
-    def cover_cycle(self) -> bool:
-        """Whether the steps show what training pays for its data, as of the last agreement."""
-        return self._cycle.is_covered
+    def cover_cycle(self, usual_s: float) -> bool:
+        """Returns whether the steps show what training pays for its data, as of the last agreement.
+
+        Args:
+            usual_s: counted seconds of other programs. Many times of that are enough, whatever is missing.
+        """
+        return self._cycle.is_covered or sum(self.slowest) >= _TIMES_THE_USUAL * usual_s
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
         """Counts a step, unless it began after `agree`.
@@ -177,7 +182,7 @@ class CountedSteps:
         self._cycle = WorkerCycle.of(phases, int(length), share)
         # On an accelerator the step after an agreement does not count. It may be the very one that is missing.
         more = self._cycle.length if self._has_rested else self._cycle.missing
-        self.next_covered = 0 if self.cover_cycle else len(self) + more
+        self.next_covered = 0 if self._cycle.is_covered else len(self) + more
         return most_samples
 
     @property

@@ -3,6 +3,7 @@
 import pytest
 
 from trial_lib.measure.batches.loader_batches import StepLoading
+from trial_lib.measure.figures.counted_steps import CountedSteps
 from trial_lib.measure.figures.worker_cycle import WorkerCycle, share_of_wait
 
 
@@ -41,3 +42,9 @@ def test_where_nothing_waits_for_workers_the_median_stays(length: int, share: fl
 def test_the_share_of_waiting_is_of_all_steps() -> None:
     assert share_of_wait([(0.7, 0.75), (0.0, 0.05)]) == pytest.approx(0.875)
     assert share_of_wait([]) == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "is_enough"), [(1.0, False), (30.0, True)])
+def test_long_steps_are_not_counted_through_a_whole_cycle(seconds: float, is_enough: bool) -> None:
+    counted = CountedSteps(slowest=3 * [seconds], _cycle=WorkerCycle.of([0, 1, 2], length=8, share=0.5))
+    assert counted.cover_cycle(usual_s=0.5) is is_enough
