@@ -327,16 +327,6 @@ def test_a_loss_scale_is_what_it_begins_with(foreseen):
     assert foreseen(does)[0] == ""
 
 
-def test_a_group_has_the_backend_that_it_is_asked_for(foreseen):
-    does = (
-        "assert dist.get_backend() == dist.get_backend(dist.group.WORLD) == 'nccl' and dist.is_nccl_available(); "
-        "assert dist.get_backend(dist.new_group([0, 1], backend='gloo')) == 'gloo'; "
-        "assert dist.get_backend(dist.new_group([0])) == 'nccl'; "
-        "mesh = dist.device_mesh.init_device_mesh('cuda', (2,)); dist.all_reduce(loss.detach(), group=mesh.get_group())"
-    )
-    assert foreseen(does) == ("", [])
-
-
 def test_flexible_attention_and_batched_sends_go_on(foreseen):
     does = (
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention; "

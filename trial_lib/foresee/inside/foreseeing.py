@@ -22,7 +22,6 @@ from trial_lib.foresee.inside.engine_moments import EngineMoments
 from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
-    addresses,
     asked_numbers,
     asked_of_computers,
     checkpoint_headers,
@@ -106,9 +105,8 @@ class Foreseeing:
     def _follow_libraries(self) -> None:
         order = self._order
         written_devices.install(self._fake, self._memory)
-        device = cuda_functions.Device(order.device_name, order.device_bytes, order.capability)
+        device = cuda_functions.AskedDevice(order.device_name, order.device_bytes, order.capability)
         cuda_functions.install(self._memory, device, order.ranks_per_host)
-        addresses.install()
         asked_numbers.install()
         mixed_precision.install()
         missing_kernels.install()

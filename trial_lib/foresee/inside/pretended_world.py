@@ -1,7 +1,6 @@
 """The pretended world: a process group of N ranks in which only rank 0 exists (torch's fake process group)."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch.distributed import distributed_c10d
 from trial_lib.foresee.inside import pretended_device
 from trial_lib.intercept.stand_in import stand_in
 
-_OF_GPUS = "nccl"
-
 
 def install(world: int) -> None:
     """Makes every process group that the program asks for a pretended one. Call it before the program runs.
@@ -24,13 +21,10 @@ def install(world: int) -> None:
     """
     from torch.testing._internal.distributed import fake_pg
 
-    backends: dict[Any, str] = {}
     original = torch.distributed.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         """Replaces `torch.distributed.init_process_group`."""
-        backends.clear()
-        backends[None] = _asked(args[0] if args else kwargs.get("backend"), _OF_GPUS)
         original(backend="fake", store=fake_pg.FakeStore(), rank=0, world_size=world)
 
     stand_in("init_process_group", original, init_process_group)
@@ -39,14 +33,9 @@ def install(world: int) -> None:
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Replaces `torch.distributed.new_group`."""
         kept = {name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs}
-        group = original_group(ranks, backend="fake", **kept)
-        asked = args[1] if len(args) > 1 else kwargs.get("backend")
-        backends[group] = _asked(asked, backends.get(None, _OF_GPUS))
-        return group
+        return original_group(ranks, backend="fake", **kept)
 
     stand_in("new_group", original_group, new_group)
-
-    _name_backends(backends)
 
     def meets_at_once(*args: Any, **kwargs: Any) -> None:
         """Replaces barriers: the other ranks are there."""
@@ -55,29 +44,6 @@ def install(world: int) -> None:
         stand_in(name, getattr(distributed_c10d, name), meets_at_once)
     stand_in("batch_isend_irecv", distributed_c10d.batch_isend_irecv, _each_by_itself)
     _receive_from_next_stage()
-
-
-def _asked(backend: Any, default: str) -> str:
-    """Returns the backend that a program asks for. DeepSpeed asks for the one of the pretended device."""
-    name = str(backend or default).lower()
-    return default if name == "fake" else name
-
-
-def _name_backends(backends: Mapping[Any, str]) -> None:
-    """Lets programs find the backend of a group that they would find with GPUs. Torch's own code finds the true one.
-
-    Args:
-        backends: the names by group; None is the group of all ranks.
-    """
-    original = distributed_c10d.get_backend
-
-    def get_backend(group: Any = None) -> str:
-        """Replaces `torch.distributed.get_backend`."""
-        true = original(group)
-        return backends.get(group, backends.get(None, true))
-
-    torch.distributed.get_backend = get_backend  # type: ignore[assignment]
-    torch.distributed.is_nccl_available = lambda: True
 
 
 def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
+from trial_lib.foresee.memory.live_bytes import with_logits
 from trial_lib.foresee.memory.offloaded import host_peak
 from trial_lib.foresee.plan.answer import memory_bound, time_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.asked_devices import AskedDevices
-from trial_lib.foresee.plan.logits import with_logits
 from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedArm
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step

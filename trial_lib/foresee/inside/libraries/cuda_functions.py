@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.foresee.inside import pretended_device
 from trial_lib.foresee.inside.memory_log import MemoryLog
@@ -15,6 +16,10 @@ from trial_lib.wire.foresee_order import BFLOAT16_SINCE
 _PROCESSORS = 132
 _NCCL = (2, 27, 3)
 _CUDA = "12.8"
+_ALIGNED_BYTES = 512
+# Where an address space of a device may begin. No address of the host is as large.
+_FIRST = 2**52
+_ADDRESS = "_foreseen_address"
 # Old types of tensors, by which Megatron's code makes some. Torch has them only where it is built for CUDA.
 _TYPES = {
     "FloatTensor": torch.float32,
@@ -30,7 +35,7 @@ _TYPES = {
 }
 
 
-class Device(NamedTuple):
+class AskedDevice(NamedTuple):
     """The device as programs see it.
 
     Attributes:
@@ -50,7 +55,7 @@ class Device(NamedTuple):
         return int(major), int(minor)
 
 
-def install(memory: MemoryLog, device: Device, devices: int) -> None:
+def install(memory: MemoryLog, device: AskedDevice, devices: int) -> None:
     """Replaces the functions, under each module that has them.
 
     Args:
@@ -58,6 +63,7 @@ def install(memory: MemoryLog, device: Device, devices: int) -> None:
         device: answers the others.
         devices: on a host.
     """
+    _give_addresses()
     for name, answer in _answers(memory, device, devices).items():
         for module in _modules():
             if hasattr(module, name):
@@ -88,7 +94,7 @@ def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value
 
 
-def _answers(memory: MemoryLog, found: Device, devices: int) -> dict[str, Any]:
+def _answers(memory: MemoryLog, found: AskedDevice, devices: int) -> dict[str, Any]:
     """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
     device_bytes, has_bfloat16 = found.memory, found.capability >= BFLOAT16_SINCE
     answers: dict[str, Any] = {
@@ -184,7 +190,7 @@ class _Properties:
     shared_memory_per_block = 48 * 2**10
     shared_memory_per_multiprocessor = 228 * 2**10
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: AskedDevice) -> None:
         self.name, self.total_memory = device.name, device.memory
         self.major, self.minor = device.version
 
@@ -233,3 +239,45 @@ def _type_of(name: str, number_format: torch.dtype) -> Any:
 
     Legacy.__name__ = Legacy.__qualname__ = name
     return Legacy
+
+
+class Addresses:
+    """Addresses of fake tensors, by which programs tell tensors apart (`parameter.data_ptr() in seen`).
+
+    A fake tensor has no memory, so torch says 0 for each. Here each storage gets a range of its own in a space that
+    nobody reads. As on a device, it begins at a multiple of 512 bytes, and what is empty has the address 0.
+    """
+
+    def __init__(self) -> None:
+        self._next = _FIRST
+
+    def of(self, storage: torch.UntypedStorage) -> int:
+        """Returns the address of a storage without memory. One that has grown gets another."""
+        size = storage.nbytes()
+        if not size:
+            return 0
+        address, room = getattr(storage, _ADDRESS, (0, -1))
+        if size > room:
+            address, room = self._next, size
+            setattr(storage, _ADDRESS, (address, room))
+            self._next += -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        return int(address)
+
+
+def _give_addresses() -> None:
+    """Replaces `data_ptr` of fake tensors and of storages."""
+    addresses = Addresses()
+    original: Any = torch.UntypedStorage.data_ptr
+
+    def of_storage(storage: torch.UntypedStorage) -> Any:
+        """Replaces `UntypedStorage.data_ptr`."""
+        return addresses.of(storage) if storage.device.type == "meta" else original(storage)
+
+    def of_tensor(tensor: torch.Tensor) -> int:
+        """Replaces `FakeTensor.data_ptr`."""
+        if not tensor.numel():
+            return 0
+        return addresses.of(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
+
+    torch.UntypedStorage.data_ptr = of_storage  # type: ignore[method-assign, assignment]
+    FakeTensor.data_ptr = of_tensor  # type: ignore[method-assign, assignment]
