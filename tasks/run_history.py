@@ -13,6 +13,7 @@ from tasks.telling import impatient
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
+_PAGE = 200  # Prefect's most task runs in one answer
 
 
 def wait_for_history(flow_run_name: str) -> bool:
@@ -41,8 +42,11 @@ def _wait_for_history(flow_run_name: str) -> bool:
         only = FlowRunFilter(id=FlowRunFilterId(any_=[run.id for run in newest]))
         while time.monotonic() < deadline:
             runs = []
-            while page := client.read_task_runs(flow_run_filter=only, limit=200, offset=len(runs)):
+            while len(runs) % _PAGE == 0:
+                page = client.read_task_runs(flow_run_filter=only, limit=_PAGE, offset=len(runs))
                 runs += page
+                if not page:
+                    break
             if len(runs) == seen and all(run.state is not None and run.state.is_final() for run in runs):
                 return True
             seen = len(runs)

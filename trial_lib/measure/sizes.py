@@ -34,7 +34,14 @@ from trial_lib.measure.ends.ended_run import EndedRun
 from trial_lib.measure.ends.meeting import Meeting
 from trial_lib.measure.ends.waiting import Watcher
 from trial_lib.measure.figures.will_fit import SizeMemory, will_fit
-from trial_lib.measure.libraries import accelerate, data_loaders, fused_adam, huggingface_trainer, zero_init
+from trial_lib.measure.libraries import (
+    accelerate,
+    data_loaders,
+    fused_adam,
+    huggingface_trainer,
+    lone_rank,
+    zero_init,
+)
 from trial_lib.measure.probe import Probe
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
@@ -136,6 +143,7 @@ class Sizes:
         zero_init.install(self._overrides, facts)
         data_loaders.install(lambda: settings_of("loader", self.size.turned))
         fused_adam.install(lambda: settings_of("optimizer", self.size.turned))
+        lone_rank.install()
         trackers.install(self._scratch, self._files)
         own_place.install(facts.note_devices)
         own_ranks.install(lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart())
