@@ -112,6 +112,67 @@ def test_data_that_are_fewer_than_a_batch_of_each_rank_are_told(foresee_text: Fo
     assert stopped.startswith("The data set gives each rank 3 samples, which are fewer than a micro-batch of 4 has.")
 
 
+def test_a_second_step_that_has_no_whole_batch_is_told(foresee_text: ForeseeText) -> None:
+    stopped = foresee_text(LOADS.format(samples=10), OF_FOUR).stopped
+    assert stopped.startswith(
+        "The data set gives each rank 5 samples, so the second step has 1 of the 4 of a micro-batch."
+    )
+
+
+def test_workers_that_load_slowly_are_foreseen_by_their_first_batches(foresee_text: ForeseeText) -> None:
+    """The run has ended before any of them has loaded a second one."""
+    loads = LOADS.replace("batch_size=4,", "batch_size=4, num_workers=4,").replace(
+        "0.2 if index in first else 0.0", "0.2"
+    )
+    run = foresee_text(loads.format(samples=256), OF_FOUR)
+    assert (run.stopped, run.loads_beside) == ("", True)
+    assert run.loading_s[0] == pytest.approx(0.2, rel=0.3)
+
+
+@pytest.mark.parametrize("of_samples", ["Dataset", "IterableDataset"])
+def test_a_loader_of_ready_batches_may_have_workers(foresee_text: ForeseeText, of_samples: str) -> None:
+    source = f"""
+import deepspeed, torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+class Batches({of_samples}):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.zeros(4, 8)
+    def __iter__(self):
+        yield from (self[index] for index in range(8))
+if {of_samples} is Dataset:
+    del Batches.__iter__
+m = torch.nn.Linear(8, 8)
+engine, *_ = deepspeed.initialize(model=m, model_parameters=m.parameters(), config="ds_config.json")
+for x in DataLoader(Batches(), batch_size=None, num_workers=1):
+    engine.backward(engine(x.to(engine.device)).square().mean())
+    engine.step()
+"""
+    assert foresee_text(source, OF_FOUR).stopped == ""
+
+
+def test_a_tokenizer_that_is_saved_and_loaded_goes_on(foresee_text: ForeseeText) -> None:
+    source = """
+import deepspeed
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+shape = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+m = LlamaForCausalLM(LlamaConfig(**shape))
+m.save_pretrained("made")
+words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained("made")
+assert AutoTokenizer.from_pretrained("made").unk_token == "[UNK]"
+m.config.save_pretrained("made")
+LlamaForCausalLM.from_pretrained("made")
+"""
+    stopped = foresee_text(source, {}).stopped
+    assert stopped.startswith(
+        "The program loads the model that it has saved in made, and a foreseen run has no weights"
+    )
+    assert stopped.endswith("train.py:12.")
+
+
 HOOKS = ["m.weight.register_hook", "m.weight.register_post_accumulate_grad_hook", "m.register_full_backward_hook"]
 
 

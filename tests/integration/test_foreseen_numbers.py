@@ -269,11 +269,36 @@ def test_a_norm_of_rows_keeps_its_input_and_a_number_for_each_row(foreseen):
     assert foreseen(does) == ("", [])
 
 
+def test_a_norm_of_rows_has_32_bits_under_autocast_where_cuda_has_them(foreseen):
+    does = (
+        "from trial_lib.foresee.inside.libraries.fused_kernels import casts_norms; "
+        "rows = torch.zeros(512, 256, device=device, dtype=torch.bfloat16, requires_grad=True); "
+        "norm = nn.RMSNorm(256, device=device); before = torch.cuda.memory_allocated(); "
+        "casting = torch.autocast('cuda', torch.bfloat16); casting.__enter__(); normed = norm(rows); "
+        "casting.__exit__(None, None, None); assert (normed.dtype == torch.float32) == casts_norms(); "
+        # The copy of 32 bits, the result, and a number for each row.
+        "assert not casts_norms() or torch.cuda.memory_allocated() - before == 4 * 512 * (2 * 256 + 1); del normed"
+    )
+    assert foreseen(does) == ("", [])
+
+
+def test_a_norm_of_rows_has_a_second_derivative(foreseen):
+    does = (
+        "rows = torch.zeros(4, 8, device=device, requires_grad=True); norm = nn.RMSNorm(8, device=device); "
+        "slope, = torch.autograd.grad(norm(rows).sum(), rows, create_graph=True); slope.square().sum().backward(); "
+        "assert (rows.grad.shape, norm.weight.grad.shape) == ((4, 8), (8,))"
+    )
+    assert foreseen(does) == ("", [])
+
+
 def test_a_cell_of_a_gru_goes_on(foreseen):
     does = (
         "cell = nn.GRUCell(8, 16, device=device); cell(torch.ones(2, 8, device=device)).sum().backward(); "
         "assert cell.weight_hh.grad.shape == (48, 16); "
-        "assert cell(torch.ones(8, device=device), torch.ones(16, device=device)).shape == (16,)"
+        "assert cell(torch.ones(8, device=device), torch.ones(16, device=device)).shape == (16,); "
+        "casting = torch.autocast('cuda', torch.bfloat16); casting.__enter__(); "
+        "assert cell(torch.ones(2, 8, device=device)).dtype == torch.bfloat16; casting.__exit__(None, None, None); "
+        "assert torch.jit.script(cell.cpu())"
     )
     assert foreseen(does) == ("", [])
 
@@ -306,7 +331,14 @@ def test_tensors_are_saved_in_memory_and_loaded_again(foreseen):
         "copied = io.BytesIO(buffer.getvalue()); loaded = torch.load(buffer, map_location='cpu'); "
         "assert loaded['weight'].shape == (1, 8) and loaded['weight'].device.type == 'cpu'; "
         "engine.module.load_state_dict(torch.load(copied)); "
-        "real = io.BytesIO(); torch.save(torch.ones(2), real); real.seek(0); assert torch.load(real).tolist() == [1, 1]"
+        "real = io.BytesIO(); torch.save(torch.ones(2), real); real.seek(0); "
+        "assert torch.load(real).tolist() == [1, 1]; "
+        # Two in one buffer, and one in an open file. What is saved stays as it was.
+        "state = {'first': engine.module.weight}; both = io.BytesIO(); torch.save(state, both); state.clear(); "
+        "torch.save({'second': 1, 'of': engine.module.weight}, both); both.write(bytes([255])); both.seek(0); "
+        "assert list(torch.load(both)) == ['first'] and torch.load(both)['second'] == 1; "
+        "import tempfile; file = tempfile.TemporaryFile(); torch.save(engine.module.state_dict(), file); file.seek(0); "
+        "assert torch.load(file)['weight'].shape == (1, 8)"
     )
     assert foreseen(does) == ("", [])
 
@@ -321,8 +353,8 @@ def test_a_lazy_layer_moves_before_it_has_a_shape(foreseen):
 
 def test_a_loss_scale_is_what_it_begins_with(foreseen):
     does = (
-        "scaler = torch.amp.GradScaler('cuda'); scaler.scale(torch.ones(1, device=device)); "
-        "assert scaler.get_scale() == 65536"
+        "scaler = torch.amp.GradScaler('cuda', init_scale=1024.0); scaler.scale(torch.ones(1, device=device)); "
+        "assert scaler.get_scale() == 1024; assert torch.amp.GradScaler('cuda', enabled=False).get_scale() == 1"
     )
     assert foreseen(does)[0] == ""
 

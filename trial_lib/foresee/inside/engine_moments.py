@@ -2,10 +2,11 @@
 
 import functools
 import mmap
+import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import tokens_per_row
 from trial_lib.measure.replicas import sequence_parallel_size
 
-# Seconds and batches of one worker process.
-_LOADED = struct.Struct("dd")
+# Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
+_LOADED = struct.Struct("dddd")
 _MOST_WORKERS = 64
 
 
@@ -38,7 +39,6 @@ class WorkersLoading:
     def __init__(self) -> None:
         self.size = 0
         self._loaded = mmap.mmap(-1, _LOADED.size * _MOST_WORKERS)
-        self._is_warm = False
 
     def install(self) -> None:
         """Follows what workers fetch. Call it before they start."""
@@ -47,25 +47,29 @@ class WorkersLoading:
 
     @property
     def of_a_batch(self) -> float | None:
-        """Seconds between two micro-batches that all workers deliver together; None if none has shown it."""
+        """Seconds between two micro-batches that all workers deliver together; None if no worker has loaded one.
+
+        A worker's first batch pays for what runs once. It counts if the run has ended before any worker's second one.
+        """
         each = [_LOADED.unpack_from(self._loaded, _LOADED.size * worker) for worker in range(_MOST_WORKERS)]
-        rates = [batches / seconds for seconds, batches in each if seconds > 0]
-        return 1 / sum(rates) if rates else None
+        later = [seconds / batches for _, seconds, batches, _ in each if batches]
+        means = later or [first for first, *_ in each if first]
+        return statistics.median(means) / max(workers for *_, workers in each) if means else None
 
     def _timed(self, fetch: Any) -> Any:
         @functools.wraps(fetch)
         def timed(fetcher: Any, index: Any) -> Any:
             worker = get_worker_info()
-            if worker is None or worker.id >= _MOST_WORKERS or not self.size or len(index) != self.size:
+            # Without a batch size a loader's indices are single ones, or none at all.
+            samples = len(index) if isinstance(index, Sized) else 0
+            if worker is None or worker.id >= _MOST_WORKERS or not self.size or samples != self.size:
                 return fetch(fetcher, index)
             started = time.perf_counter()
             batch = fetch(fetcher, index)
-            if self._is_warm:
-                place = _LOADED.size * worker.id
-                seconds, batches = _LOADED.unpack_from(self._loaded, place)
-                _LOADED.pack_into(self._loaded, place, seconds + time.perf_counter() - started, batches + 1)
-            # Of a worker, because each is a fork of its own. Its first batch pays for what runs once.
-            self._is_warm = True
+            took, place = time.perf_counter() - started, _LOADED.size * worker.id
+            first, seconds, batches, _ = _LOADED.unpack_from(self._loaded, place)
+            later = (first, seconds + took, batches + 1) if first else (took, 0.0, 0.0)
+            _LOADED.pack_into(self._loaded, place, *later, worker.num_workers)
             return batch
 
         return timed
@@ -121,10 +125,12 @@ class EngineMoments:
             try:
                 # What a loader does is real, and worker processes know no mode.
                 with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
-                    return fetch(iterator)
-            finally:
+                    batch = fetch(iterator)
+                # The end of an epoch has raised an exception.
                 if self._engine is not None and not is_first:
                     self.loading_s.append(time.perf_counter() - started)
+                return batch
+            finally:
                 self._begin(memory_log.INITIALIZE if before == memory_log.INITIALIZE else memory_log.BETWEEN)
 
         def watched(backward: Any) -> Any:
@@ -297,10 +303,10 @@ class _Unpinned(TorchDispatchMode):
 
 
 def _require_a_batch(iterator: Any, engine: Any) -> None:
-    """Checks that the data of this rank are enough for one micro-batch of the training.
+    """Checks that the first step of this rank, and the first batch of its second, have whole micro-batches.
 
     Raises:
-        CannotForeseeError: they are not. A smaller batch would be taken for a whole one.
+        CannotForeseeError: they have not. A smaller batch would be taken for a whole one.
     """
     batches = getattr(iterator, "_index_sampler", None)
     size, samples = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)
@@ -314,4 +320,10 @@ def _require_a_batch(iterator: Any, engine: Any) -> None:
         raise CannotForeseeError(
             f"The data set gives each rank {count} samples, which are fewer than a micro-batch of {size} has. Use more "
             "data, fewer devices or smaller batches."
+        )
+    is_cut = count % size and not getattr(batches, "drop_last", False)
+    if is_cut and count // size == engine.gradient_accumulation_steps():
+        raise CannotForeseeError(
+            f"The data set gives each rank {count} samples, so the second step has {count % size} of the {size} of a "
+            "micro-batch. Use more data, fewer devices or smaller batches."
         )

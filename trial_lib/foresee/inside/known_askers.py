@@ -73,7 +73,6 @@ KNOWN: tuple[KnownAsker, ...] = (
     KnownAsker("pytorch_lightning/", "", FINITE, "a metric, or whether it is finite"),
     KnownAsker("torch/nn/modules/_functions.py", "forward", True, "which ranks have samples for a shared norm"),
     KnownAsker("torch/nn/utils/clip_grad.py", "", FINITE, "a norm"),
-    KnownAsker("torch/amp/grad_scaler.py", "get_scale", 65536.0, "the loss scale, at its first value"),
     KnownAsker("torch/amp/grad_scaler.py", "", 0.0, "how many gradients are infinite"),
     KnownAsker("torch/optim/", "", FINITE, "a count of steps"),
 )

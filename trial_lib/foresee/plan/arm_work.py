@@ -229,10 +229,13 @@ class ArmWork:
     _other: AskedDevices | None = None
 
     def also_on(self, asked: Sequence[AskedDevices]) -> None:
-        """Adds the first devices of another number, which show how states are divided."""
+        """Adds the first other number of devices, which shows how states are divided.
+
+        The program finds the devices of all other runs, because it may compute otherwise on other ones.
+        """
         for each in asked:
             if 1 < each.count != self._base.count and self._sizes[0] in self._policies[each.count].sizes():
-                self._other = each
+                self._other = replace(each, cluster=replace(each.cluster, device=self._base.cluster.device))
                 return
 
     def _run(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> WantedRun:

@@ -5,6 +5,7 @@
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -66,9 +67,11 @@ class DeviceFigures:
 
     @property
     def cuda_name(self) -> str:
-        """Its name in the words of `torch.cuda.get_device_name`, by which programs look up what it can do."""
+        """A name with the words of `torch.cuda.get_device_name`, by which programs look up what it can do."""
         maker = "AMD" if self.sheet.startswith("Instinct") else "NVIDIA"
-        return " ".join((maker, *self.name.upper().split("-")))
+        of_name = self.name.upper().split("-")
+        sizes = [word for word in of_name if re.fullmatch(r"\d+GB", word)]
+        return " ".join((maker, self.sheet, *sizes) if self.sheet else (maker, *of_name))
 
     def peak(self, dtype: str) -> float:
         """Returns the most FLOP/s in a type; those of `float32` for a type that its matrix units lack.

@@ -20,6 +20,7 @@ from trial_lib.foresee.time.work import (
     StepWork,
     Stretch,
     ZeroTimes,
+    bytes_of_type,
     kind_of,
     loading_seconds,
     model_flops,
@@ -244,7 +245,7 @@ class _Layer:
             seconds, self._constants.collective.value + self._launch, after_device=not gathers or not zero.overlaps
         )
         if gathers and zero.overlaps:
-            size = _bytes_of(run.dtypes[operation.dtype] if run.dtypes else "")
+            size = bytes_of_type(run.dtypes[operation.dtype] if run.dtypes else "")
             timeline.gather_ahead(end, operation.moved, zero.prefetched * size)
         elif part == "reducing" and passes and zero.overlaps:
             timeline.reduce_behind(end)
@@ -287,10 +288,6 @@ class _Layer:
         seconds = swap_seconds(kind, operation.moved, self._cluster, self._constants)
         self._busy["disk"] += seconds
         self._timeline.swap(kind, seconds)
-
-
-def _bytes_of(dtype: str) -> int:
-    return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
 
 
 def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, float]:

@@ -17,8 +17,9 @@ def test_devices_are_read_with_hosts_and_prices() -> None:
 
 
 def test_programs_find_the_name_of_the_device_in_cudas_words() -> None:
-    names = [KNOWN[each].cuda_name for each in ("h100-80gb", "a100-40gb-pcie", "mi300x-192gb")]
-    assert names == ["NVIDIA H100 80GB", "NVIDIA A100 40GB PCIE", "AMD MI300X 192GB"]
+    names = [KNOWN[each].cuda_name for each in ("h100-80gb", "a100-40gb-pcie", "rtx4090-24gb", "mi300x-192gb")]
+    assert names[:2] == ["NVIDIA H100 80GB", "NVIDIA A100 PCIe 40GB"]
+    assert names[2:] == ["NVIDIA GeForce RTX 4090 24GB", "AMD Instinct MI300X 192GB"]
 
 
 def test_devices_that_differ_in_bfloat16_from_the_programs_are_told() -> None:

@@ -46,7 +46,13 @@ def install() -> None:
     for name in _MAKERS:
         original = getattr(torch, name)
         stand_in_for_scripts(name, original, _of_numbers(original))
+    torch.amp.GradScaler.get_scale = _first_scale  # type: ignore[method-assign, assignment]
     torch.Tensor.new_tensor = _of_numbers(torch.Tensor.new_tensor, place=1)  # type: ignore[method-assign]
+
+
+def _first_scale(scaler: Any) -> float:
+    """Replaces `GradScaler.get_scale`. A healthy training goes on with the scale that it begins with."""
+    return float(scaler._init_scale) if scaler.is_enabled() else 1.0
 
 
 def _alike(answer: bool, original: Any) -> Callable[..., Any]:

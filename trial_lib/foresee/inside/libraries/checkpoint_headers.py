@@ -5,9 +5,11 @@ the number format of each tensor before its numbers. A small tensor of whole num
 look at it. The format: https://github.com/huggingface/safetensors (a length of 8 bytes, then JSON).
 """
 
+import functools
 import json
 import os
 import pickle
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -52,6 +54,10 @@ _FORMATS = {
 _READ_BYTES = 2**16
 # What transformers looks for first where it loads a model.
 _OF_MODEL = "config.json"
+_OF_WEIGHTS = (
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
 # Folders of models that the program would have saved.
 _unsaved: set[str] = set()
 # A pickle of fewer bytes is loaded as it is, because it may be data.
@@ -163,6 +169,19 @@ def saves_none(folder: str | os.PathLike[str]) -> bool:
     return False
 
 
+def _is_unsaved(folder: Any, *files: str) -> bool:
+    """Returns whether the program would have saved a model in a folder, which has none of some files."""
+    if not isinstance(folder, (str, os.PathLike)) or os.path.abspath(folder) not in _unsaved:  # noqa: PTH100
+        return False
+    return not any(Path(folder, name).exists() for name in files)
+
+
+def _is_for_a_tokenizer() -> bool:
+    """Returns whether a tokenizer asks. It looks for the model's configuration, and goes on without one."""
+    files = (Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_stack(None))
+    return any(name.startswith("tokenization_") for name in files)
+
+
 def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseException], None]) -> None:
     """Makes programs load headers. Call it before the user's program runs.
 
@@ -206,21 +225,36 @@ def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseExceptio
 
         def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
             """Replaces `transformers.utils.hub.cached_file`, which asks the hub for what is not here."""
-            folder = os.path.abspath(path_or_repo_id)  # noqa: PTH100
-            if filename == _OF_MODEL and folder in _unsaved and not Path(folder, filename).exists():
-                # Transformers replaces each error by one of its own.
-                ends_with(
-                    CannotForeseeError(
-                        f"The program loads the model that it has saved in {path_or_repo_id}, and a foreseen run has "
-                        f"no weights to save, at {place_in_program()}."
-                    )
-                )
+            if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
+                end(path_or_repo_id)
             return original(path_or_repo_id, filename, *args, **kwargs)
 
         stand_in("cached_file", original, cached_file)
 
+    def in_models(module: ModuleType) -> None:
+        original = module.PreTrainedModel.from_pretrained.__func__
+
+        @functools.wraps(original)
+        def from_pretrained(cls: type, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+            """Replaces `PreTrainedModel.from_pretrained`. The folder may have a configuration, and no weights."""
+            if _is_unsaved(pretrained_model_name_or_path, *_OF_WEIGHTS):
+                end(pretrained_model_name_or_path)
+            return original(cls, pretrained_model_name_or_path, *args, **kwargs)
+
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+    def end(folder: Any) -> None:
+        # Transformers replaces each error by one of its own.
+        ends_with(
+            CannotForeseeError(
+                f"The program loads the model that it has saved in {folder}, and a foreseen run has no weights to "
+                f"save, at {place_in_program()}."
+            )
+        )
+
     when_imported("safetensors", in_safetensors)
     when_imported("transformers.utils.hub", in_transformers)
+    when_imported("transformers.modeling_utils", in_models)
     when_imported("safetensors.torch", in_torch_files)
     _replace_torch_load(make, fakes)
 

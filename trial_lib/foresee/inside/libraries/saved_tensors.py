@@ -5,9 +5,9 @@ of them stays in this process, where the program can load it again. Real tensors
 pretended device, where a real run has them on CUDA. A file has the device of each, and `map_location` may name another.
 """
 
+import contextlib
 import copy
 import functools
-import io
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,10 +22,10 @@ _DEVICES = ("cuda", pretended_device.NAME)
 # Of the file that is being read: the storages of the device, by their addresses, and what has their place there.
 _read: dict[int, Any] = {}
 _placed: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-# What the program has saved, by its path, or by the mark that stands in memory in its place.
+# What the program has saved, by its path, or by the mark that stands in an open file in its place.
 _saved: dict[str, Any] = {}
 _DEEPEST = 4
-_MARK = "zerotune: tensors without numbers "
+_MARK, _DIGITS = "zerotune: tensors without numbers ", 12
 
 
 def keeping(original: Any) -> Any:
@@ -41,15 +41,20 @@ def keeping(original: Any) -> Any:
         if not has_fakes(obj):
             return original(obj, f, *args, **kwargs)
         if isinstance(f, (str, os.PathLike)):
-            _saved[os.path.abspath(f)] = obj  # noqa: PTH100 - of whatever the program calls a path
-        elif isinstance(f, io.BytesIO):
+            _saved[os.path.abspath(f)] = _copied(obj)  # noqa: PTH100 - of whatever the program calls a path
+        elif hasattr(f, "write"):
             # The program may copy the bytes, such as into another buffer.
-            name = f"{_MARK}{len(_saved)}"
-            _saved[name] = obj
+            name = f"{_MARK}{len(_saved):0{_DIGITS}}"
+            _saved[name] = _copied(obj)
             f.write(name.encode())
         return None
 
     return save
+
+
+def _copied(value: Any) -> Any:
+    """Returns what is saved, as it is now. The program may go on to change its containers."""
+    return with_tensors(value, lambda tensor: tensor)
 
 
 def has_fakes(value: Any, depth: int = 0) -> bool:
@@ -76,18 +81,25 @@ def _name_of(f: Any) -> str:
     """Returns what the program has saved there by; empty for what is no path and has no mark."""
     if isinstance(f, (str, os.PathLike)):
         return os.path.abspath(f)  # noqa: PTH100
-    marked = f.getvalue()[f.tell() :] if isinstance(f, io.BytesIO) else b""
-    return marked.decode() if marked.startswith(_MARK.encode()) else ""
+    marked = b""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        place = f.tell()
+        marked = f.read(len(_MARK) + _DIGITS)
+        f.seek(place)
+    return marked.decode() if isinstance(marked, bytes) and marked.startswith(_MARK.encode()) else ""
 
 
 def load_saved(f: Any, map_location: Any = None) -> Any:
-    """Returns what the program has saved there, with tensors of their own."""
+    """Returns what the program has saved there, with tensors of their own. An open file is then read up to its end."""
+    name = _name_of(f)
+    if name.startswith(_MARK):
+        f.seek(len(name), os.SEEK_CUR)
 
     def loaded(tensor: torch.Tensor) -> torch.Tensor:
         where = pretended_device.device() if lands_on_device(str(tensor.device), map_location) else "cpu"
         return torch.empty_like(tensor, device=where)
 
-    return with_tensors(_saved[_name_of(f)], loaded)
+    return with_tensors(_saved[name], loaded)
 
 
 def lands_on_device(saved_on: str, map_location: Any) -> bool:
