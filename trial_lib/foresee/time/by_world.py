@@ -7,11 +7,11 @@ not.
 from dataclasses import replace
 
 from trial_lib.foresee.time.links import COLLECTIVES, DISK
-from trial_lib.foresee.time.work import bytes_of_type, kind_of
+from trial_lib.foresee.time.work import kind_of
 from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Operation
 
-# What an operation of the host moves for a number at most: it reads two of 32 bits and writes one.
-_TOUCHED_BYTES = 12
+# What an operation of the host moves for a number at most: it reads two of 32 bits and writes one. A copy moves one.
+_TOUCHED_BYTES, _COPIED_BYTES = 12, 4
 _COPIES = ("to_host", "to_device")
 
 
@@ -69,5 +69,5 @@ def _is_of_a_partition(operation: Operation, kind: str, moment: str, run: Forese
     if moment == "update":
         return True
     is_offloaded = operation.on_host == 1 or kind in DISK or (kind in _COPIES and moment != "load")
-    touched = bytes_of_type(run.dtypes[operation.dtype]) if kind in _COPIES else _TOUCHED_BYTES
+    touched = _COPIED_BYTES if kind in _COPIES else _TOUCHED_BYTES
     return is_offloaded and (not run.parameters or operation.moved <= touched * run.parameters / run.replicas)

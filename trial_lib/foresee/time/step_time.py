@@ -20,7 +20,6 @@ from trial_lib.foresee.time.work import (
     StepWork,
     Stretch,
     ZeroTimes,
-    bytes_of_type,
     kind_of,
     loading_seconds,
     model_flops,
@@ -245,7 +244,7 @@ class _Layer:
             seconds, self._constants.collective.value + self._launch, after_device=not gathers or not zero.overlaps
         )
         if gathers and zero.overlaps:
-            size = bytes_of_type(run.dtypes[operation.dtype] if run.dtypes else "")
+            size = _bytes_of(run.dtypes[operation.dtype] if run.dtypes else "")
             timeline.gather_ahead(end, operation.moved, zero.prefetched * size)
         elif part == "reducing" and passes and zero.overlaps:
             timeline.reduce_behind(end)
@@ -288,6 +287,10 @@ class _Layer:
         seconds = swap_seconds(kind, operation.moved, self._cluster, self._constants)
         self._busy["disk"] += seconds
         self._timeline.swap(kind, seconds)
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
 
 
 def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, float]:

@@ -10,11 +10,6 @@ from trial_lib.foresee.time.kernels import ON_MATRIX_UNITS
 from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
 
 
-def bytes_of_type(dtype: str) -> int:
-    """Returns the bytes of a number, in a type that a training computes in."""
-    return 4 if dtype.endswith("float32") else 8 if dtype.endswith("float64") else 2
-
-
 @dataclass(frozen=True)
 class Stretch:
     """Operations of one moment.

@@ -45,6 +45,9 @@ def test_the_whole_gradient_of_a_parameter_that_several_ranks_share_goes_to_the_
     operations = tuple(one._replace(moved=moved) for one, moved in zip(run.operations, (whole, share), strict=True))
     run = replace(run, operations=operations, parameters=93_000_000)
     assert [each.moved for each in at_world(run, 4).operations] == [whole, pytest.approx(128 * share)]
+    # On fewer ranks it is still more than a share.
+    few = replace(run, world=4, replicas=4, operations=(operations[0],))
+    assert [each.moved for each in at_world(few, 64).operations] == [whole]
 
 
 def test_groups_of_tensor_parallelism_stay() -> None:
