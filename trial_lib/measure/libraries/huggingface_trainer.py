@@ -23,6 +23,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAINING_ARGUMENTS, difference
 from trial_lib.intercept.post_import import when_imported
+from trial_lib.leave_alone import model_hub
 from trial_lib.measure.libraries.accelerate_plugins import merge_into
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.wire.turned import TRAINER_OPTIONS
@@ -61,7 +62,7 @@ def install(
     when_imported(
         "transformers.tokenization_utils_base", lambda module: _save_where(may_save, module.PreTrainedTokenizerBase)
     )
-    when_imported("transformers.utils.hub", lambda module: _do_nothing(module.PushToHubMixin, "push_to_hub"))
+    model_hub.install()
     when_imported("peft.peft_model", lambda module: _save_where(of_models, module.PeftModel))
 
 
