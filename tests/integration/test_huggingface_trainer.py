@@ -274,6 +274,57 @@ def test_a_trial_neither_saves_nor_evaluates_nor_resumes_and_leaves_the_users_fo
     assert sorted(path.name for path in theirs.parent.iterdir()) == ["ds.json", "new", "out", "script.py"]
 
 
+def test_what_the_program_saves_is_not_uploaded(run_code, tmp_path):
+    result = run_code(
+        """
+        import huggingface_hub
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        def never(*_, **__):
+            raise AssertionError("uploaded")
+
+        for name in ("create_repo", "create_commit", "create_branch", "whoami"):
+            setattr(huggingface_hub.HfApi, name, never)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+        for saved in (tokenizer, model, model.config, model.generation_config):
+            saved.save_pretrained("new", push_to_hub=True, repo_id="me/new")
+            saved.push_to_hub("me/new")
+        model.config.save_pretrained("new", True)
+        train(TrainingArguments(deepspeed="ds.json", max_steps=2))
+        """,
+        micro_batch=2,
+    )
+    completed(result, 2)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "project" / "new").iterdir()
+    }
+
+
+@pytest.mark.parametrize("first", ["pass", "import shutil; shutil.rmtree('prep')"])
+def test_a_model_of_an_earlier_run_gives_way_in_the_trial_alone(run_code, tmp_path, way_of_files, first):
+    prepared = tmp_path / "project" / "prep"
+    prepared.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "model-00001-of-00002.safetensors"):
+        (prepared / name).write_text("an earlier model")
+    before = contents(prepared)
+    result = run_code(
+        f"""
+        import os, torch
+        {first}
+        model.save_pretrained("prep")
+        read = GPT2LMHeadModel.from_pretrained("prep")
+        assert all(map(torch.equal, read.parameters(), model.parameters()))
+        assert "generation_config.json" in os.listdir("prep")
+        train(TrainingArguments(deepspeed="ds.json", max_steps=2))
+        """,
+        micro_batch=2,
+    )
+    assert completed(result, 2).files == way_of_files
+    assert contents(prepared) == before
+    assert (prepared / "model.safetensors").read_text() == "an earlier model"
+
+
 @pytest.mark.long
 def test_a_trainer_that_compiles_does_so_in_its_trials(run_code, trials):
     source = """

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 OF_RANKS = (
-    *("open", "_builtin_open", "bltn_open", "rmtree", "save", "load"),
+    *("open", "_builtin_open", "bltn_open", "rmtree", "save", "load", "safe_open"),
     *("initialize", "destroy_process_group", "init_process_group", "start_processes"),
 )
 """The names under which every rank replaces functions before the program runs."""

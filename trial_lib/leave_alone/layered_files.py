@@ -6,7 +6,7 @@ sees.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from trial_lib.wire.layer import Layer, is_opaque
@@ -27,9 +27,16 @@ class LayeredFiles:
         self._folder = Path(layer.folder)
         self.device = self._folder.stat().st_dev
 
-    def note_prepared(self) -> None:
-        """Records all new files when the program begins to train. One rank calls it."""
-        self._layer.note_prepared(self._new())
+    def note_prepared(self, filled: Container[str]) -> None:
+        """Records all new files when the program begins to train. One rank calls it.
+
+        Args:
+            filled: folders with a model of the user's, into which the program has saved. New files beside the model
+                would change how it loads, so they are no preparation.
+        """
+        beside = (path for path in self._new() if not self._is_folder(path))
+        left_out = {path for path in beside if str((self._folder / path).parent) in filled}
+        self._layer.note_prepared(path for path in self._new() if path not in left_out)
 
     def go_back(self) -> None:
         """Restores the files that the program found when it began to train. One rank calls it while no program runs."""

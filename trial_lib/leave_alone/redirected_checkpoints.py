@@ -67,7 +67,10 @@ def install(files: WrittenCopies) -> None:
     def redirect_safetensors(module: ModuleType) -> None:
         # Functions that the public ones call, so that every name under which a program has them is covered.
         module.serialize_file = _with_path(module.serialize_file, 1, "filename", to_write)  # type: ignore[attr-defined]
-        module.safe_open = _with_path(module.safe_open, 0, "filename", to_read)  # type: ignore[attr-defined]
+
+    def redirect_safe_open(module: ModuleType) -> None:
+        original: Any = module.safe_open
+        stand_in("safe_open", original, _with_path(original, 0, "filename", to_read))
 
     def redirect_distributed(module: ModuleType) -> None:
         for name, redirected in (("_FileSystemWriter", to_write), ("FileSystemReader", to_read)):
@@ -75,6 +78,8 @@ def install(files: WrittenCopies) -> None:
             owner.__init__ = _then_move(owner.__init__, redirected)
             owner.reset = _then_move(owner.reset, redirected)
 
+    # transformers and PEFT take it from the package itself.
+    when_imported("safetensors", redirect_safe_open)
     when_imported("safetensors.torch", redirect_safetensors)
     when_imported("torch.distributed.checkpoint.filesystem", redirect_distributed)
 

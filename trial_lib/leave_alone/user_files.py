@@ -20,6 +20,7 @@ files that a library writes past Python's `open` (SQLite, HDF5), nor those of ot
 # ruff: noqa: PTH100, PTH112, PTH115, PTH117, PTH118, PTH120
 
 import builtins
+import contextlib
 import errno
 import os
 import shutil
@@ -47,6 +48,7 @@ class UserFiles:
     Attributes:
         is_training: whether the program has taken an optimizer step. Files that it saves from then on are no
             preparation.
+        filled: folders of the layer with older files, into which the program has saved.
     """
 
     def __init__(self, scratch: Path, protected_before: float, folder: Path, layered_device: int | None) -> None:
@@ -55,6 +57,7 @@ class UserFiles:
         self._before = protected_before
         self._removed: set[str] = set()
         self.is_training = False
+        self.filled: set[str] = set()
         free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), scratch.parent]
         free += caches(os.environ)
         roots = {f"{root}{os.sep}": True for place in free for root in _spellings(place)}
@@ -69,6 +72,7 @@ class UserFiles:
         """
         shutil.rmtree(self._copies, ignore_errors=True)
         self._removed.clear()
+        self.filled.clear()
         self.is_training = False
 
     def training_began(self) -> None:
@@ -128,15 +132,45 @@ class UserFiles:
         is_old = is_file and found.st_ctime < self._before and found.st_dev != self._layered_device
         return is_old and not self.is_free(where)
 
-    def may_prepare(self, folder: str | os.PathLike[str]) -> bool:
-        """Returns whether the program may still fill a folder: it prepares, and nothing in there was before the study.
+    def to_prepare(self, folder: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
+        """Returns the folder into which the program may still save; None if it may not.
 
-        That holds for folders without protection too. A model that somebody has trained may be there.
+        It may while it prepares. A folder may hold something older than the study, such as a model that the user has
+        trained. Then only a layer takes the save, because some libraries write past Python.
         """
-        where = self.path_of(folder)
-        if self.is_training or not is_there(where, as_folder=True):
-            return not self.is_training
-        return all(_real_stat(os.path.join(where, name)).st_ctime >= self._before for name in _real_listdir(where))
+        if self.is_training:
+            return None
+        where = os.path.realpath(self.path_of(folder))
+        if not self._lists_old(where):
+            return folder
+        if not self.is_layered(where):
+            return None
+        self.filled.add(where)
+        return folder
+
+    def to_prepare_model(self, folder: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
+        """As `to_prepare`, for a model. Without a layer, the trial's copies take it, and the program reads it there."""
+        where = self.to_prepare(folder)
+        if where is not None or self.is_training or self.is_free(self.path_of(folder)):
+            return where
+        return self.new_copy(self.path_of(folder))
+
+    def _lists_old(self, folder: str) -> bool:
+        """Returns whether anything in a folder is older than the study, protected or not."""
+        try:
+            names = _real_listdir(folder)
+        except (OSError, ValueError):
+            return False
+        return any(self._was_before(os.path.join(folder, name)) for name in names)
+
+    def _was_before(self, where: str) -> bool:
+        """Returns whether a path, or the file that it links to, is older than the study."""
+        for look in (_real_lstat, _real_stat):
+            # A link may lead nowhere, and another rank may remove a file meanwhile.
+            with contextlib.suppress(OSError):
+                if look(where).st_ctime < self._before:
+                    return True
+        return False
 
     def is_new(self, where: str) -> bool:
         """Returns whether a path is newer than the start of the study."""

@@ -138,7 +138,8 @@ class Sizes:
             model_dir,
             None if self._layered is None else self._layered.device,
         )
-        huggingface_trainer.install(facts, self._overrides, self._scratch, self._files.may_prepare)
+        files = self._files
+        huggingface_trainer.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
         accelerate.install(facts)
         zero_init.install(self._overrides, facts)
         data_loaders.install(lambda: settings_of("loader", self.size.turned))
@@ -192,7 +193,7 @@ class Sizes:
     def _training_began(self) -> None:
         self._files.training_began()
         if self._layered is not None and self._rank == 0:
-            self._layered.note_prepared()
+            self._layered.note_prepared(self._files.filled)
 
     def _finished(self, measurement: dict[str, Any]) -> None:
         """Records the measurement of the current size. Ends the process, or this run of the program."""

@@ -88,8 +88,8 @@ class Foreseeing:
         pretended_kernels.install(self._operations)
         program_options.note_parsers()
         self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
-        may_save = self._files.may_prepare
-        huggingface_trainer.install(self._facts, order.overrides, scratch, may_save, checkpoint_headers.saves_none)
+        to_save = self._files.to_prepare
+        huggingface_trainer.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
         accelerate.install(self._facts)
         zero_init.install(order.overrides, self._facts)
         trackers.install(scratch, self._files)

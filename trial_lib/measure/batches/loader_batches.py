@@ -29,30 +29,56 @@ _MOST_EMPTY = 100
 
 
 @dataclass(frozen=True)
+class WorkersRead:
+    """The batches of a step that the workers of one iterator have made.
+
+    Attributes:
+        read: their number.
+        place: of the last one, among all batches of the iterator. Each epoch begins with the first worker.
+        workers: worker processes, which make the batches in turn.
+    """
+
+    read: int
+    place: int
+    workers: int
+
+
+@dataclass(frozen=True)
 class StepLoading:
-    """How a step got its batches from a data loader.
+    """How a step got its batches from data loaders.
 
     Attributes:
         waited_s: seconds for which the code has waited for them.
-        read: their number.
-        place: of the last one, among all batches that this process has read to train on.
-        workers: worker processes of the loader, which make the batches in turn.
+        by_workers: of each iterator with workers, in the order of reading.
+        begins: whether workers have made the first batch of an iterator. The step then has waited for them to start.
     """
 
     waited_s: float = 0.0
-    read: int = 0
-    place: int = 0
-    workers: int = 0
+    by_workers: tuple[WorkersRead, ...] = ()
+    begins: bool = False
 
     @property
     def cycle(self) -> int:
-        """Steps after which the same worker makes the last batch of a step again."""
-        return self.workers // math.gcd(self.workers, self.read) if self.workers and self.read else 1
+        """Steps after which the same workers make the last batches of a step again."""
+        return math.lcm(*(each.workers // math.gcd(each.workers, each.read) for each in self.by_workers))
 
-    @property
-    def phase(self) -> int:
-        """Where the step is in its cycle: a number that the steps of a cycle do not share."""
-        return self.place % self.workers if self.workers else 0
+    def phase(self, first: "StepLoading") -> float:
+        """Returns where the step is in its cycle: a number that the steps of a cycle do not share.
+
+        It is infinite if workers have started in the step, and -1 if none of its batches is a worker's. Such a step is
+        in no cycle.
+
+        Args:
+            first: the step that the number is relative to. Ranks that have read more batches before have the same.
+        """
+        if self.begins or not self.by_workers:
+            return math.inf if self.begins else -1.0
+        phase, radix = 0, 1
+        for number, each in enumerate(self.by_workers):
+            start = first.by_workers[number].place if number < len(first.by_workers) else 0
+            phase += (each.place - start) % each.workers * radix
+            radix *= each.workers
+        return phase
 
 
 class LoaderBatches:
@@ -79,9 +105,12 @@ class LoaderBatches:
         self._ran_empty: Callable[[], None] = lambda: None
         self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self.waited_s = 0.0
-        self._read = 0
-        # The seconds and the batches that earlier steps have taken.
-        self._taken_before = (0.0, 0)
+        # Batches that the code has taken from iterators with workers: of each iterator, and in this step.
+        self._places: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._begins = False
+        # The seconds that earlier steps have waited.
+        self._waited_before = 0.0
         self.is_surveyed = self.draws_numbers = self.gives_from_device = False
 
     def install(self) -> None:
@@ -136,10 +165,11 @@ class LoaderBatches:
 
     def take_loading(self) -> StepLoading:
         """Returns how the code got its batches since the last call of this method."""
-        (waited_before, read_before), loader = self._taken_before, self.training_loader
-        self._taken_before = self.waited_s, self._read
-        workers = 0 if loader is None else int(loader.num_workers)
-        return StepLoading(self.waited_s - waited_before, self._read - read_before, self._read, workers)
+        reads = [WorkersRead(read, self._places[each], each._num_workers) for each, read in self._read.items()]
+        loading = StepLoading(self.waited_s - self._waited_before, tuple(reads), self._begins)
+        self._waited_before, self._begins = self.waited_s, False
+        self._read.clear()
+        return loading
 
     def stretch(self, length: int, batches: int) -> None:
         """Stretches the next batches.
@@ -184,6 +214,7 @@ class LoaderBatches:
     def _taken(self, iterator: Any) -> Any:
         kept = self._ahead.get(iterator)
         numbers = _generators() if self.is_surveyed and iterator._num_yielded else None
+        is_first = not kept and iterator._num_yielded == 0
         started = time.monotonic()
         try:
             batch = kept.popleft() if kept else self._next(iterator)
@@ -194,7 +225,7 @@ class LoaderBatches:
         # Programs read validation data without gradients.
         if torch.is_grad_enabled():
             self.waited_s += time.monotonic() - started
-            self._read += 1
+            self._note_place(iterator, is_first)
             if self.is_surveyed:
                 self.draws_numbers |= numbers is not None and numbers != _generators()
                 self.gives_from_device |= any(not tensor.is_cpu for tensor in tensors_in(batch))
@@ -206,6 +237,15 @@ class LoaderBatches:
                 self._stretched[iterator] = count + 1
                 batch = stretched(batch, self._length)
         return batch
+
+    def _note_place(self, iterator: Any, is_first: bool) -> None:
+        """Counts a batch that was read to train on, if a worker has made it."""
+        if not iterator._num_workers:
+            return
+        # Workers that stay keep their iterator for the next epoch.
+        self._places[iterator] = 1 if is_first else self._places.get(iterator, 0) + 1
+        self._read[iterator] = self._read.get(iterator, 0) + 1
+        self._begins |= is_first
 
     def _note_end(self, iterator: Any) -> None:
         # Programs read validation data without gradients.

@@ -163,12 +163,14 @@ class CountedSteps:
             device.finish()
             self._has_rested = device.is_apart
         count = len(self.steps)
+        # Training pays the start of workers once an epoch, which is many steps.
+        usual = [step for step in self.in_use if not step.loading.begins] or self.in_use
         own = [
             *(step.seconds["latency"] for step in self.steps),
             *(float(step.has_compiled) for step in self.steps),
-            *(float(step.loading.phase) for step in self.steps),
-            share_of_wait([(step.loading.waited_s, step.seconds["latency"]) for step in self.in_use]),
-            float(max((step.loading.cycle for step in self.steps), default=1)),
+            *(step.loading.phase(self.steps[0].loading) for step in self.steps),
+            share_of_wait([(step.loading.waited_s, step.seconds["latency"]) for step in usual]),
+            float(max((step.loading.cycle for step in usual), default=1)),
         ]
         samples = self._samples(watch) * replicas_of(watch.engine)
         *agreed, share, length, most_samples = most([*own, samples], watch.engine)

@@ -5,6 +5,7 @@ median of some steps is then a long step or a short one, and training pays neith
 in which each worker brings as many batches as the others.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class WorkerCycle:
 
     Attributes:
         length: of the cycle in steps; 1 if the program does not wait for workers.
-        phases: where each counted step is in its cycle. Empty if `length` is 1.
+        phases: where each counted step is in its cycle, as `StepLoading.phase` has it. Empty if `length` is 1.
     """
 
     length: int = 1
@@ -48,12 +49,13 @@ class WorkerCycle:
         """
         if share < _LEAST_SHARE or not 1 < length <= _LONGEST:
             return cls()
-        return cls(length, tuple(phases))
+        # An epoch of a single step has no others.
+        return cls(length, tuple(phases) if any(map(_is_in_cycle, phases)) else (0.0,) * len(phases))
 
     @property
     def missing(self) -> int:
         """Steps of the cycle that none of the counted ones stands for."""
-        return max(0, self.length - len(set(self.phases))) if self.length > 1 else 0
+        return max(0, self.length - len(set(filter(_is_in_cycle, self.phases)))) if self.length > 1 else 0
 
     @property
     def is_covered(self) -> bool:
@@ -70,6 +72,11 @@ class WorkerCycle:
             return statistics.median(step_times)
         of_phases: dict[float, list[float]] = {}
         for phase, seconds in zip(self.phases, step_times, strict=True):
-            of_phases.setdefault(phase, []).append(seconds)
+            if _is_in_cycle(phase):
+                of_phases.setdefault(phase, []).append(seconds)
         # Counted steps seldom are whole cycles, so each step of the cycle has the same weight.
         return statistics.fmean(statistics.fmean(times) for times in of_phases.values())
+
+
+def _is_in_cycle(phase: float) -> bool:
+    return 0 <= phase < math.inf

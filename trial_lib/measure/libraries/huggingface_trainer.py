@@ -6,8 +6,9 @@ An unmodified Trainer script passes DeepSpeed's configuration to `TrainingArgume
 * The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads.
 * `output_dir` is a folder of the trial's own. The Trainer finds no last checkpoint of the user's in it, and overwrites
   none.
-* Nothing is evaluated, pushed to a hub, reported to a tracker or resumed. Nothing is saved but what the program may
-  read back before it trains: a model or a tokenizer in a folder that was empty or new.
+* Nothing is evaluated, pushed to a hub, reported to a tracker or resumed.
+* A model or a tokenizer that the program saves before its first step is saved, because the program may read it back.
+  `UserFiles` gives the folder, so that nothing of the user's changes. Later the program saves nothing.
 * Training goes on until the trial has measured enough.
 
 Each replacement is made when the program imports its module. A program without transformers pays nothing.
@@ -23,12 +24,16 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAINING_ARGUMENTS, difference
 from trial_lib.intercept.post_import import when_imported
+from trial_lib.leave_alone import model_hub
 from trial_lib.measure.libraries.accelerate_plugins import merge_into
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.wire.turned import TRAINER_OPTIONS
 
 # Training ends with the trial, long before this many optimizer steps.
 _STEPS = 1_000_000
+
+# Takes a folder that the program names, and returns the one to save into.
+_ToSave = Callable[[str | os.PathLike[str]], str | os.PathLike[str] | None]
 
 # They follow from the number of steps, which is not the user's in a trial.
 _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps")
@@ -38,8 +43,8 @@ def install(
     facts: ProgramFacts,
     overrides: Mapping[str, Any],
     scratch: Path,
-    may_save: Callable[[str | os.PathLike[str]], bool],
-    may_save_model: Callable[[str | os.PathLike[str]], bool] | None = None,
+    to_save: _ToSave,
+    to_save_model: _ToSave,
 ) -> None:
     """Makes transformers, accelerate's configuration and PEFT follow the trial. Call it before the user's program runs.
 
@@ -47,22 +52,22 @@ def install(
         facts: collects the program's own settings.
         overrides: the candidate's part of the DeepSpeed configuration.
         scratch: the trial's folder for files that the program would write.
-        may_save: whether the program may save a model or a tokenizer into a folder now.
-        may_save_model: the same for models, if it differs.
+        to_save: returns the folder that takes a tokenizer now, in place of the one that the program names; None if
+            the program may not save it.
+        to_save_model: the same for a model.
     """
-    of_models = may_save_model or may_save
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
     when_imported("transformers.training_args", functools.partial(_follow_in_arguments, facts, overrides, scratch))
     when_imported("transformers.hf_argparser", functools.partial(_find_flags, facts))
     when_imported("transformers.trainer_callback", _neither_save_nor_evaluate)
     when_imported("transformers.trainer", _train_only)
-    when_imported("transformers.modeling_utils", lambda module: _save_where(of_models, module.PreTrainedModel))
+    when_imported("transformers.modeling_utils", lambda module: _save_where(to_save_model, module.PreTrainedModel))
     when_imported(
-        "transformers.tokenization_utils_base", lambda module: _save_where(may_save, module.PreTrainedTokenizerBase)
+        "transformers.tokenization_utils_base", lambda module: _save_where(to_save, module.PreTrainedTokenizerBase)
     )
-    when_imported("transformers.utils.hub", lambda module: _do_nothing(module.PushToHubMixin, "push_to_hub"))
-    when_imported("peft.peft_model", lambda module: _save_where(of_models, module.PeftModel))
+    model_hub.install()
+    when_imported("peft.peft_model", lambda module: _save_where(to_save_model, module.PeftModel))
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
@@ -219,13 +224,14 @@ def _train_only(module: ModuleType) -> None:
         _do_nothing(module.Trainer, name)
 
 
-def _save_where(may_save: Callable[[Any], bool], owner: type) -> None:
-    """Saves into some folders alone. A program may read back from there what it saves before it trains."""
+def _save_where(to_save: _ToSave, owner: type) -> None:
+    """Saves into the given folders alone. A program may read back what it saves before it trains."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            where = to_save(save_directory)
             # A tokenizer returns the names of its files.
-            return original(saved, save_directory, *args, **kwargs) if may_save(save_directory) else ()
+            return () if where is None else original(saved, where, *args, **kwargs)
 
         return save
 

@@ -163,10 +163,9 @@ class _OpenFile:
         return _Slice(self._header, name, self._make)
 
 
-def saves_none(folder: str | os.PathLike[str]) -> bool:
-    """Returns that no model is saved into a folder, and notes that."""
+def saves_none(folder: str | os.PathLike[str]) -> None:
+    """Notes that no model is saved into a folder. Returns no folder that takes it instead."""
     _unsaved.add(os.path.abspath(folder))  # noqa: PTH100 - of whatever the program calls a path
-    return False
 
 
 def _is_unsaved(folder: Any, *files: str) -> bool:
