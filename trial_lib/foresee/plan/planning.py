@@ -10,7 +10,7 @@ from trial_lib.command.switches import PROGRAM, own_switches
 from trial_lib.deepspeed_config.deepspeed_refusals import is_of_replicas
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.plan.answer import answer_of, why_of
+from trial_lib.foresee.plan.answer import answer_of, nearest_to_fit, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns, with_common_loading
 from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
 from trial_lib.foresee.plan.arms import (
@@ -328,7 +328,8 @@ def _table(
     arms = in_order(rows)
     best = best_arm(arms)
     counts = counted(judged, lambda count, grows_by: problem.policy(typed, count, grows_by), check)
-    counts = with_answer(counts, asked.count, next((arm for arm in arms if arm.label == best), None))
+    answer = next((arm for arm in arms if arm.label == best), None)
+    counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,
