@@ -14,7 +14,7 @@ class RunningStudy:
 
     Attributes:
         study: the open study. The flow replaces it when it resumes a search that failed.
-        is_refused: whether the profile trial has shown that the input is wrong.
+        is_refused: whether the study has failed because the input is wrong. False if it was interrupted.
         training_failure: why the full experiment failed; None if it did not.
     """
 

@@ -129,8 +129,8 @@ def run_to_its_end(running: RunningStudy) -> State[Any]:
         # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end its trials.
         study.driver.cancel()
         interrupted = interrupts.heard or not isinstance(error, Exception)
+        running.is_refused = isinstance(error, InputError) and not interrupted
         # The message of wrong input is for the user, and complete.
-        running.is_refused = isinstance(error, InputError)
         said = str(error) if running.is_refused else f"{type(error).__name__}: {error}"
         reason = INTERRUPTED if interrupted else said
         finish(study, StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)

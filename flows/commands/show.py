@@ -1,11 +1,13 @@
 """`zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder."""
 
+import contextlib
 from pathlib import Path
 
 import click
 
 from flows.terminal import print_document
 from trial_lib.records.study_folder import PLANS
+from trial_lib.wire.errors import InputError
 
 PLAN_RECORD = "plan.json"
 
@@ -27,9 +29,9 @@ def show_command(study: str | None, as_json: bool) -> int:
     from trial_lib.report.read_study import read_study
     from trial_lib.study.kept.find_study import find_study
 
-    for root in [] if study is None else (Path(study), Path.cwd() / PLANS / study):
-        if (root / PLAN_RECORD).is_file():
-            return _show_plan(root.absolute(), as_json)
+    plan = None if study is None else _plan_root(study)
+    if plan is not None:
+        return _show_plan(plan.absolute(), as_json)
     view = read_study(find_study(study, Path.cwd()))
     if as_json:
         print_document(view.document())
@@ -44,13 +46,28 @@ def show_command(study: str | None, as_json: bool) -> int:
     return 0
 
 
+def _plan_root(named: str) -> Path | None:
+    """Returns the folder of a plan; None if there is none, or if a study has this name."""
+    from trial_lib.study.kept.find_study import find_study
+
+    roots = (root for root in (Path(named), Path.cwd() / PLANS / named) if (root / PLAN_RECORD).is_file())
+    root = next(roots, None)
+    if root is None or "/" in named:
+        return root
+    # A folder of this name may hold a file plan.json of another program's.
+    with contextlib.suppress(InputError):
+        find_study(named, Path.cwd())
+        return None
+    return root
+
+
 def _show_plan(root: Path, as_json: bool) -> int:
     from flows.commands.plan import plan_document, show_plan
     from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
     from trial_lib.study.kept.record_file import read_record_file
 
     paths = PlanPaths(root)
-    record = read_record_file(paths.record, PlanRecord, "plan", "Make the plan again.")
+    record = read_record_file(paths.record, PlanRecord, "the plan", "Make the plan again.")
     if as_json:
         print_document(plan_document(record, paths))
     else:

@@ -41,11 +41,18 @@ class HostBytes:
 
     Attributes:
         held: kept in the host's memory.
-        on_disk: written to an NVMe device.
+        optimizer_on_disk: of the optimizer, written below the `nvme_path` of `offload_optimizer`.
+        params_on_disk: of parameters, written below the `nvme_path` of `offload_param`.
     """
 
     held: float = 0.0
-    on_disk: float = 0.0
+    optimizer_on_disk: float = 0.0
+    params_on_disk: float = 0.0
+
+    @property
+    def on_disk(self) -> float:
+        """Written to NVMe devices."""
+        return self.optimizer_on_disk + self.params_on_disk
 
     @property
     def moved(self) -> float:
@@ -80,7 +87,7 @@ def host_bytes(
     if settings.stage < 3:
         return _partitioned_states(case, accumulates)
     optimizer, params = _optimizer_of_stage_3(case), _params_of_stage_3(case)
-    return HostBytes(optimizer.held + params.held, optimizer.on_disk + params.on_disk)
+    return HostBytes(optimizer.held + params.held, optimizer.on_disk, params.on_disk)
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ def _optimizer_of_stage_3(case: _Case) -> HostBytes:
     if where == "nvme":
         buffers = (1 + case.option(f"{_OPTIMIZER}.buffer_count")) * case.sub_group * case.master
         # A gradient has a file of its own beside those of the states (`partitioned_optimizer_swapper.py`).
-        return HostBytes(held + buffers, case.share * (of_one + case.master))
+        return HostBytes(held + buffers, optimizer_on_disk=case.share * (of_one + case.master))
     offloaded = case.share * float(case.option(f"{_OPTIMIZER}.ratio"))
     groups = ceil(offloaded / case.sub_group) if case.sub_group else 0
     each = offloaded / groups * case.master if groups else 0.0
@@ -165,7 +172,8 @@ def _params_of_stage_3(case: _Case) -> HostBytes:
         # On their way to the disk DeepSpeed 0.19.8 reserves space for whole parameters of a sub-group, not for the
         # rank's share of them (stage3.py, `_create_fp16_partitions_with_defragmentation`).
         passing = case.sub_group * case.shards if kept < case.share else 0.0
-        return HostBytes(buffers + _block(kept * case.size) + passing * case.size, case.all_share * case.size)
+        held = buffers + _block(kept * case.size) + passing * case.size
+        return HostBytes(held, params_on_disk=case.all_share * case.size)
     flat = _block(case.share * case.size)
     if not case.option(f"{_PARAM}.pin_memory"):
         return HostBytes(flat + frozen)

@@ -10,12 +10,14 @@ _NUMBER = re.compile(r"\d[\d,.]*")
 def as_sentence(reason: str) -> str:
     """Returns a reason with a full stop, so that another sentence can follow. An exception's message seldom has one.
 
+    No reason stays none.
+
     Example:
         >>> as_sentence("The program raised KeyError: 'labels'"), as_sentence("Did it end?")
         ("The program raised KeyError: 'labels'.", 'Did it end?')
     """
     said = reason.rstrip()
-    return said if said.endswith((".", "!", "?", ":")) else f"{said}."
+    return said if not said or said.endswith((".", "!", "?", ":")) else f"{said}."
 
 
 def cause_of(reason: str) -> str:

@@ -294,6 +294,18 @@ class TrialDevice(FrozenRecord):
     company: list[Neighbour] = Field(default_factory=list)
 
 
+class SwapDisk(FrozenRecord):
+    """A disk to which arms may swap.
+
+    Attributes:
+        paths: each `nvme_path` on it, as the configuration has it.
+        free: bytes free when the profile trial had ended.
+    """
+
+    paths: list[str]
+    free: int
+
+
 class TrialResult(FrozenRecord):
     """The complete record of one trial.
 
@@ -338,6 +350,8 @@ class TrialResult(FrozenRecord):
         traced: where the time of its steps goes. None if it was not to be traced.
         unbuildable: why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in
             a profile trial).
+        swap_disks: the disks to which arms may swap (only in a profile trial). Empty if they are not known, as in
+            records of earlier versions and on several hosts.
     """
 
     trial_id: str
@@ -373,6 +387,7 @@ class TrialResult(FrozenRecord):
     devices: list[TrialDevice] = Field(default_factory=list)
     traced: TracedStep | None = None
     unbuildable: dict[str, str] = Field(default_factory=dict)
+    swap_disks: list[SwapDisk] = Field(default_factory=list)
 
     @property
     def had_company(self) -> bool:

@@ -258,7 +258,7 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
         if path in (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM):
             if value != "none":
                 set_knob(knobs, path, value)
-                if value == "nvme" and (device := nvme_path(here.base_config)):
+                if value == "nvme" and (device := here.own(f"{section}.nvme_path") or nvme_path(here.base_config)):
                     set_knob(knobs, f"{section}.nvme_path", device)
             elif here.own(section) is not None:
                 set_knob(knobs, section, None)

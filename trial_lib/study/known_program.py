@@ -111,20 +111,18 @@ def named_in(file: Path | None) -> Callable[[str], str]:
     return named
 
 
-def require_switchable(
-    typed: Mapping[str, Any], found: ProgramProfile | None, named: Callable[[str], str] | None = None
-) -> None:
+def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None, file: Path | None = None) -> None:
     """Checks that the program takes the values of its switches, and that leaving an option out turns it off.
 
     Args:
         typed: the varied switches in the command as typed, by their places.
         found: what the profile trial found; None if it found nothing.
-        named: names the place of a switch in an error; None for its flag.
+        file: the YAML file that varies the switches; None if the command does.
 
     Raises:
         InputError: the program has no such option, refuses a value of it, or has a boolean one on by default.
     """
-    named = named or named_in(None)
+    named = named_in(file)
     for place, reason in ({} if found is None else found.refused_options).items():
         raise InputError(f"{reason}.", where=named(place), remedy="Vary what your program takes.")
     for place in typed if found is not None else ():
@@ -132,8 +130,13 @@ def require_switchable(
             raise InputError(
                 "your program's default of this option is true, so leaving it out does not turn it off.",
                 where=named(place),
-                remedy=f"Give the values as text, if the option takes one: --vary \"{place}='true','false'\".",
+                remedy=f"Give the values as text, if the option takes one: {_as_text(place, file)}.",
             )
+
+
+def _as_text(place: str, file: Path | None) -> str:
+    """Returns the words that vary a boolean option by texts, in the command or in a YAML file."""
+    return f"--vary \"{place}='true','false'\"" if file is None else f"`\"{place}\": ['true', 'false']`"
 
 
 def varied_options(experiment: Experiment) -> dict[str, list[Any]]:

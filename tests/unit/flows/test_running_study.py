@@ -3,9 +3,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import pytest
 
+from flows import tune
 from flows.running_study import RunningStudy
-from flows.tune import tune_open
+from flows.tune import run_to_its_end, tune_open
+from trial_lib.wire.errors import InputError
 
 
 def test_a_command_s_flow_can_be_sent_to_another_host_without_its_study() -> None:
@@ -13,3 +16,23 @@ def test_a_command_s_flow_can_be_sent_to_another_host_without_its_study() -> Non
     study: Any = SimpleNamespace(lock=threading.Lock())
     flow = cloudpickle.loads(cloudpickle.dumps(tune_open(RunningStudy(study))))
     assert flow.name == "tune"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_wrong_input_is_told_from_an_interrupt(interrupted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both end the flow by an error. After Ctrl-C the command's exit code is that of an interrupt."""
+
+    def fail(study: Any) -> None:
+        raise InputError("no size fits.", where="the batch policy", remedy="Free the batch.")
+
+    monkeypatch.setattr(tune, "run_while_there_is_room", fail)
+    monkeypatch.setattr(tune, "finish", lambda *arguments: None)
+    monkeypatch.setattr(tune, "interrupts", SimpleNamespace(heard=interrupted))
+    study: Any = SimpleNamespace(driver=SimpleNamespace(cancel=lambda: None), close=lambda: None)
+    running = RunningStudy(study)
+    if interrupted:
+        assert run_to_its_end(running).is_cancelled()
+    else:
+        with pytest.raises(InputError):
+            run_to_its_end(running)
+    assert running.is_refused is not interrupted

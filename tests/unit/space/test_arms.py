@@ -35,6 +35,17 @@ def test_nvme_is_tried_where_the_configuration_names_a_path() -> None:
     assert knobs[ZERO]["offload_optimizer"] == {"device": "nvme", "nvme_path": "/nvme"}
 
 
+def test_each_section_keeps_the_path_that_it_names() -> None:
+    sections = {f"offload_{name}": {"device": "nvme", "nvme_path": f"/{name}"} for name in ("optimizer", "param")}
+    knobs = arm(
+        adaptive(at=here(base={ZERO: {"stage": 3, **sections}})), "z3-offload-optimizer-nvme-offload-param-nvme"
+    ).knobs
+    assert {name: knobs[ZERO][name]["nvme_path"] for name in sections} == {
+        "offload_optimizer": "/optimizer",
+        "offload_param": "/param",
+    }
+
+
 def test_stage_3_keeps_nothing_gathered_where_its_parameters_are_on_nvme() -> None:
     limits = ["stage3_max_live_parameters", "stage3_max_reuse_distance"]
     on_cpu = {ZERO: {"stage": 3, "offload_param": {"device": "cpu", "nvme_path": "/nvme"}}}

@@ -10,7 +10,6 @@ from trial_lib.records.result import ProgramProfile
 from trial_lib.study.known_program import (
     KnownProgram,
     completed_config,
-    named_in,
     require_sizes,
     require_switchable,
     typed_switches,
@@ -97,6 +96,16 @@ def test_an_option_that_is_on_by_default_is_not_turned_off_by_leaving_it_out() -
     assert "--vary \"--pin='true','false'\"" in str(refused.value)
 
 
+def test_the_remedy_for_a_switch_of_a_file_is_in_the_words_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "exp.yaml"
+    file.write_text("entrypoint: deepspeed train.py\nsearch_space:\n  program:\n    --pin: [true, false]\n")
+    with pytest.raises(InputError) as refused:
+        require_switchable({"--pin": False}, ProgramProfile(switches={"--pin": True}), file)
+    assert refused.value.where.startswith(f"{file}:4:")
+    assert "`\"--pin\": ['true', 'false']`" in str(refused.value)
+    assert "--vary" not in str(refused.value)
+
+
 def test_a_switch_that_the_program_does_not_take_is_named_where_it_is_varied(tmp_path: Path) -> None:
     file = tmp_path / "exp.yaml"
     file.write_text("entrypoint: deepspeed train.py\nsearch_space:\n  program:\n    --nosuch: [0, 1]\n")
@@ -105,11 +114,11 @@ def test_a_switch_that_the_program_does_not_take_is_named_where_it_is_varied(tmp
         require_switchable({}, found)
     assert typed.value.where == "--vary --nosuch"
     with pytest.raises(InputError) as written:
-        require_switchable({}, found, named_in(file))
+        require_switchable({}, found, file)
     assert written.value.where.startswith(f"{file}:4:")
     file.unlink()
     with pytest.raises(InputError) as gone:
-        require_switchable({}, found, named_in(file))
+        require_switchable({}, found, file)
     assert gone.value.where == f"{file}: --nosuch"
 
 

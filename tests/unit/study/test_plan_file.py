@@ -59,6 +59,24 @@ def test_a_plan_with_impossible_figures_is_refused(tmp_path, damage):
         read_plan_file(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"best": 7},
+        {"best": -1},
+        {"train_batch_size": 0},
+        {"parameters": -1},
+        {"seconds": math.inf},
+        {"asks": [{"asker": "a", "question": "item", "answer": "0", "is_known": True, "count": 0}]},
+    ],
+)
+def test_a_plan_whose_own_figures_are_impossible_is_refused(tmp_path, damage):
+    record = json.loads(plan_by_hand().model_dump_json()) | damage
+    (tmp_path / "plan.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"the plan is damaged or of another version \(1 mistake\)"):
+        read_plan_file(tmp_path)
+
+
 def test_a_folder_without_a_plan_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no plan\.json"):
         read_plan_file(tmp_path)

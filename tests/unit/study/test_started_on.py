@@ -25,9 +25,31 @@ from trial_lib.study.planning.open_plan import started_on
     ],
 )
 def test_the_launcher_starts_as_many_ranks_as_were_asked_for(tmp_path: Path, typed: str, on: str, words: str) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "ds.json").write_text("{}")
+    host = Host("cuda", [str(index) for index in range(8)], 2**36)
+    assert started(tmp_path, typed, on, host) == f"{words} train.py"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "accelerate launch --use_deepspeed --num_processes 2 --gpu_ids 0,1",
+        "env CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 2",
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2",
+        "deepspeed --include localhost:0,1",
+        "deepspeed --exclude localhost:0",
+    ],
+)
+def test_a_command_that_chooses_devices_stays_as_typed(tmp_path: Path, typed: str) -> None:
+    before = started(tmp_path, typed, "h100-80gb:2", None)
+    assert before == started(tmp_path, typed, "h100-80gb:8", None)
+    assert typed.removeprefix("env ").removeprefix("CUDA_VISIBLE_DEVICES=0,1 ") in before
+
+
+def started(folder: Path, typed: str, on: str, host: Host | None) -> str:
+    """The launcher's words that start a plan."""
+    (folder / "train.py").touch()
+    (folder / "ds.json").write_text("{}")
     command = [*typed.split(), "train.py", "--deepspeed", "ds.json"]
-    experiment = read_command(command, {}, tmp_path, Host("cuda", [str(index) for index in range(8)], 2**36))
+    experiment = read_command(command, {}, folder, host)
     (asked,) = read_devices((on,), (), known_devices(None))
-    assert " ".join(started_on(experiment, asked).entrypoint.launcher) == f"{words} train.py"
+    return " ".join(started_on(experiment, asked).entrypoint.launcher)

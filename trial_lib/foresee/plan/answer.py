@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent
 
+_EQUAL = 1.01  # speeds that differ less are not told apart
+
 STATES = ("parameter", "gradient", "optimizer")
 
 MEMORY_WORDS = {
@@ -158,9 +160,9 @@ def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
         if (arm := each.chosen) is not None and arm.samples_per_s is not None
     }
     fastest = max(speeds, key=lambda label: speeds[label], default=devices[best].label)
-    if speeds.get(fastest, 0.0) <= speeds.get(devices[best].label, 0.0):
+    if speeds.get(fastest, 0.0) <= _EQUAL * speeds.get(devices[best].label, 0.0):
         return ""
-    return f" It costs least. {fastest} is faster, with {speeds[fastest]:,.0f} samples/s."
+    return f" It costs least. {fastest} is faster, with {_three(speeds[fastest])} samples/s."
 
 
 def best_of(devices: Sequence[PlannedDevices]) -> int | None:

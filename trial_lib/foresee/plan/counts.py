@@ -74,25 +74,31 @@ def _arms_on(
     return [arm for each in evaluations if (arm := _AtCount(each, devices, policy)).sizes]
 
 
-def with_answer(counts: Sequence[PlannedCount], devices: int, answer: PlannedArm | None) -> tuple[PlannedCount, ...]:
+def with_answer(
+    counts: Sequence[PlannedCount], devices: int, answer: PlannedArm | None, nearest: PlannedArm | None
+) -> tuple[PlannedCount, ...]:
     """Returns the best arms of all numbers, where the asked number has the answer of its table.
 
     Args:
         counts: of each number of devices.
         devices: the asked number.
         answer: of the table; None if no arm fits.
+        nearest: the arm of the table that is nearest to fit; None if none was foreseen.
     """
-    if answer is None or answer.peak is None:
+    shown = answer or nearest
+    if shown is None or shown.peak is None:
         return tuple(counts)
-    own = PlannedCount(
-        devices=devices,
-        label=answer.label,
-        micro_batch=answer.micro_batch,
-        accumulation=answer.accumulation,
-        fits=answer.fits,
-        samples_per_s=answer.samples_per_s,
-        peak=answer.peak,
-    )
+    own = PlannedCount(devices=devices, peak=shown.peak)
+    if answer is not None:
+        own = PlannedCount(
+            devices=devices,
+            label=answer.label,
+            micro_batch=answer.micro_batch,
+            accumulation=answer.accumulation,
+            fits=answer.fits,
+            samples_per_s=answer.samples_per_s,
+            peak=answer.peak,
+        )
     return tuple(own if each.devices == devices and not each.other_batch else each for each in counts)
 
 

@@ -199,17 +199,17 @@ class PlannedDevices(_Foreseen):
         return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
 
 
-class PlannedAsk(FrozenRecord):
+class PlannedAsk(_Foreseen):
     """A number that the program asked of memory without content, as `Ask` has it."""
 
     asker: str
     question: str
     answer: str
     is_known: bool
-    count: int = 1
+    count: _Count = 1
 
 
-class PlanRecord(FrozenRecord):
+class PlanRecord(_Foreseen):
     """A plan.
 
     Attributes:
@@ -244,24 +244,30 @@ class PlanRecord(FrozenRecord):
     command: tuple[str, ...] = ()
     model_dir: str = ""
     ds_config: dict[str, Any] = Field(default_factory=dict)
-    train_batch_size: int | None = None
-    parameters: int = 0
-    trainable: int = 0
-    tokens: int | None = None
+    train_batch_size: _Count | None = None
+    parameters: _CountOrNone = 0
+    trainable: _CountOrNone = 0
+    tokens: _CountOrNone | None = None
     formats: tuple[str, ...] = ()
     program: dict[str, Any] = Field(default_factory=dict)
     devices: tuple[PlannedDevices, ...] = ()
-    best: int | None = None
+    best: _CountOrNone | None = None
     answer: str = ""
     best_command: str = ""
     asks: tuple[PlannedAsk, ...] = ()
     notes: tuple[str, ...] = ()
     stopped: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
-    started_at: float = 0.0
-    seconds: float = 0.0
+    started_at: _Amount = 0.0
+    seconds: _Amount = 0.0
     shares: dict[str, float] = Field(default_factory=dict)
-    peak_bytes: int = 0
+    peak_bytes: _CountOrNone = 0
+
+    @model_validator(mode="after")
+    def _has_its_answer(self) -> "PlanRecord":
+        if self.best is not None and self.best >= len(self.devices):
+            raise ValueError(f"the answer is number {self.best} of {len(self.devices)} tables")
+        return self
 
     @property
     def chosen(self) -> PlannedArm | None:

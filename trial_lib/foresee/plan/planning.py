@@ -1,16 +1,16 @@
 """A plan's runs, in parallel, and the table for each kind of device."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trial_lib.command.switches import PROGRAM, own_switches
+from trial_lib.command.switches import PROGRAM, own_switches, switch_key
 from trial_lib.deepspeed_config.deepspeed_refusals import is_of_replicas
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.plan.answer import answer_of, why_of
+from trial_lib.foresee.plan.answer import answer_of, nearest_to_fit, why_of
 from trial_lib.foresee.plan.arm_runs import ArmRuns, with_common_loading
 from trial_lib.foresee.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
 from trial_lib.foresee.plan.arms import (
@@ -227,17 +227,27 @@ def _planned(
         for asked in problem.asked
     )
     watch.lap("memory and time")
-    notes = (*notes, *_of_lengths(runs.values()))
+    notes = (*notes, *_of_lengths(typed, foreseen))
     return Planned(typed, problem.base_config, policies, devices, runs, watch.shares, notes)
 
 
-def _of_lengths(runs: Iterable[ForeseenRun]) -> list[str]:
-    """Returns a sentence if samples of other lengths were in other runs, which their memory and time follow."""
-    tokens = [run.tokens for run in runs if run.tokens]
-    if not tokens or max(tokens) <= _ALIKE * min(tokens):
+def _of_lengths(typed: ForeseenRun, arms: Sequence[ArmRuns]) -> list[str]:
+    """Returns a sentence if samples of other lengths were in other runs, which their memory and time follow.
+
+    Only runs with the same switches are compared, because a switch may set the length.
+    """
+    own = next((switch_key(arm.arm.knobs) for arm in arms if arm.arm.is_own), ())
+    alike = {own: [typed]}
+    for arm in arms:
+        alike.setdefault(switch_key(arm.arm.knobs), []).extend(arm.runs)
+    tokens = [[run.tokens for run in runs if run.tokens and not run.stopped] for runs in alike.values()]
+    shortest, longest = max(
+        ((min(each), max(each)) for each in tokens if each), key=lambda ends: ends[1] / ends[0], default=(1, 1)
+    )
+    if longest <= _ALIKE * shortest:
         return []
     return [
-        f"Samples differ in length: those of the foreseen batches have {min(tokens):,} to {max(tokens):,} tokens. "
+        f"Samples differ in length: those of the foreseen batches have {shortest:,} to {longest:,} tokens. "
         "A batch of the longest samples needs more memory and time."
     ]
 
@@ -328,7 +338,8 @@ def _table(
     arms = in_order(rows)
     best = best_arm(arms)
     counts = counted(judged, lambda count, grows_by: problem.policy(typed, count, grows_by), check)
-    counts = with_answer(counts, asked.count, next((arm for arm in arms if arm.label == best), None))
+    answer = next((arm for arm in arms if arm.label == best), None)
+    counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,

@@ -10,6 +10,8 @@ from trial_lib.space.knobs import get_knob
 
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
 OFFLOAD_PARAM = "zero_optimization.offload_param.device"
+NVME_PATHS = ("zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.nvme_path")
+"""The NVMe device of the optimizer, and that of parameters. They may be two disks."""
 OFFLOADED = ("cpu", "nvme")
 KEPT_GATHERED = ("zero_optimization.stage3_max_live_parameters", "zero_optimization.stage3_max_reuse_distance")
 """What stage 3 keeps gathered. With parameters on NVMe, DeepSpeed 0.19.8 fails unless both are 0 (its issue 3062)."""
@@ -24,9 +26,8 @@ _TO_CPU, _TO_NVME = {OFFLOAD_OPTIMIZER: ("cpu",)}, {OFFLOAD_OPTIMIZER: ("nvme",)
 
 
 def nvme_path(base_config: Mapping[str, Any]) -> str | None:
-    """Returns the NVMe device of the user's configuration; None if it names none."""
-    sections = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
-    paths = (get_knob(base_config, f"{section}.nvme_path") for section in sections)
+    """Returns the NVMe device of the user's configuration, the optimizer's if it names two; None if it names none."""
+    paths = (get_knob(base_config, path) for path in NVME_PATHS)
     return next((str(path) for path in paths if path), None)
 
 

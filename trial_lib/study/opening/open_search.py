@@ -17,7 +17,7 @@ from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.expected_arms import ExpectedArm, key_in_plan, switches_in, without_hopeless
+from trial_lib.search.expected_arms import ExpectedArm, key_in_plan, key_of, switches_in, without_hopeless
 from trial_lib.search.methods import METHODS
 from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
@@ -66,12 +66,15 @@ def open_search(
     basis = MemoryBasis(profile, base_config, setup.slots, setup.device, foreseen)
     no_room = HostMemory(basis).without_room(whole.arms)
     space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
-    space, no_disk = without_disk_room(space, base_config, profile_trial, setup.slots)
+    switches = switches_in(expected)
     ran = {
-        key_in_plan(candidate.complete(base_config), base_config, switches_in(expected))
+        key_in_plan(candidate.complete(base_config), base_config, switches)
         for candidate, result in known
         if result.outcome is Outcome.COMPLETED
     }
+    space, no_disk = without_disk_room(
+        space, base_config, profile_trial, setup.slots, lambda arm: key_of(arm, base_config, switches) in ran
+    )
     space, hopeless = without_hopeless(space, base_config, expected, ran)
     for sentence in (*left_out, *no_room, *unbuildable, *no_disk, *hopeless):
         log.warning("%s", sentence)

@@ -131,9 +131,9 @@ class OpenStudy:
             InputError: leaving an option out that is varied does not turn it off, or the user's layout is not known.
         """
         self.driver.tell_plan()
-        named = named_in(self.driver.setup.arguments.config_path)
-        require_switchable(self._record.switches, self.driver.known.found, named)
-        require_sizes(self.driver.known.switches, self.driver.known.layouts, named)
+        file = self.driver.setup.arguments.config_path
+        require_switchable(self._record.switches, self.driver.known.found, file)
+        require_sizes(self.driver.known.switches, self.driver.known.layouts, named_in(file))
         if self._record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()

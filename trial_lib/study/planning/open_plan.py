@@ -14,6 +14,7 @@ from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
+from trial_lib.device.host.visible import VARIABLE
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.plan.arms import check_count
@@ -217,9 +218,12 @@ def on_ranks(experiment: Experiment, count: int) -> Experiment:
 def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
     """Returns an experiment whose launcher starts a rank for each of some devices of one host.
 
-    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number.
+    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number, and those
+    that choose devices, because another number of ranks could not start on them.
     """
     typed = experiment.entrypoint
+    if typed.devices is not None or typed.excluded_devices or VARIABLE in typed.environment:
+        return experiment
     if not typed.launcher or typed.slots == asked.count or asked.cluster.hosts > 1 or typed.hosts:
         return experiment
     words, count = list(typed.launcher), str(asked.count)

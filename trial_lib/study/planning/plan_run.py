@@ -115,7 +115,9 @@ class _OfProgram:
         program = self._opened.program(wanted.name, wanted.asked.count, config, self._mappings)
         run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
         if wanted.is_first and not run.stopped:
-            require_switchable(self._opened.switches, ProgramProfile(**run.program))
+            require_switchable(
+                self._opened.switches, ProgramProfile(**run.program), self._opened.read.arguments.config_path
+            )
             self._foresee.prime(run.imported)
             # The command's own flags set what the program was seen to read from it.
             self._mappings = {**run.program.get("arg_mappings", {}), **self._mappings}

@@ -8,6 +8,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ProgramProfile, TrialResult
 from trial_lib.study.known_program import KnownProgram
+from trial_lib.study.opening.disk_room import with_swap_disks
 from trial_lib.study.opening.mapped_values import held_against, mapped_places
 from trial_lib.study.opening.needed_ops import with_ops_built
 from trial_lib.study.plans import TrialPlans
@@ -21,8 +22,9 @@ def run_profile_of_study(
 ) -> TrialResult:
     """Runs the profile trial of a study to its end.
 
-    The operators that the search needs are built meanwhile. The result names those that cannot be built. The first run
-    may also measure the user's configuration (`own_reading`).
+    The operators that the search needs are built meanwhile. The result names those that cannot be built, and the
+    free room of the disks to which arms may swap. The first run may also measure the user's configuration
+    (`own_reading`).
 
     Args:
         setup: the study's.
@@ -46,7 +48,7 @@ def run_profile_of_study(
 
     forget_own(plan)
     profiled = run_profile(plan, plans.typed(plan, typed.base_config), plan_for, run_and_compare, place.prime)
-    complete = with_ops_built(profiled, setup, place.build)
+    complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
         # The compilers have taken time from the ranks.
         forget_own(plan)

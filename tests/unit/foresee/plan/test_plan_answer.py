@@ -79,6 +79,13 @@ def test_the_cheapest_tokens_win_if_all_have_a_price_and_else_the_fastest() -> N
     assert plan_answer([cheap, unpriced], 1) == answer_of(unpriced)
 
 
+def test_a_device_is_called_faster_only_if_it_is_and_its_speed_has_three_digits() -> None:
+    cheap = _devices(_arm(rate=0.40, cost=_range(10)), best="z2")
+    fast, equal = (_devices(_arm(rate=rate, cost=_range(20)), best="z2", nodes=2) for rate in (0.452, 0.4039))
+    assert plan_answer([cheap, fast], 0).endswith(" It costs least. h100-80gb:2x8 is faster, with 0.452 samples/s.")
+    assert plan_answer([cheap, equal], 0) == answer_of(cheap)
+
+
 def test_several_devices_without_a_fit_are_one_sentence() -> None:
     small, large = _devices(_arm(rate=None)), _devices(_arm(rate=None), nodes=2)
     assert plan_answer([small, large], None) == (

@@ -1,7 +1,7 @@
 """A plan with switches of the program: the values that it foresees apart, and what it says of the others."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,9 @@ class Foresees:
         return replace(made, operations=operations, program=program, seconds=self._seconds)
 
 
-def planned(foresees: Foresees, requests: tuple[RequestedKnob, ...] = SWITCHES, **fields: Any) -> Planned:
+def planned(
+    foresees: Callable[[WantedRun], ForeseenRun], requests: tuple[RequestedKnob, ...] = SWITCHES, **fields: Any
+) -> Planned:
     asked = read_devices(["a100-80gb:8"], [], known_devices())
     given = {"stages": (0, 1), "processes": 2, "requests": requests, "switches": TYPED, **fields}
     return plan(PlanProblem(asked=asked, base_config=BASE, **given), foresees)
@@ -168,3 +170,38 @@ def test_a_compiled_model_has_rows_though_it_runs_as_it_is_written() -> None:
     assert plain is not None
     assert compiled is not None
     assert compiled.value >= plain.value
+
+
+def lengths(tokens: Any, *values: int) -> list[str]:
+    """The notes on lengths of a plan that varies `--layers`. `tokens` has those of a run by its switches and size."""
+
+    def foresee(run: WantedRun) -> ForeseenRun:
+        made = Foresees()(run)
+        layers = run.overrides.get("program", {}).get("--layers") or 1
+        return replace(made, tokens=tokens(layers, made))
+
+    asked = read_devices(["a100-80gb:8"], [], known_devices())
+    requests = (RequestedKnob("program.--layers", values, coarse=True),)
+    given = {"stages": (0, 1), "requests": requests, "switches": {"--layers": None}}
+    found = plan(PlanProblem(asked=asked, base_config=BASE, **given), foresee)
+    return [note for note in found.notes if note.startswith("Samples differ in length")]
+
+
+def test_samples_whose_length_a_switch_sets_do_not_differ_in_length() -> None:
+    assert lengths(lambda layers, run: 512 * layers, 1, 2) == []
+    (said,) = lengths(lambda layers, run: 512 * layers + 100 * run.micro_batch, 1, 2)
+    assert "have 612 to 712 tokens" in said or "have 712 to 812 tokens" in said
+
+
+def test_a_run_that_stopped_says_nothing_of_lengths() -> None:
+    def stops_late(run: WantedRun) -> ForeseenRun:
+        made = Foresees()(run)
+        if made.micro_batch == 2:
+            return replace(made, tokens=512)
+        stopped.append(run.name)
+        return replace(made, tokens=4, stopped="argument --layers: too large")
+
+    stopped: list[str] = []
+    found = planned(stops_late, requests=())
+    assert stopped
+    assert not [note for note in found.notes if note.startswith("Samples differ in length")]

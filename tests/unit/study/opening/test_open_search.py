@@ -9,7 +9,7 @@ from study_setups import setup_of
 
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.result import ModelProfile, Outcome, SwapDisk, TrialResult
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening.open_search import kept_batch, open_search
 
@@ -74,3 +74,34 @@ def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         open_search(setup_of(experiment, tmp_path / "s", "cpu"), CONFIG, False, known, logging.getLogger("test"))
     assert "is not tried" not in caplog.text
+
+
+def test_an_arm_that_has_run_is_tried_even_if_the_disk_seems_too_small(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        "{name: t, entrypoint: deepspeed train.py, max_restarts: 0, hyperparameters: {deepspeed_config: "
+        "{train_micro_batch_size_per_gpu: 1, zero_optimization: {stage: 3, offload_optimizer: "
+        "{device: nvme, nvme_path: /nvme}}}}}"
+    )
+    experiment = read_experiment(file, tmp_path)
+    profile = TrialResult(
+        trial_id="s-0",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="",
+        outcome=Outcome.COMPLETED,
+        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9}),
+        swap_disks=[SwapDisk(paths=["/nvme"], free=10**6)],
+    )
+    known = [(Candidate(micro_batch_size=1), profile)]
+    setup, base = setup_of(experiment, tmp_path / "s"), experiment.ds_config
+    with caplog.at_level(logging.WARNING):
+        search = open_search(setup, base, False, known, logging.getLogger("test"))
+    labels = [arm.label for arm in search.problem.space.arms]
+    assert "z3-offload-optimizer-nvme" in labels
+    assert not any("param-nvme" in label for label in labels)
+    (said,) = [record.getMessage() for record in caplog.records if "below /nvme" in record.getMessage()]
+    assert "z3-offload-optimizer-nvme," not in said

@@ -1,0 +1,37 @@
+"""What `zerotune show NAME` finds where a study and a folder have one name, and what it says of a damaged plan."""
+
+import json
+from pathlib import Path
+
+import pytest
+from plan_fixtures import plan_folder
+from report_fixtures import STUDY_ID, recorded_study
+
+from flows.commands.show import show_command
+from trial_lib.records.study_folder import StudyPaths
+from trial_lib.wire.errors import InputError
+
+
+def test_a_study_of_a_name_goes_before_a_folder_with_another_program_s_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = recorded_study(tmp_path)
+    name = json.loads(StudyPaths(paths.root).record.read_text())["name"]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "plan.json").write_text("{}")
+    for named in (name, STUDY_ID):
+        assert show_command(named, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out)["study"] == STUDY_ID
+    # A path names the folder.
+    with pytest.raises(InputError, match="the plan is damaged"):
+        show_command(f"./{name}", as_json=True)
+
+
+def test_a_plan_s_folder_may_be_named_as_it_stands_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan_folder(tmp_path / "mine")
+    assert show_command("mine", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["answer"]

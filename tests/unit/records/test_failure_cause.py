@@ -1,0 +1,13 @@
+"""The reasons of failed trials as sentences."""
+
+import pytest
+
+from trial_lib.records.failure_cause import as_sentence
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("KeyError: 'labels'", "KeyError: 'labels'."), ("It ended. ", "It ended."), ("", ""), (" \n", "")],
+)
+def test_a_reason_has_one_full_stop_and_no_reason_has_none(reason: str, said: str) -> None:
+    assert as_sentence(reason) == said
