@@ -13,7 +13,8 @@ class StepWindow:
     Attributes:
         start_step: the first that counts, from 1. The steps before it warm up.
         end_step: steps up to this one are always measured.
-        max_steps: counted steps after which the measurement ends, whatever its error.
+        max_steps: counted steps after which the measurement ends, whatever its error. A program that waits for loader
+            workers goes on until their cycle is covered.
         max_seconds: counted seconds after which it ends as well, once `end_step` is reached. A program that waits for
             loader workers gets more, for a whole cycle of theirs. On a noisy machine more seconds help little, because
             readings differ more between processes than within one. A trial also takes about a second to start, so

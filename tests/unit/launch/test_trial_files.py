@@ -36,7 +36,7 @@ def layer(tmp_path: Path) -> Layer:
 
 def test_what_was_prepared_is_kept_and_what_training_has_written_is_not(layer: Layer, tmp_path: Path) -> None:
     write(layer.upper, "data/a.bin", "data/deep/b.bin", "out/index.json", "out/old.pt")
-    LayeredFiles(layer).note_prepared()
+    LayeredFiles(layer).note_prepared(filled=())
     write(layer.upper, "data/cache.lock", "data/deep/late/c.bin", "out/new.pt", "results/score.txt")
     before = contents(tmp_path / "user")
     put_away(tmp_path / "scratch")
@@ -54,7 +54,7 @@ def test_what_a_trial_had_half_prepared_when_it_failed_is_gone(layer: Layer, tmp
 
 def test_of_two_trials_that_prepare_at_once_the_first_is_kept_whole(layer: Layer, tmp_path: Path) -> None:
     write(layer.upper, "data/a.bin", "data/b.bin")
-    LayeredFiles(layer).note_prepared()
+    LayeredFiles(layer).note_prepared(filled=())
     write(tmp_path / "user", "data/a.bin")
     before = contents(tmp_path / "user")
     put_away(tmp_path / "scratch")
@@ -63,7 +63,7 @@ def test_of_two_trials_that_prepare_at_once_the_first_is_kept_whole(layer: Layer
 
 def test_the_list_is_of_what_is_there_when_training_begins(layer: Layer) -> None:
     write(layer.upper, "data/a.bin", "out/old.pt")
-    LayeredFiles(layer).note_prepared()
+    LayeredFiles(layer).note_prepared(filled=())
     assert json.loads(layer.prepared.read_text()) == ["data", "data/a.bin"]
 
 

@@ -66,7 +66,8 @@ class CountedSteps:
         losses: the last loss of each step, on its device; fewer if the code shows none.
         batch: the engine's global batch in these steps; None before the first.
         note: a sentence on the steps for the reader; may be empty.
-        next_covered: counted steps after which `cover_cycle` is expected, as of the last agreement.
+        next_covered: counted steps after which `cover_cycle` is expected to hold, as of the last agreement. 0 if it
+            holds, or is not needed.
     """
 
     steps: list[CountedStep] = field(default_factory=list)
