@@ -1,6 +1,7 @@
 """What a study's search is about: the global batch that it keeps."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_a_batch_that_nobody_knows_cannot_be_kept(caplog: pytest.LogCaptureFixtu
     assert "the global batch is not kept" in caplog.text
 
 
+def large_profile(disks: Sequence[SwapDisk] = (), **more: int) -> TrialResult:
+    """Returns a profile trial of a billion parameters."""
+    return TrialResult(
+        trial_id="s-0",
+        number=0,
+        purpose=Purpose.PROFILE,
+        config_hash="",
+        outcome=Outcome.COMPLETED,
+        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9, **more}),
+        swap_disks=list(disks),
+    )
+
+
 def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     config = tmp_path / "experiment.yaml"
@@ -58,14 +72,7 @@ def test_it_is_said_which_arms_the_host_has_no_room_for(caplog: pytest.LogCaptur
         "{train_micro_batch_size_per_gpu: 2, zero_optimization: {stage: 1}}}, max_restarts: 0}"
     )
     experiment = read_experiment(config, tmp_path)
-    profile = TrialResult(
-        trial_id="s-0",
-        number=0,
-        purpose=Purpose.PROFILE,
-        config_hash="",
-        outcome=Outcome.COMPLETED,
-        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9, "host_mem": 10**9}),
-    )
+    profile = large_profile(host_mem=10**9)
     known = [(Candidate(micro_batch_size=1), profile)]
     with caplog.at_level(logging.WARNING):
         open_search(setup_of(experiment, tmp_path / "s"), CONFIG, False, known, logging.getLogger("test"))
@@ -87,15 +94,7 @@ def test_an_arm_that_has_run_is_tried_even_if_the_disk_seems_too_small(
         "{device: nvme, nvme_path: /nvme}}}}}"
     )
     experiment = read_experiment(file, tmp_path)
-    profile = TrialResult(
-        trial_id="s-0",
-        number=0,
-        purpose=Purpose.PROFILE,
-        config_hash="",
-        outcome=Outcome.COMPLETED,
-        profile=PROFILE.model_copy(update={"num_params": 10**9, "trainable_num_params": 10**9}),
-        swap_disks=[SwapDisk(paths=["/nvme"], free=10**6)],
-    )
+    profile = large_profile([SwapDisk(paths=["/nvme"], free=10**6)])
     known = [(Candidate(micro_batch_size=1), profile)]
     setup, base = setup_of(experiment, tmp_path / "s"), experiment.ds_config
     with caplog.at_level(logging.WARNING):
