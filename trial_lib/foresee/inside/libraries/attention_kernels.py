@@ -10,6 +10,10 @@ of transformers that asks for `flash_attention_2` gets torch's function (`sdpa`)
 
 The fused kernel also stands for torch's flexible attention, which compiles one of its own. A mask of blocks counts as a
 causal one: a half of the scores.
+
+Transformers leaves out a mask that hides nothing, so that a fused kernel runs. It looks at the numbers for that, unless
+it takes the model for one that is traced (transformers/masking_utils.py). A fake tensor is a sign of tracing there. In
+a foreseen run it is none, because the numbers of data are known.
 """
 
 import functools
@@ -20,6 +24,7 @@ from typing import Any
 import torch
 
 from trial_lib.foresee.inside import pretended_device
+from trial_lib.foresee.inside.libraries.kernel_packages import with_pretended_device
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.intercept.stand_in import stand_in
 
@@ -27,6 +32,11 @@ _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
 _CHECK = "_check_and_adjust_attn_implementation"
 _DIMENSIONS = 4  # samples, heads, positions, numbers of a head
+# Functions of transformers that take another way if a tensor is on a device of the type "cuda".
+_WITH_WORDS = {
+    "transformers.modeling_attn_mask_utils": ("_prepare_4d_causal_attention_mask_for_sdpa",),
+    "transformers.integrations.moe": ("_can_use_grouped_mm",),
+}
 
 
 def attention(
@@ -107,6 +117,22 @@ def install() -> None:
     when_imported("flash_attn", _replace)
     when_imported("torch.nn.attention.flex_attention", _replace_flexible)
     when_imported("transformers.modeling_utils", _choose_own_kernel)
+    when_imported("transformers.utils.import_utils", _see_no_tracing)
+    for name in _WITH_WORDS:
+        when_imported(name, _mean_own_device)
+
+
+def _see_no_tracing(module: ModuleType) -> None:
+    original = getattr(module, "is_fake_tensor", None)  # since transformers 5
+    if original is not None:
+        stand_in("is_fake_tensor", original, lambda tensor: False)
+
+
+def _mean_own_device(module: ModuleType) -> None:
+    for name in _WITH_WORDS[module.__name__]:
+        function: Any = getattr(module, name, None)
+        if function is not None:
+            function.__code__ = with_pretended_device(function.__code__)
 
 
 def _choose_own_kernel(module: ModuleType) -> None:
