@@ -46,7 +46,7 @@ TYPED = {
     "nothing behind": ("--", ["Nothing follows `--`"]),
     "forgotten dashes": ("deepspeed --num_gpus 1 train.py", ["There is no `--`"]),
     "script": ("-- deepspeed trian.py", ["the command: the script trian.py is not in"]),
-    "program": ("-- brush run.sh", ["the command: it begins with 'brush'", "Write what starts your training"]),
+    "program": ("-- brush run.sh", ["the command: brush is not found"]),
     "launcher option": ("-- deepspeed --num_gpsu 1 train.py", ["--num_gpsu", "Did you mean --num_gpus?"]),
     "nodes": ("-- torchrun --nnodes 2 train.py", ["--nnodes 2 asks for several nodes"]),
     "slots": ("-- deepspeed --num_gpus 4096 train.py", ["it starts 4096 ranks", "Ask the launcher for fewer."]),

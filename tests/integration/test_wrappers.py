@@ -1,6 +1,7 @@
 """Commands that start their training by way of others: real shells, make and Python, followed to the launch."""
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -65,6 +66,7 @@ def follow(folder: Path, command: str) -> Followed:
         ("python launcher.py --x", "LAUNCHED=1 torchrun --nproc_per_node 2 train.py --x"),
         ("NPROC=3 python launcher.py", "LAUNCHED=1 NPROC=3 torchrun --nproc_per_node 3 train.py"),
         ("make train", "torchrun train.py"),
+        ("env -u ABSENT torchrun train.py", "torchrun train.py"),
     ],
 )
 def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, command: str, words: str) -> None:
@@ -118,6 +120,52 @@ def test_a_wrapper_that_comes_to_nothing_is_told_with_its_last_words(folder: Pat
     assert "bash none.sh ended (exit code 127) before it started a launcher or a training." in refused.value.what
     assert "none.sh: No such file or directory" in refused.value.what
     assert "Put `zerotune tune --` before the command that starts your ranks" in refused.value.remedy
+
+
+SUBMITS = {
+    "bash job.sh": "sbatch job.slurm",
+    "bash -c 'X=1 sbatch job.slurm'": "",
+    "nohup sbatch job.slurm": "",
+    "bash deep.sh": "bash inner.sh; touch after",
+    "make job": "",
+    "python submit.py": "",
+    "bash sudo.sh": "sudo docker run --gpus all image",
+}
+
+
+@pytest.mark.parametrize("command", SUBMITS)
+def test_a_training_elsewhere_is_not_started_even_within_a_wrapper(
+    folder: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs_that_leave_a_trace(folder, monkeypatch)
+    (folder / command.split()[-1]).write_text(SUBMITS[command])
+    (folder / "inner.sh").write_text("docker ps; command -v oarsub && exit; docker run -d redis; sbatch job.slurm")
+    (folder / "Makefile").write_text("job: FORCE\n\tsbatch job.slurm\nFORCE:\n")
+    (folder / "submit.py").write_text("import subprocess\nsubprocess.run(['sbatch', 'job.slurm'])")
+    shown = "docker run starts its command in a container" if "sudo" in command else "sbatch submits a job"
+    with pytest.raises(InputError, match=shown) as refused:
+        followed(shlex.split(command), folder, lambda sentence: None)
+    assert "ZeroTune" in refused.value.remedy or "zerotune tune --" in refused.value.remedy
+    ran = (folder / "ran").read_text().splitlines() if (folder / "ran").exists() else []
+    assert ran == (["docker ps", "docker run -d redis"] if "deep" in command else [])
+    assert not left_in(folder)
+
+
+def test_a_wrapper_that_asks_a_container_for_help_is_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs_that_leave_a_trace(folder, monkeypatch)
+    (folder / "run.sh").write_text("docker run -d redis\nPATH=/added:$PATH torchrun train.py\n")
+    assert follow(folder, "bash run.sh").words == ("torchrun", "train.py")
+    assert (folder / "ran").read_text() == "docker run -d redis\n"
+
+
+def programs_that_leave_a_trace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts `sbatch`, `docker` and `sudo` on PATH, which write what they are asked."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("sbatch", "docker", "sudo"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/ran\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(("does", "code"), [("exit 255", 255), ("kill -TERM $$", 143)])

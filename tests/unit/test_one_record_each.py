@@ -113,7 +113,7 @@ def refused(words):
         return str(error), error.remedy
     raise AssertionError(words)
 
-assert "toyrun go" in refused("brush run.sh")[1]
+assert "toyrun go" in refused("bash run.sh")[1]
 assert "toyrun starts a training by `toyrun go`" in refused("toyrun train.py")[0]
 assert "toyrun is not told how many ranks" in refused("toyrun go python train.py")[0]
 assert "the option --colr of the launcher toyrun" in refused("toyrun go --colr red python train.py")[0]

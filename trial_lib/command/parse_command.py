@@ -7,9 +7,11 @@ import contextlib
 import os
 import pkgutil
 import re
+import shutil
 from collections.abc import Callable
 from typing import Any
 
+from trial_lib.command.elsewhere.started import started_elsewhere
 from trial_lib.command.launcher_options import DETERMINED
 from trial_lib.command.launchers import NONE, UserLauncher, all_modules, launcher_of_module, launcher_of_program
 from trial_lib.command.read_options import read_options
@@ -19,6 +21,7 @@ TRIAL_CLASS_MODULE = "trial_lib.training"
 _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LONGEST_FIRST_LINE = 4096
+_SHELL_FUNCTIONS = ("conda", "mamba", "micromamba", "module", "source", ".")
 _OWN_RANKS = "the launcher determined.launch is left out: ZeroTune starts the ranks itself."
 
 
@@ -47,7 +50,19 @@ def parse_command(words: Words) -> dict[str, Any]:
             f"{command} may be another Python than ZeroTune's own.",
             "Write python3 for ZeroTune's own, or the path of yours, such as /opt/env/bin/python.",
         )
+    found = started_elsewhere([command, *words.rest])
+    if found is not None:
+        raise words.error(found.what, found.kind.instead)
+    typed = str(words.folder / command) if folder else command
+    if words.follows and command[0] != "-" and shutil.which(typed, path=words.environment.get("PATH")) is None:
+        raise words.error(f"{command} is not found.", _where_to_look(program))
     raise words.error(f"it begins with {command!r}, which ZeroTune cannot start.")
+
+
+def _where_to_look(program: str) -> str:
+    if program in _SHELL_FUNCTIONS:
+        return f"{program} may be a function of your shell: activate the environment, and type what you type in it."
+    return "Activate the environment that has it, install it, or type its path."
 
 
 def take_script(words: Words) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trial_lib.command.elsewhere.started import UNMISTAKABLE
 from trial_lib.command.launchers import LAUNCHERS, all_modules, first_words, firsts
 
 _MOST_FILES = 300
@@ -16,7 +17,7 @@ _MOST_FILES = 300
 # A program that imports one of these, or calls one of these, starts processes that train.
 _MODULES = re.compile(
     r"torch\.distributed\.(run|launch|launcher|elastic)\b|deepspeed\.launcher\b|accelerate\.commands\b"
-    r"|(pytorch_)?lightning\b|(lightning_)?fabric\b"
+    r"|(pytorch_)?lightning\b|(lightning_)?fabric\b|submitit\b"
 )
 _CALLS = re.compile(
     r"(^|\.)(notebook_launcher|debug_launcher|elastic_launch)$"
@@ -116,10 +117,12 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
 
 
 def _names_launcher() -> re.Pattern[str]:
-    """Returns what finds a launcher in a text. `deepspeed_config` and `deepspeed.json` name none."""
+    """Returns what finds a launcher, a scheduler or a container in a text. `deepspeed_config` and `deepspeed.json` name
+    none.
+    """
     starting = [launcher for launcher in LAUNCHERS.values() if not launcher.is_environment]
     programs = (program for launcher in starting for program in first_words(launcher))
-    named = "|".join(map(re.escape, (*programs, *firsts(tuple(all_modules())))))
+    named = "|".join(map(re.escape, (*programs, *firsts(tuple(all_modules())), *UNMISTAKABLE)))
     return re.compile(rf"\b({named})\b(?!_|\.json)")
 
 

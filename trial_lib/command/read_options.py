@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from trial_lib.command.launcher_options import ONE_NODE, SLOTS, Does, Option
 from trial_lib.command.words import Words
 
+_SEVERAL_NODES = (
+    "One node alone would be another training. For several, type `deepspeed --hostfile FILE`, or tune over a Ray "
+    "cluster by `--ray ADDRESS`. `zerotune plan --on GPU:2x8` foresees two nodes of eight, with a command for one."
+)
 _THIS_NODE = {"count": ("1", "1:1", "1-1", "-1"), "rank": ("0", "-1")}
 
 
@@ -106,5 +110,8 @@ def _follow(words: Words, launcher: str, flag: str, option: Option, value: str, 
         found[option.name or flag] = value
         words.notes.append(f"{shown} is left out: {ONE_NODE}.")
     else:
-        devices = "" if words.follows else ", with resources.slots_per_trial devices"
-        raise words.error(f"{shown} asks for several nodes.", f"Leave {flag} out: a search runs on one node{devices}.")
+        if not words.follows:
+            remedy = f"Leave {flag} out: a search runs on one node, with resources.slots_per_trial devices."
+        else:
+            remedy = _SEVERAL_NODES
+        raise words.error(f"{shown} asks for several nodes.", remedy)

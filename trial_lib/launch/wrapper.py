@@ -18,9 +18,11 @@ from typing import Any
 
 import psutil
 
+from trial_lib.command.elsewhere.started import StartedElsewhere, started_elsewhere
 from trial_lib.command.launcher_process import launcher_in, python_target
 from trial_lib.command.program_code import may_start_ranks, mentions, module_file
 from trial_lib.launch import in_wrapper
+from trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
 from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
 from trial_lib.launch.processes.leash import Leashed
 
@@ -85,8 +87,8 @@ def follow_wrapper(
     still_waiting: Callable[[float], None],
     check: Callable[[], None] = lambda: None,
     given_up_s: float = _GIVEN_UP_S,
-) -> Launch | NoLaunch:
-    """Runs a wrapper up to its launch, and ends all its processes.
+) -> Launch | NoLaunch | StartedElsewhere:
+    """Runs a wrapper up to its launch, or to a command that would train elsewhere, and ends all its processes.
 
     Args:
         command: the words that the user typed.
@@ -98,8 +100,10 @@ def follow_wrapper(
     """
     with tempfile.TemporaryDirectory(prefix="zerotune-wrapper-") as scratch:
         arrived, log = Path(scratch, "arrived.json"), Path(scratch, "log")
+        shims = write_shims(arrived, environment)
         path = os.pathsep.join(filter(None, [_HOOK, environment.get("PYTHONPATH")]))
         given = {**environment, **_QUIET, "PYTHONPATH": path, ARRIVED: str(arrived)}
+        given["PATH"] = os.pathsep.join([str(shims), environment.get("PATH", os.defpath)])
         looker = _Looker(environment)
         leashed = Leashed(command, given, log, folder)
         try:
@@ -122,11 +126,13 @@ def follow_wrapper(
             leashed.kill()
 
 
-def _arrived(file: Path, before: Mapping[str, str]) -> Launch | None:
-    """Returns the program that is about to train, from the file that `in_wrapper.sitecustomize` has written."""
+def _arrived(file: Path, before: Mapping[str, str]) -> Launch | StartedElsewhere | None:
+    """Returns the program that is about to train, from the file that `in_wrapper.sitecustomize` or a shim wrote."""
     if not file.exists():
         return None
     told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
+    if ELSEWHERE in told:
+        return started_elsewhere(told[ELSEWHERE])
     words = [told["interpreter"], *told["words"][1:]]
     variables, unset = _differences(told["environment"], before)
     return Launch(tuple(words), Path(told["folder"]), variables, unset, told["ranks"], told["is_worker"])
@@ -194,6 +200,8 @@ def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
 def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Returns the variables that the user would have to set for the launch, and the names of those to unset."""
     own = {**now, "PYTHONPATH": _without_hook(now.get("PYTHONPATH", ""))}
+    if "PATH" in now:
+        own["PATH"] = without_shims(now["PATH"], now.get(ARRIVED, ""))
     if not own["PYTHONPATH"] and "PYTHONPATH" not in before:
         del own["PYTHONPATH"]
     for name, value in _QUIET.items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trial_lib.command.elsewhere.started import StartedElsewhere, started_elsewhere
 from trial_lib.command.launcher_process import is_python, launcher_in, python_target
 from trial_lib.command.launchers import launcher_of, launcher_of_program, launchers_listed
 from trial_lib.command.program_code import may_start_ranks, module_file
@@ -58,12 +59,16 @@ def followed(
         check: called repeatedly while the wrapper runs. Its error ends the waiting.
 
     Raises:
-        InputError: the command ended without a training, or starts its ranks as no launcher does.
+        InputError: the command ended without a training, starts it where ZeroTune does not see it, or starts its ranks
+            as no launcher does.
     """
     words = list(command)
     as_typed = Followed(tuple(words), folder)
     assigned = _take_assignments(words)
     environment = {**os.environ, **assigned}
+    found = started_elsewhere(words)
+    if found is not None:
+        raise _starts_elsewhere(found)
     if not words or not _is_wrapper(words, folder, environment):
         return as_typed
     shown = _shown(words)
@@ -79,6 +84,8 @@ def followed(
 
     tell(f"{shown} is run up to the point where it starts its training.")
     end = follow_wrapper(words, folder, environment, still_waiting, check)
+    if isinstance(end, StartedElsewhere):
+        raise _starts_elsewhere(end, shown)
     if isinstance(end, NoLaunch):
         if in_python:
             # The profile trial reports what is wrong with the program.
@@ -94,23 +101,25 @@ def followed(
     if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
         return as_typed
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
-    found = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
-    notes = [f"{shown} starts `{redact_text(_joined(found))}`. ZeroTune tunes that command."]
+    typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
+    notes = [f"{shown} starts `{redact_text(_joined(typed))}`. ZeroTune tunes that command."]
     if end.folder != folder:
         notes.append(f"It does so in {end.folder}.")
     if end.unset:
         notes.append(
             f"It unsets {', '.join(end.unset)} first, but the trials keep it. Unset it before you type zerotune."
         )
-    return Followed(tuple(found), end.folder, tuple(notes))
+    return Followed(tuple(typed), end.folder, tuple(notes))
 
 
 def _take_assignments(words: list[str]) -> dict[str, str]:
     assigned: dict[str, str] = {}
-    while words and (ASSIGNMENT.match(words[0]) or (words[0] == "env" and not assigned)):
-        name, equals, value = words.pop(0).partition("=")
-        if equals:
-            assigned[name] = value
+    # With options `env` is a wrapper.
+    if words[:1] == ["env"] and not "".join(words[1:2]).startswith("-"):
+        words.pop(0)
+    while words and ASSIGNMENT.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        assigned[name] = value
     return assigned
 
 
@@ -180,6 +189,12 @@ def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
     torchrun = Path(words[0]).with_name("torchrun")
     launcher = [str(torchrun)] if torchrun.exists() else [words[0], "-m", "torch.distributed.run"]
     return [*launcher, "--nproc_per_node", str(ranks), *as_module, *words[position:]]
+
+
+def _starts_elsewhere(found: StartedElsewhere, wrapper: str = "") -> InputError:
+    """Returns the error of a command, or of a wrapper that had come to it, that starts the training elsewhere."""
+    what = f"{wrapper} comes to {found.shown}, which ZeroTune did not run. {found.what}" if wrapper else found.what
+    return InputError(what, where=_WHERE, remedy=found.kind.instead)
 
 
 def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:

@@ -1,0 +1,1 @@
+"""Commands that start a training where ZeroTune does not see it."""

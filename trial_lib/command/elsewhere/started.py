@@ -1,0 +1,146 @@
+"""Finding in a command what starts the training elsewhere.
+
+The shims of a wrapper (`trial_lib.launch.in_wrapper.shim`) import this module, so it needs the standard library alone.
+"""
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trial_lib.command.elsewhere.places import KINDS, Elsewhere
+from trial_lib.command.launchers import launcher_of, python_programs
+from trial_lib.command.words import ASSIGNMENT
+
+# They run the command that follows, here.
+_PREFIXES = frozenset(
+    (
+        *("env", "nohup", "time", "sudo", "doas", "nice", "ionice", "chrt", "timeout", "stdbuf", "setsid", "exec"),
+        *("command", "numactl", "taskset", "unbuffer", "systemd-inhibit", "uv", "poetry", "pixi", "pdm", "hatch"),
+        *("conda", "mamba", "micromamba", "mpirun", "mpiexec", "orterun", "srun"),
+    )
+)
+OTHER_USER = ("sudo", "doas")
+"""They change PATH, so that a wrapper's shims do not see the command behind them."""
+_ORDINARY_WORDS = ("at", "batch", "screen")  # which may be the value of a prefix's option
+UNMISTAKABLE = (
+    "sbatch",
+    "salloc",
+    "qsub",
+    "bsub",
+    "condor_submit",
+    "docker",
+    "podman",
+    "apptainer",
+    "singularity",
+    "kubectl",
+)
+"""Names that mean the program, in whatever text they stand."""
+_SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
+_ABOUT_ITSELF = frozenset(("--version", "-V", "--help", "-h", "help", "version", "--test-only"))
+_GPUS = ("--gpus", "--nv", "--rocm", "--runtime", "--device")
+_MOVE_FILES = ("rsync", "git-upload-pack", "git-receive-pack", "scp", "sftp")  # by ssh
+_MOST_WORDS_BEFORE = 5  # values of options that stand between a program and its subcommand
+
+
+@dataclass(frozen=True)
+class StartedElsewhere:
+    """Words that start a command elsewhere.
+
+    Attributes:
+        shown: the words that do, such as `docker run`.
+        kind: what they do.
+        is_training: whether they name a Python, a launcher, a script or GPUs, or start services and stay.
+    """
+
+    shown: str
+    kind: Elsewhere
+    is_training: bool
+
+    @property
+    def what(self) -> str:
+        """The first sentence of an error."""
+        return f"{self.shown} {self.kind.does}."
+
+
+def started_elsewhere(words: Sequence[str]) -> StartedElsewhere | None:
+    """Returns what in a command starts another elsewhere, behind prefixes such as `env X=1`, `sudo` or `bash -c`.
+
+    Example:
+        >>> started_elsewhere(["nohup", "docker", "--context", "gpu", "run", "image"]).shown
+        'docker run'
+    """
+    is_behind_prefix = True
+    for position, word in enumerate(words):
+        program = _name(word)
+        found = _here(words[position:]) if is_behind_prefix or program not in _ORDINARY_WORDS else None
+        if found is not None:
+            return found
+        if program in _SHELLS:
+            return _in_shell(words[position + 1 :])
+        if program in python_programs() or (position == 0 and program not in _PREFIXES and not ASSIGNMENT.match(word)):
+            return None
+        is_behind_prefix = program in _PREFIXES or ASSIGNMENT.match(word) is not None
+    return None
+
+
+def programs_elsewhere() -> list[str]:
+    """Returns the name of each such program."""
+    return [program for kind in KINDS for program in kind.programs]
+
+
+def _here(words: Sequence[str]) -> StartedElsewhere | None:
+    """Returns what the first of some words starts elsewhere."""
+    program, rest = _name(words[0]), words[1:]
+    kind = next((kind for kind in KINDS if program in kind.programs), None)
+    if kind is None or (rest and rest[0] in _ABOUT_ITSELF):
+        return None
+    plain = [word for word in rest if not word.startswith("-")][:_MOST_WORDS_BEFORE]
+    for spelled in kind.programs[program]:
+        following = iter(plain)
+        if all(word in following for word in spelled.split()):
+            return StartedElsewhere(f"{program} {spelled}".rstrip(), kind, _is_training(rest))
+    return None
+
+
+def _in_shell(words: Sequence[str]) -> StartedElsewhere | None:
+    """Returns what the command behind a shell's `-c` starts elsewhere."""
+    at = next((at for at, word in enumerate(words) if word.startswith("-") and word.endswith("c")), None)
+    if at is None or at + 1 >= len(words):
+        return None
+    return next((found for part in _commands(words[at + 1]) if (found := started_elsewhere(part)) is not None), None)
+
+
+def _commands(text: str) -> list[list[str]]:
+    """Returns the simple commands of a shell's line, as far as they can be read without the shell."""
+    lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    try:
+        for word in lexer:
+            if set(word) <= set("();<>|&") or word in ("then", "do", "else", "{", "!"):
+                parts.append([])
+            else:
+                parts[-1].append(word)
+    except ValueError:  # an open quote
+        return []
+    return [part for part in parts if part]
+
+
+def _is_training(words: Sequence[str]) -> bool:
+    each = [part for word in words for part in (word, *word.split())]
+    if "up" in words and "-d" not in words and "--detach" not in words:
+        return True
+    if any(part in _MOVE_FILES for part in each):
+        return False
+    return any(
+        part.startswith(_GPUS)
+        or part.endswith((".py", ".sh"))
+        or _name(part) in python_programs()
+        or launcher_of([part]) is not None
+        for part in each
+    )
+
+
+def _name(word: str) -> str:
+    return os.path.basename(word)  # noqa: PTH119 - a word, not a path
