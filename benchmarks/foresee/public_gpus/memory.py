@@ -15,21 +15,22 @@ from benchmarks.foresee.public_gpus.foreseen_rows import store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
-from benchmarks.foresee.public_gpus.row_interval import GROWS, ROW_PIECES_ERROR, ForeseenWay, ends_of, figure_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.foresee.memory.constants import GIB
-from trial_lib.foresee.memory.fits import PeakForecast, interval
+from trial_lib.foresee.memory.fits import (
+    GROWS,
+    PIECES_ERROR,
+    PROGRAM_ERROR,
+    ForeseenWay,
+    PeakForecast,
+    ends_of,
+    interval,
+    peak_interval,
+)
 from trial_lib.foresee.memory.live_bytes import LiveBytes
 from trial_lib.memory.budget import Uncertain
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
-
-ROW_ERROR = 0.075
-"""Standard deviation of the allocated peak, as a share, for a program that was rebuilt from a row's facts.
-
-The one constant that is fitted to these rows: the interval holds about 90 % of the allocated ones. It decides the width
-of the interval, and no prediction.
-"""
 
 RECOMPUTES = 0.76
 """Share of trainings that recompute activations, among sources that say so: the mean of 42 sources of `rows.jsonl`.
@@ -77,7 +78,6 @@ def _forecast(row: Mapping[str, Any], foreseen: RowBytes) -> PeakForecast:
         reserved=foreseen.reserved,
         least=foreseen.least,
         outside=outside(row, program),
-        program_error=ROW_ERROR,
     )
 
 
@@ -108,14 +108,14 @@ def _peak(row: Mapping[str, Any], foreseen: RowBytes, ways: Sequence[tuple[float
     most = float("inf")
     if foreseen.at_failure is not None:
         # The device was full. The replay on one of its size ends where it fails too.
-        predicted = Uncertain(foreseen.at_failure, ROW_ERROR * foreseen.at_failure)
+        predicted = Uncertain(foreseen.at_failure, PROGRAM_ERROR * foreseen.at_failure)
         low, high = interval(predicted)
     else:
         figure = _FIGURES[kind]
         if kind != "allocated":
             # The run ended well. A full device gives cached segments back, so no more was reserved than it has.
             most = capacity(row) - (outside(row, program_of(row)).mean if kind == "reserved" else 0.0)
-        each = [ForeseenWay(weight, figure_of(forecast, figure), forecast.needed) for weight, forecast in ways]
+        each = [ForeseenWay(weight, getattr(forecast, figure), forecast.needed) for weight, forecast in ways]
         predicted = each[0].figure
         low, high = ends_of(each, most, is_kept=kind != "allocated")
     mean = min(predicted.mean, most)
@@ -127,7 +127,19 @@ def _peak(row: Mapping[str, Any], foreseen: RowBytes, ways: Sequence[tuple[float
         "high_gib": round(high / GIB, 2),
         "error": round(mean / measured - 1, 3),
         "within": low <= measured <= high,
+        "within_plan": _is_in_plan(row, ways[0][1], measured) if foreseen.at_failure is None else None,
     }
+
+
+def _is_in_plan(row: Mapping[str, Any], forecast: PeakForecast, measured: float) -> bool:
+    """Returns whether the interval that a plan has for the row's own program holds the figure."""
+    if row["memory_kind"] == "allocated":
+        low, high = interval(forecast.allocated)
+    else:
+        low, high = peak_interval(forecast, capacity(row))
+        # A plan's peak has the context.
+        measured += outside(row, program_of(row)).mean if row["memory_kind"] == "reserved" else 0.0
+    return low <= measured <= high
 
 
 def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -147,6 +159,12 @@ def summary(compared: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             found[name] = _errors(some)
         if decided and len(decided) < len(some):
             found[f"{name}, decided"] = _errors(decided)
+    planned = [each for each in rows if each.get("within_plan") is not None]
+    for name, some in (
+        ("in the plan's own interval", planned),
+        ("in the plan's own interval, decided", [each for each in planned if each["decided"]]),
+    ):
+        found[name] = {"rows": len(some), "within": sum(each["within_plan"] for each in some)}
     facts = [each for each in rows if "right" in each]
     for name, members in (("fits", True), ("does not fit", False)):
         some = [each for each in facts if each["fitted"] is members]
@@ -179,9 +197,9 @@ def results_of(rows: Iterable[Mapping[str, Any]], store: Path) -> dict[str, Any]
     return {
         "summary": summary(compared),
         "fitted_constants": {
-            "ROW_ERROR": ROW_ERROR,
+            "PROGRAM_ERROR": PROGRAM_ERROR,
             "RECOMPUTES": RECOMPUTES,
-            "ROW_PIECES_ERROR": ROW_PIECES_ERROR,
+            "PIECES_ERROR": PIECES_ERROR,
             "GROWS": GROWS,
         },
         "rows": compared,

@@ -31,7 +31,7 @@ _SUB_GROUP = 1e9
 _BY_MEMORY = {"fit", "no_fit", "peak_memory"}
 STORE = Path(__file__).with_name("row_bytes.json")
 EDGE = 0.15
-"""How near to the memory of its device a row is run with all layers: twice `ROW_ERROR` of `memory.py`."""
+"""How near to the memory of its device a row is run with all layers: twice `PROGRAM_ERROR`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from plan_fixtures import GIB, MARKUP, SECRET, devices_by_hand, plan_by_hand, plan_folder, run_by_hand
 
+from trial_lib.foresee.plan.answer import likelihood
 from trial_lib.foresee.plan.plan_record import PlanPaths, write_run
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.arm_figures import arms_memory_figure, arms_time_figure
 from trial_lib.report.foreseen.count_figures import count_memory_figure, speed_figure
 from trial_lib.report.foreseen.plan_page import render_plan
-from trial_lib.report.foreseen.plan_parts import figure_text, fits_text
+from trial_lib.report.foreseen.plan_parts import figure_text
 from trial_lib.report.foreseen.step_figure import host_figure, line_figure
 from trial_lib.report.foreseen.step_line import HOST, step_line
 from trial_lib.report.foreseen.write_plan_page import step_run, write_plan_page
@@ -299,6 +300,6 @@ def test_a_speed_has_three_digits(value: float, said: str) -> None:
     assert figure_text(value) == said
 
 
-@pytest.mark.parametrize(("share", "said"), [(1.0, "> 99 %"), (0.94, "94 %"), (0.0, "< 1 %")])
-def test_nothing_is_called_certain(share: float, said: str) -> None:
-    assert fits_text(share) == said
+@pytest.mark.parametrize(("share", "said"), [(1.0, "over 95 %"), (0.94, "94 %"), (0.0, "under 20 %")])
+def test_nothing_is_called_surer_than_measurements_have_shown(share: float, said: str) -> None:
+    assert likelihood(share) == said

@@ -11,6 +11,7 @@ from functools import partial
 from statistics import NormalDist
 
 from trial_lib.foresee.memory.constants import outside_pytorch
+from trial_lib.foresee.memory.fits import PeakForecast
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.evaluation import SAFE, Evaluation, fastest_of_pipeline, host_likelihood
 from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedArm, PlannedCount
@@ -143,18 +144,23 @@ class _AtCount:
         size = self.sizes[0]
         return size * max(1, self.policy.accumulation(size)) * self.policy.data_parallel_size
 
-    def needed(self, size: int) -> Uncertain:
-        """Returns the bytes of a device."""
+    def forecast(self, size: int) -> PeakForecast:
+        """Returns the memory of a device at a micro-batch."""
         before, cluster = self.base.asked, self.devices.cluster
-        needed = self.base.memory.at(size).needed
+        found = self.base.memory.at(size)
         moved = self._more(self.base.runs.partitioned[0])
         moved += outside_pytorch(self.devices.count, cluster.per_host).mean
         moved -= outside_pytorch(before.count, before.cluster.per_host).mean
-        return Uncertain(max(0.0, needed.mean + moved), needed.deviation)
+        needed, shown = (Uncertain(max(0.0, each.mean + moved), each.deviation) for each in (found.needed, found.shown))
+        return replace(found, needed=needed, shown=shown)
+
+    def peak(self, size: int) -> ForeseenRange:
+        """Returns the memory of a device as a plan has it."""
+        return ForeseenRange.of_peak(self.forecast(size), self.base.capacity)
 
     def fits(self, size: int) -> float:
         """Returns the probability that a micro-batch fits."""
-        needed = self.needed(size)
+        needed = self.forecast(size).needed
         on_host = self.base.host + self._more(self.base.runs.partitioned[1])
         on_device = NormalDist(needed.mean, max(1.0, needed.deviation)).cdf(self.base.capacity)
         return on_device * host_likelihood(max(on_host, self.base.built), self.devices)
@@ -187,8 +193,8 @@ def _best(arms: Sequence[_AtCount]) -> PlannedCount:
     count = arms[0].devices.count
     fitting = [(arm, size) for arm in arms if (size := arm.largest(SAFE) or arm.largest(LIKELY))]
     if not fitting:
-        least = min((arm.needed(size) for arm in arms for size in arm.sizes[:1]), key=lambda needed: needed.mean)
-        return PlannedCount(devices=count, peak=ForeseenRange.of(least))
+        least = min((arm.peak(size) for arm in arms for size in arm.sizes[:1]), key=lambda peak: peak.value)
+        return PlannedCount(devices=count, peak=least)
     costs = prior_costs([_as_arm(arm.base) for arm, _ in fitting])
     cheapest = [fitting[index] for index in sorted(range(len(fitting)), key=costs.__getitem__)[:_TIMED_ARMS]]
     steps = [(arm, *arm.fastest(size)) for arm, size in cheapest]
@@ -205,7 +211,7 @@ def _best(arms: Sequence[_AtCount]) -> PlannedCount:
             low=step.samples_per_s * step.seconds / step.high,
             high=step.samples_per_s * step.seconds / step.low,
         ),
-        peak=ForeseenRange.of(arm.needed(size)),
+        peak=arm.peak(size),
     )
 
 

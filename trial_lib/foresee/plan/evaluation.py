@@ -145,7 +145,7 @@ class Evaluation:
             most_micro_batch=self.sizes[-1] if self.sizes else size,
             micro_batch=size,
             accumulation=accumulation,
-            peak=ForeseenRange.of(forecast.needed),
+            peak=ForeseenRange.of_peak(forecast, self.capacity),
             peak_moment=forecast.live.highest.name if forecast.live.highest else "",
             memory=memory,
             host=self.host,

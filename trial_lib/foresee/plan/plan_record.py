@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from trial_lib.foresee.memory.fits import interval
-from trial_lib.memory.budget import Uncertain
+from trial_lib.foresee.memory.fits import PeakForecast, peak_interval
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.study_folder import AnswerFolder
 from trial_lib.space.knobs import ZERO_STAGES
@@ -40,10 +39,10 @@ class ForeseenRange(_Foreseen):
     high: float
 
     @classmethod
-    def of(cls, number: Uncertain) -> "ForeseenRange":
-        """Returns the range of a number of bytes."""
-        low, high = interval(number)
-        return cls(value=number.mean, low=low, high=high)
+    def of_peak(cls, forecast: PeakForecast, capacity: float) -> "ForeseenRange":
+        """Returns the memory of a device, which has `capacity` bytes for programs."""
+        low, high = peak_interval(forecast, capacity)
+        return cls(value=forecast.needed.mean, low=low, high=high)
 
 
 class PlannedArm(_Foreseen):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from trial_lib.foresee.plan.answer import likelihood
 from trial_lib.foresee.plan.counts import MOST
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedCount, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent, quantity
@@ -16,7 +17,6 @@ from trial_lib.report.foreseen.plan_parts import (
     bytes_range,
     bytes_unit,
     figure_text,
-    fits_text,
     name_above,
 )
 from trial_lib.report.plot_parts import COLOURS, GREY, RED, empty_figure
@@ -219,7 +219,7 @@ def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tu
                     count.label or "-",
                     f"{count.micro_batch} x {count.accumulation}" if count.micro_batch else "does not fit",
                     *(() if not others else ("-" if count.other_batch is None else f"{count.other_batch:,}",)),
-                    fits_text(count.fits),
+                    likelihood(count.fits),
                     "-" if speed is None else quantity(speed.value, "samples/s"),
                     "-" if speed is None else f"{figure_text(speed.low)} to {figure_text(speed.high)}",
                     scaling,

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
-from trial_lib.foresee.plan.answer import fewest_sentence, money
+from trial_lib.foresee.plan.answer import fewest_sentence, likelihood, money
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanRecord
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import Drawn
 from trial_lib.report.foreseen.arm_figures import arms_memory_figure, arms_time_figure
 from trial_lib.report.foreseen.count_figures import count_memory_figure, speed_figure
-from trial_lib.report.foreseen.plan_parts import devices_key, devices_name, figure_text, fits_text
+from trial_lib.report.foreseen.plan_parts import devices_key, devices_name, figure_text
 from trial_lib.report.foreseen.step_figure import host_figure, line_figure
 from trial_lib.report.foreseen.step_line import StepLine
 from trial_lib.report.page_parts import drawings, packed_plotly, page_template
@@ -51,7 +51,7 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         plotly=packed_plotly(),
         name_of=devices_name,
         key_of=devices_key,
-        fits=fits_text,
+        fits=likelihood,
         figure=figure_text,
         money=money,
         fewest=fewest_sentence,
@@ -116,7 +116,7 @@ def _cards(record: PlanRecord) -> list[tuple[str, str, str]]:
         cards.append(("Tokens/s", figure_text(arm.tokens_per_s.value), f"90 % interval {_ends(arm.tokens_per_s)}"))
     if arm.peak is not None:
         cards.append(("Memory of a device", bytes_shown(arm.peak.value), f"of {bytes_shown(devices.usable)}"))
-    cards.append(("It fits", fits_text(arm.fits), f"micro-batch {arm.micro_batch}"))
+    cards.append(("It fits", likelihood(arm.fits), f"micro-batch {arm.micro_batch}"))
     if arm.cost is not None:
         cards.append(("A billion tokens", money(arm.cost.value), f"{_ends(arm.cost)}, at the given price"))
     if devices.fewest is not None:

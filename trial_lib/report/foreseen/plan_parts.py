@@ -6,7 +6,7 @@ import re
 import plotly.graph_objects as go
 
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
-from trial_lib.records.units import bytes_shown, percent
+from trial_lib.records.units import bytes_shown
 from trial_lib.report.plot_parts import RED
 from trial_lib.report.study_view import Interval
 
@@ -104,13 +104,6 @@ def bytes_range(figure: ForeseenRange) -> str:
     if not figure.low < figure.high:
         return bytes_shown(figure.value)
     return f"{bytes_shown(figure.value)} ({bytes_shown(figure.low)} to {bytes_shown(figure.high)})"
-
-
-def fits_text(probability: float) -> str:
-    """Returns a probability for people: none is certain."""
-    if probability >= 0.995:
-        return "> 99 %"
-    return "< 1 %" if probability < 0.01 else percent(round(probability, 2))
 
 
 def figure_text(value: float) -> str:

@@ -39,7 +39,7 @@ def test_the_answer_names_the_configuration_and_its_foreseen_speed() -> None:
     arm = _arm(tokens_per_s=_range(82_000), mfu=_range(0.43), cost=_range(11.27))
     assert answer_of(_devices(arm, best="z2")) == (
         "On 8 h100-80gb: ZeRO 2, micro-batch 8, accumulation 4: foreseen 40 samples/s (32 to 48), 82,000 tokens/s, "
-        "MFU 43 %, 11.27 for a billion tokens. It fits with 97 %."
+        "MFU 43 %, 11.27 for a billion tokens. It fits with over 95 %."
     )
 
 
