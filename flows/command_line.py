@@ -25,6 +25,7 @@ from flows.arguments import (
 from flows.command_group import Commands, Section, TypedCommand, TypedOrReadCommand
 from flows.interrupts import interrupts
 from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
+from flows.servers.running_servers import log_in
 from flows.servers.service import ServerError
 from flows.terminal import open_streams, say_error
 from trial_lib.command.launchers import launchers_listed
@@ -50,6 +51,7 @@ def cli(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(cli.first_steps(), err=True)
         ctx.exit(BAD_INPUT)
+    log_in()
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:

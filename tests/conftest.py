@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
+from flows.servers.owners_only import drawn_credential
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdStarter, rank_environment
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+# Of each server that `server` starts, so that every command and client of a test may use it.
+os.environ["PREFECT_API_AUTH_STRING"] = drawn_credential()
 
 # Hypothesis builds its tables of Unicode with the first text of a fresh machine; a busy one takes long for anything.
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune
 
+from flows.servers import prefect_server
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
 from trial_lib.launch.full_training import TrainingEnd
@@ -167,7 +169,8 @@ def prefect_server_of(home: Path) -> Iterator[PrefectServer]:
     before = os.environ.get("XDG_DATA_HOME")
     os.environ["XDG_DATA_HOME"] = str(home)
     try:
-        server = PrefectServer()
+        with patch.object(prefect_server, "drawn_credential", lambda: os.environ["PREFECT_API_AUTH_STRING"]):
+            server = PrefectServer()
     finally:
         os.environ.pop("XDG_DATA_HOME")
         if before is not None:

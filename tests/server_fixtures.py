@@ -1,6 +1,7 @@
 """Servers as a team runs them, in processes of their own that a test may kill and start again: MLflow, Prefect."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -9,13 +10,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 _READY_S = 120
+_NOBODY = 65534
 _FOREIGN = ("PREFECT_", "MLFLOW_")
 
 
@@ -105,6 +109,29 @@ def prefect_server(folder: Path, database_url: str) -> Server:
         PREFECT_SERVER_ANALYTICS_ENABLED="false",
         DO_NOT_TRACK="1",
     )
+
+
+def as_another_user(work: Callable[[], Any]) -> Any:
+    """Returns what a function returns in a process of another Unix user, as JSON. Skips the test without root."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(_NOBODY)
+            os.setuid(_NOBODY)
+            os.write(theirs, json.dumps(work()).encode())
+        except BaseException as error:  # noqa: BLE001 - the test's process shows it
+            os.write(theirs, json.dumps(repr(error)).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return json.loads(said)
 
 
 def runs_by_trial(url: str, experiment_name: str) -> tuple[list[Run], dict[str, list[Run]]]:

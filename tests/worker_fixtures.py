@@ -27,7 +27,8 @@ class Api:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._client = httpx.Client(base_url=url, timeout=30, trust_env=False)
+        user, _, password = os.environ["PREFECT_API_AUTH_STRING"].partition(":")
+        self._client = httpx.Client(base_url=url, timeout=30, trust_env=False, auth=(user, password))
 
     def post(self, path: str, **body: Any) -> Any:
         """Returns the answer; a server whose database is busy is asked again, as Prefect's own client does."""

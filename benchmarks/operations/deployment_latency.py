@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flows.servers.running_servers import log_in
+
 PREFECT_PORT, MLFLOW_PORT = 42_871, 42_872
 API_URL = f"http://127.0.0.1:{PREFECT_PORT}/api"
 
@@ -42,6 +44,7 @@ def main() -> None:
         try:
             wait_until_up(up)
             ready_s = time.monotonic() - began
+            log_in()
             seconds = [seconds_to_running() for _ in range(options.runs)]
         finally:
             up.send_signal(signal.SIGINT)

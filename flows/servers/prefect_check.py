@@ -13,6 +13,7 @@ from trial_lib.doctor.tls import trusting
 
 NAME = "Prefect"
 _TIMEOUT_S = 5
+_LOGIN = "Set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud."
 
 
 def check_prefect() -> tuple[Check, float | None, float]:
@@ -38,7 +39,7 @@ def check_prefect() -> tuple[Check, float | None, float]:
                 return fail(NAME, f"{url} does not answer", remedy), None, asked_at
             error = client.api_healthcheck()
             if error is not None:
-                return fail(NAME, f"{url} refuses this user ({error})", "Set PREFECT_API_KEY."), server_time, asked_at
+                return fail(NAME, f"{url} refuses this user ({error})", _LOGIN), server_time, asked_at
             if client.server_type is ServerType.CLOUD:
                 return ok(NAME, f"{url} answers, Prefect {ours} here"), server_time, asked_at
             theirs = client.api_version()

@@ -11,13 +11,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.interrupts import interrupts
+from flows.servers.owners_only import CREDENTIAL, drawn_credential
 from flows.servers.service import LOOPBACK, ServerError, Service, migrate
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.ports import reserved_port
 from trial_lib.study.kept.data_folder import made_in_data_folder, require_data_folder
 from trial_lib.tracking.tracking_uri import in_uri
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own
+from trial_lib.wire.whole_files import make_own
 
 # A folder in ZeroTune's data folder.
 _HOME = "prefect"
@@ -54,6 +55,7 @@ class PrefectServer:
 
     Attributes:
         api_url: the URL of its API, once it is ready.
+        client_environment: the variables with which Prefect's clients use it.
     """
 
     def __init__(self) -> None:
@@ -63,8 +65,10 @@ class PrefectServer:
         self._port = self._held.enter_context(reserved_port(host_lock_dir()))
         idle = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
         settings = {**idle, **_NO_BLOCKS}
-        self._service = own_service(self._port, own_home() / "server.log", settings, shares_log=True)
+        credential, log = drawn_credential(), own_home() / "server.log"
+        self._service = own_service(self._port, credential, log, settings, shares_log=True)
         self.api_url = f"http://{LOOPBACK}:{self._port}/api"
+        self.client_environment = client_environment(self.api_url, credential)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._has_started = False
@@ -93,9 +97,7 @@ class PrefectServer:
 
     def use(self) -> None:
         """Has this process use the server. Prefect must not be imported yet."""
-        os.environ["PREFECT_API_URL"] = self.api_url
-        os.environ["PREFECT_HOME"] = str(own_home())
-        os.environ.update(past_proxies())
+        os.environ.update(self.client_environment, PREFECT_HOME=str(own_home()))
 
     def _keep(self) -> None:
         while not self._closing.wait(_KEEP_S):
@@ -111,37 +113,50 @@ class PrefectServer:
         self._held.close()
 
 
-def own_service(port: int, log: Path, settings: Mapping[str, str], shares_log: bool = False) -> Service:
+def own_service(
+    port: int, credential: str, log: Path, settings: Mapping[str, str], shares_log: bool = False
+) -> Service:
     """Returns a Prefect server over ZeroTune's own database, which must be migrated.
 
     Args:
         port: its port on loopback.
+        credential: its owner's.
         log: the file for its output.
         settings: Prefect's settings, as environment variables, in addition to `own_environment`.
         shares_log: whether other servers write to the same log.
     """
-    program = str(Path(__file__).with_name("prefect_app.py"))
-    command = [sys.executable, program, "--host", LOOPBACK, "--port", str(port)]
     environment = {
         **own_environment(own_home()),
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+        # Relative, because a page may call this host `localhost`, or come through a tunnel from another port.
+        "PREFECT_UI_API_URL": "/api",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
+        CREDENTIAL: credential,
         **settings,
     }
-    return Service("The Prefect server", command, environment, log, f"http://{LOOPBACK}:{port}/api/health", shares_log)
+    return Service("The Prefect server", server_command("prefect", port), environment, log, port, shares_log)
+
+
+def server_command(kind: str, port: int) -> list[str]:
+    """Returns the command of a server of ZeroTune's own, `prefect` or `mlflow`."""
+    return [sys.executable, str(Path(__file__).with_name("own_server.py")), kind, "--port", str(port)]
+
+
+def client_environment(api_url: str, credential: str) -> dict[str, str]:
+    """Returns the variables with which Prefect's clients use a server of ZeroTune's own."""
+    return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": credential, **past_proxies()}
 
 
 def own_home() -> Path:
     """Returns the Prefect home of ZeroTune's own servers. Creates it if it is missing."""
-    home = made_in_data_folder(_HOME)
-    # Earlier versions created it readable for all users.
-    home.chmod(OWNERS_FOLDER)
-    return home
+    return made_in_data_folder(_HOME)
 
 
 def own_environment(home: Path) -> dict[str, str]:
     """Returns the environment of ZeroTune's own servers."""
     return {
-        **os.environ,
+        # The user's settings for a server of their own are not for this one.
+        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_SERVER_")},
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{in_uri(home / 'prefect.db')}",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -216,7 +231,7 @@ def require_configured_server() -> None:
     """Checks that the user's server answers.
 
     Raises:
-        ServerError: it does not answer.
+        ServerError: it does not answer, or refuses this user.
     """
     from prefect.client.orchestration import get_client
 
@@ -224,11 +239,17 @@ def require_configured_server() -> None:
 
     with impatient(retries=1), get_client(sync_client=True) as client:
         error = client.api_healthcheck()
-        if error is not None:
+        if error is None:
+            return
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
             raise ServerError(
-                f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
-                "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
+                f"PREFECT_API_URL: the Prefect server {client.api_url} refuses this user. Set "
+                "PREFECT_API_AUTH_STRING. `zerotune up` prints a line that sets it for its own server."
             )
+        raise ServerError(
+            f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
+            "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
+        )
 
 
 def require_home() -> None:

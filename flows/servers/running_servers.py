@@ -1,4 +1,4 @@
-"""Which `zerotune up` is running: a lock and a record beside it, for `zerotune down` and a second `zerotune up`.
+"""Which `zerotune up` is running: a lock and a record beside it, for `zerotune down` and other commands.
 
 The lock ends with its holder. A record without a held lock is therefore out of date.
 """
@@ -10,19 +10,22 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from trial_lib.study.kept.data_folder import made_in_data_folder
+from flows.servers.service import LOOPBACK
+from trial_lib.study.kept.data_folder import data_folder, made_in_data_folder
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import write_whole
+from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
+_FOLDER = "up"  # in ZeroTune's data folder
 _POLL_S = 0.1
 
 
 def up_folder() -> Path:
     """Returns the folder with the lock, the record and the logs of `zerotune up`. Creates it if it is missing."""
-    return made_in_data_folder("up")
+    return made_in_data_folder(_FOLDER)
 
 
 @contextlib.contextmanager
@@ -32,7 +35,7 @@ def hold() -> Iterator[None]:
     Raises:
         InputError: another one is running.
     """
-    lock = FileLock(up_folder() / "lock")
+    lock = FileLock(up_folder() / "lock", mode=OWNERS_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -40,10 +43,48 @@ def hold() -> Iterator[None]:
             "it is already running.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
         ) from None
     try:
-        write_whole(_record(), json.dumps({"pid": os.getpid(), "start": start_of(os.getpid())}))
+        _write_record()
         yield
     finally:
+        for file in (_record(), shell_file()):
+            file.unlink(missing_ok=True)
         lock.release()
+
+
+def shell_file() -> Path:
+    """Returns the file that a shell reads to use the running Prefect server."""
+    return up_folder() / "environment"
+
+
+def record_servers(api_url: str, mlflow_url: str, credential: str) -> None:
+    """Records the servers of this `zerotune up`, for the other commands of its owner and for shells.
+
+    Args:
+        api_url: Prefect's.
+        mlflow_url: the address of MLflow's UI. Empty if there is none.
+        credential: the owner's, for both.
+    """
+    _write_record(PREFECT_API_URL=api_url, MLFLOW_TRACKING_URI=mlflow_url, credential=credential)
+    lines = [
+        f"export PREFECT_API_URL={api_url} PREFECT_API_AUTH_STRING={credential}",
+        # A proxy would read the credential.
+        *(f'export {name}="${{{name}:+${name},}}{LOOPBACK}"' for name in ("NO_PROXY", "no_proxy")),
+    ]
+    write_whole(shell_file(), "\n".join([*lines, ""]))
+
+
+def log_in() -> None:
+    """Gives this process the credential of the running `zerotune up`, if the user's variables name its servers."""
+    named = {name: os.environ.get(name, "").rstrip("/") for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    if not any(url.startswith(f"http://{LOOPBACK}:") for url in named.values()):
+        return
+    record = _running()
+    credential = record.get("credential", "")
+    user, _, password = credential.partition(":")
+    if credential and named["PREFECT_API_URL"] == record["PREFECT_API_URL"]:
+        os.environ["PREFECT_API_AUTH_STRING"] = credential
+    if credential and named["MLFLOW_TRACKING_URI"] == record["MLFLOW_TRACKING_URI"]:
+        os.environ.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
 
 
 def stop(timeout_s: float = 60.0) -> bool:
@@ -58,7 +99,7 @@ def stop(timeout_s: float = 60.0) -> bool:
     asked = False
     while _is_held():
         # It may not have written its record yet.
-        holder = None if asked else _holder()
+        holder = None if asked else _running().get("pid")
         if holder is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(holder, signal.SIGTERM)
@@ -74,17 +115,20 @@ def stop(timeout_s: float = 60.0) -> bool:
 
 
 def _record() -> Path:
-    return up_folder() / "up.json"
+    return data_folder() / _FOLDER / "up.json"
 
 
-def _holder() -> int | None:
-    """Returns the record's process id. Returns None if another process has that id now."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        record = json.loads(_record().read_text())
-        pid = int(record["pid"])
-        if start_of(pid) == record["start"]:
-            return pid
-    return None
+def _write_record(**servers: str) -> None:
+    write_whole(_record(), json.dumps({"pid": os.getpid(), "start": start_of(os.getpid()), **servers}))
+
+
+def _running() -> dict[str, Any]:
+    """Returns the record. It is empty if another process has the record's process id now."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record: dict[str, Any] = json.loads(_record().read_text())
+        if start_of(record["pid"]) == record["start"]:
+            return record
+    return {}
 
 
 def start_of(pid: int) -> str:
@@ -101,7 +145,7 @@ def start_of(pid: int) -> str:
 
 def _is_held() -> bool:
     try:
-        with FileLock(up_folder() / "lock", timeout=0):
+        with FileLock(up_folder() / "lock", timeout=0, mode=OWNERS_FILE):
             return False
     except Timeout:
         return True

@@ -27,7 +27,7 @@ class Service:
         command: the words of its command. No shell is used.
         environment: all of its environment variables.
         log: the file with its output since its start.
-        health: a URL that answers once it is ready. None for a process that listens to no port.
+        port: of loopback, at which it refuses a request without a credential once it is ready. None if it has none.
         shares_log: whether other processes write to the same log.
     """
 
@@ -35,7 +35,7 @@ class Service:
     command: list[str]
     environment: dict[str, str]
     log: Path
-    health: str | None = None
+    port: int | None = None
     shares_log: bool = False
     _process: Leashed | None = field(default=None, init=False)
 
@@ -72,14 +72,19 @@ class Service:
         raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
 
     def _answers(self) -> bool:
-        if self.health is None:
+        if self.port is None:
             return True
         # `zerotune --help` has no time for this import.
+        import urllib.error
         import urllib.request
 
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError), direct.open(self.health, timeout=2):
-            return True
+        try:
+            direct.open(f"http://{LOOPBACK}:{self.port}/", timeout=2).close()
+        except urllib.error.HTTPError as refusal:
+            return refusal.code == 401
+        except OSError:
+            pass
         return False
 
     def close(self) -> None:

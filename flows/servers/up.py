@@ -5,16 +5,20 @@ import importlib
 import os
 import shlex
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
+import click
+
 from flows.interrupts import interrupts
 from flows.servers.local_servers import mlflow_service, prefect_service, worker_service
-from flows.servers.prefect_server import own_home, past_proxies
-from flows.servers.running_servers import hold, stop, up_folder
-from flows.servers.service import ServerError, Service
+from flows.servers.owners_only import USER, drawn_credential, entry_link
+from flows.servers.prefect_server import client_environment, own_home
+from flows.servers.running_servers import hold, record_servers, shell_file, stop, up_folder
+from flows.servers.service import LOOPBACK, ServerError, Service
 from flows.terminal import say
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 from trial_lib.wire.errors import InputError
@@ -73,20 +77,27 @@ def _start(
 ) -> list[Service]:
     """Starts all services in order, and returns them. The stack stops them in reverse."""
     say(f"Starting. This takes half a minute. Logs: {up_folder()}")
-    prefect = prefect_service(prefect_port, up_folder())
+    credential = drawn_credential()
+    prefect = prefect_service(prefect_port, credential, up_folder())
     _open(prefect, open_services)
-    mlflow = mlflow_service(store, mlflow_port, up_folder(), work_dir)
+    mlflow = mlflow_service(store, mlflow_port, credential, up_folder(), work_dir)
     if mlflow is not None:
         _open(mlflow, open_services)
-    api_url = f"http://127.0.0.1:{prefect_port}/api"
-    tracking_uri = store if mlflow is None else f"http://127.0.0.1:{mlflow_port}"
-    _use(api_url)
+    api_url = f"http://{LOOPBACK}:{prefect_port}/api"
+    mlflow_url = "" if mlflow is None else f"http://{LOOPBACK}:{mlflow_port}"
+    tracking = {"MLFLOW_TRACKING_URI": mlflow_url or store}
+    if mlflow is not None:
+        user, _, password = credential.partition(":")
+        tracking.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
+    # Prefect must not be imported yet.
+    os.environ.update(client_environment(api_url, credential), PREFECT_HOME=str(own_home()))
+    record_servers(api_url, mlflow_url, credential)
     # Prefect's client takes seconds to import, which is less than the server takes to start.
     deployments = interrupts.aside(lambda: importlib.import_module("flows.servers.local_deployments"))
     prefect.wait_until_ready()
     deployments.apply_deployments(work_dir)
     lost = deployments.name_lost_runs()
-    worker = worker_service(api_url, tracking_uri, up_folder())
+    worker = worker_service(api_url, credential, tracking, up_folder())
     started_at = datetime.now(timezone.utc)
     _open(worker, open_services)
     open_services.enter_context(_runs_cancelled())
@@ -95,18 +106,20 @@ def _start(
         mlflow.wait_until_ready()
     if lost:
         say(f"{lost} run(s) had lost their worker. They are Crashed now.")
-    _tell(api_url, tracking_uri, work_dir)
+    _tell(api_url, mlflow_url, credential)
+    say(f"Studies in:  {work_dir}" if mlflow_url else f"Studies in:  {work_dir}, and in {without_password(store)}")
+    say("")
+    say("Tune, in any terminal:")
+    say(f"  . {shlex.quote(str(shell_file()))}")
+    say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
+    say("")
+    say("Stop everything: Ctrl-C here, or `zerotune down` in any terminal.")
     return [service for service in (prefect, mlflow, worker) if service is not None]
 
 
 def _open(service: Service, open_services: contextlib.ExitStack) -> None:
     open_services.callback(service.close)
     service.start()
-
-
-def _use(api_url: str) -> None:
-    """Has this process and its children use the server. Prefect must not be imported yet."""
-    os.environ.update(PREFECT_API_URL=api_url, PREFECT_HOME=str(own_home()), **past_proxies())
 
 
 @contextlib.contextmanager
@@ -160,14 +173,11 @@ def _check_port(port: int, flag: str) -> None:
             ) from None
 
 
-def _tell(api_url: str, tracking_uri: str, work_dir: Path) -> None:
+def _tell(api_url: str, mlflow_url: str, credential: str) -> None:
+    """Prints the links of the pages. They contain the credential, if a person reads them and no log keeps them."""
+    pages = {"Prefect UI:": api_url.removesuffix("/api"), **({"MLflow UI:": mlflow_url} if mlflow_url else {})}
     say("")
-    say(f"Prefect UI:  {api_url.removesuffix('/api')}")
-    say(f"MLflow UI:   {without_password(tracking_uri)}")
-    say(f"Studies in:  {work_dir}")
-    say("")
-    say("Tune, in any terminal:")
-    say(f"  export PREFECT_API_URL={shlex.quote(api_url)}")
-    say("  prefect deployment run 'tune/local' --param config_path=/absolute/path/deepspeed.yaml --watch")
-    say("")
-    say("Stop everything: Ctrl-C here, or `zerotune down` in any terminal.")
+    for name, page in pages.items():
+        click.echo(f"{name:<13}{entry_link(page, credential) if sys.stderr.isatty() else page}", err=True)
+    if not sys.stderr.isatty():
+        say(f"A browser asks for user and password. They are in {shell_file()}: {USER}, and the text behind the colon.")

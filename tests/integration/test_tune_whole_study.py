@@ -1,5 +1,6 @@
 """One study from the command to its end, on two ranks, and everything it leaves: files, Prefect's record, MLflow's."""
 
+import contextlib
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
@@ -32,6 +34,7 @@ class Ran:
     zerotune: Zerotune
     command: Running
     ended: subprocess.CompletedProcess[str]
+    strangers: list[int]
 
     @property
     def study(self) -> Study:
@@ -51,7 +54,21 @@ def ran(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Ran:
     program = zerotune.model / "train.py"
     program.write_text(SETS_A_VARIABLE + program.read_text())
     command = zerotune.start("asha", "-mt", "5", "--json")
-    return Ran(zerotune, command, command.follow(timeout=600))
+    command.wait_until(lambda: asked_by_a_stranger(command), "its Prefect server", 120)
+    strangers = asked_by_a_stranger(command)
+    return Ran(zerotune, command, command.follow(timeout=600), strangers)
+
+
+def asked_by_a_stranger(command: Running) -> list[int]:
+    """Returns the answers to requests for parameters and logs without a credential; none before the server is up."""
+    paths = ("/api/flow_runs/filter", "/api/logs/filter", "/api/artifacts/filter", "/api/admin/settings")
+    with contextlib.suppress(httpx.ConnectError):
+        return [
+            httpx.post(f"http://127.0.0.1:{port}{path}", json={}, trust_env=False, timeout=60).status_code
+            for port in sorted({*command.ports})
+            for path in paths
+        ]
+    return []
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +92,10 @@ def test_it_ends_with_exit_code_0_and_prints_exactly_one_json_document(ran: Ran)
     assert document["best_ds_config"] == json.loads(ran.study.paths.best_ds_config.read_text())
     assert document["gain"] == pytest.approx(ran.study.record["gain"])
     assert document["best"]["trial"] == ran.study.record["best_number"]
+
+
+def test_its_prefect_server_shows_nothing_to_a_process_without_its_credential(ran: Ran) -> None:
+    assert ran.strangers == [401] * 4
 
 
 def test_it_says_where_the_time_of_a_step_goes(ran: Ran) -> None:

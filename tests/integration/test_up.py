@@ -1,12 +1,12 @@
 """`zerotune up`: everything on loopback with one command, a deployment that runs there, and nothing left afterwards."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from uuid import UUID
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import Browser, expect
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolUpdate
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from server_fixtures import as_another_user
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive, words_of
 
 from flows.servers.local_servers import HEARTBEAT_S, POOL
+from flows.servers.owners_only import entry_link
 
 UP_S = 150  # on a busy machine; some 25 s on an idle one
 SLOW = "--largest_micro_batch 300 --num_steps 400 --step_seconds 0.1"
@@ -54,23 +57,37 @@ class Up:
         return running
 
     def prefect(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Runs Prefect's command line as a person would in another terminal."""
+        """Runs Prefect's command line as a person would in another terminal, after the printed line."""
+        (line,) = [line.strip() for line in self.command.said.splitlines() if line.startswith("  . ")]
         return subprocess.run(
-            [str(BIN / "prefect"), *arguments],
+            ["sh", "-c", f'{line}; exec "$@"', "sh", str(BIN / "prefect"), *arguments],
             cwd=self.zerotune.folder,
-            env={**self.zerotune.environment, "PREFECT_API_URL": self.api_url},
+            env=self.zerotune.environment,
             text=True,
             capture_output=True,
             timeout=timeout,
         )
 
+    @property
+    def credential(self) -> str:
+        return str(json.loads((self.folder / "up.json").read_text())["credential"])
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return Path(self.zerotune.environment["XDG_DATA_HOME"]) / "zerotune" / "up"
+
     def client(self) -> SyncPrefectClient:
-        with temporary_settings({PREFECT_API_URL: self.api_url}):
+        with temporary_settings({PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.credential}):
             return get_client(sync_client=True)
 
+    def http(self, port: int) -> httpx.Client:
+        """Returns a client that is the owner's."""
+        user, _, password = self.credential.partition(":")
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", auth=(user, password), trust_env=False, timeout=10)
+
     def page(self, port: int, path: str = "/") -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            return str(answer.read().decode())
+        return self.http(port).get(path, follow_redirects=True).raise_for_status().text
 
     def worker(self) -> psutil.Process | None:
         """Returns the worker that runs; None while there is none."""
@@ -102,10 +119,10 @@ def test_it_says_where_everything_is_and_how_to_use_it(up: Up) -> None:
     assert f"Prefect UI:  http://127.0.0.1:{up.prefect_port}\n" in said
     assert f"MLflow UI:   http://127.0.0.1:{up.mlflow_port}\n" in said
     assert f"Studies in:  {up.zerotune.folder}\n" in said
-    assert f"export PREFECT_API_URL={up.api_url}\n" in said
+    assert f"  . {up.folder}/environment\n" in said
     assert "prefect deployment run 'tune/local' --param config_path=" in said
     assert "<title>Prefect Server</title>" in up.page(up.prefect_port)
-    assert f'"api_url":"{up.api_url}"' in up.page(up.prefect_port, "/ui-settings")
+    assert '"api_url":"/api"' in up.page(up.prefect_port, "/ui-settings")
     assert "<title>MLflow</title>" in up.page(up.mlflow_port)
     listening = {
         connection.laddr.ip
@@ -115,6 +132,99 @@ def test_it_says_where_everything_is_and_how_to_use_it(up: Up) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
+
+
+def test_another_user_of_the_host_runs_nothing_and_reads_nothing(up: Up, tmp_path: Path) -> None:
+    with up.client() as client:
+        deployment = client.read_deployment_by_name("tune/local")
+        before = len(client.read_flow_runs())
+    proof = tmp_path / "proof"
+    variables = {"command": f"touch {proof}"}
+    evil = {"job_variables": variables, "state": {"type": "SCHEDULED"}, "enforce_parameter_schema": False}
+    asked = {
+        f"{up.api_url}/deployments/{deployment.id}/create_flow_run": evil,
+        f"{up.api_url}/logs/filter": {},
+        f"{up.api_url}/work_pools/{POOL}/get_scheduled_flow_runs": {},
+        f"http://127.0.0.1:{up.mlflow_port}/api/2.0/mlflow/experiments/search": {"max_results": 10},
+        f"http://127.0.0.1:{up.mlflow_port}/graphql": {"query": "{__typename}"},
+    }
+
+    def answers() -> list[Any]:
+        posted = [httpx.post(url, json=body, trust_env=False).status_code for url, body in asked.items()]
+        got = [
+            httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code
+            for port, path in ((up.prefect_port, "/"), (up.prefect_port, "/ui-settings"), (up.mlflow_port, "/"))
+        ]
+        files = [os.access(file, os.R_OK) for file in (up.folder / "up.json", up.folder / "environment", up.folder)]
+        return [*posted, *got, *files]
+
+    assert as_another_user(answers) == [*[401] * 8, *[False] * 3]
+    with up.client() as client:
+        assert len(client.read_flow_runs()) == before
+    assert not proof.exists()
+    # The owner's own commands are let in, and the worker runs what they ask for.
+    asked_for = up.prefect("deployment", "run", "tune/local", "--param", "config_path=experiment.yaml")
+    named = re.search(r"UUID: (\S+)", asked_for.stdout)
+    assert named is not None, asked_for.stdout + asked_for.stderr
+    with up.client() as client:
+        up.command.wait_until(
+            lambda: (state := client.read_flow_run(UUID(named[1])).state) is not None and state.is_final(), "its end"
+        )
+        assert "is a relative path" in str(client.read_flow_run(UUID(named[1])).state)
+
+
+def test_a_web_page_of_another_place_runs_nothing_even_in_the_owner_s_browser(up: Up) -> None:
+    filtered = {"url": "/api/flow_runs/filter", "json": {}}
+    with up.http(up.prefect_port) as prefect, up.http(up.mlflow_port) as mlflow:
+        own = prefect.post(**filtered, headers={"Origin": f"http://127.0.0.1:{up.prefect_port}"})
+        assert own.status_code == 200
+        assert own.headers["Access-Control-Allow-Origin"] != "*"
+        for foreign in (
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": f"http://127.0.0.1:{up.mlflow_port + 1}"},
+            {"Host": f"evil.example:{up.prefect_port}"},
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"},
+        ):
+            assert prefect.post(**filtered, headers=foreign).status_code == 403, foreign
+            assert mlflow.get("/version", headers=foreign).status_code == 403, foreign
+
+
+def test_the_links_open_the_pages_at_the_first_click(up: Up, browser: Browser) -> None:
+    for port, page, seen in (
+        (up.prefect_port, "/v2/deployments", "nightly"),
+        (up.mlflow_port, "/#/experiments", "Time created"),
+    ):
+        context = browser.new_context()
+        opened = context.new_page()
+        asked: list[str] = []
+        opened.on("request", lambda request, asked=asked: asked.append(f"{request.url} {request.headers}"))
+        address = f"127.0.0.1:{port}"
+        opened.goto(entry_link(f"http://{address}", up.credential, page))
+        expect(opened.get_by_text(seen).first).to_be_visible(timeout=60_000)
+        assert opened.url.startswith(f"http://{address}{page}")
+        # Only the login has the credential, as its password. No other request names it or the link.
+        password = up.credential.partition(":")[2]
+        with_it = [shown.partition("@")[2].split()[0] for shown in asked if password in shown]
+        assert with_it == [f"{address}/enter/login"]
+        context.close()
+
+
+def test_only_the_owner_may_read_its_files_and_no_command_line_has_the_credential(up: Up) -> None:
+    assert up.folder.stat().st_mode & 0o077 == 0
+    for file in up.folder.iterdir():
+        assert file.stat().st_mode & 0o077 == 0, file
+    password = up.credential.partition(":")[2]
+    assert [words_of(process) for process in up.command.look() if password in " ".join(words_of(process))] == []
+    assert password not in up.command.said
+
+
+def test_commands_that_name_its_servers_use_its_credential(up: Up) -> None:
+    named = {"PREFECT_API_URL": up.api_url, "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{up.mlflow_port}"}
+    doctor = up.zerotune.run("doctor", timeout=120, **named, PREFECT_API_AUTH_STRING="zerotune:of-an-earlier-start")
+    said = doctor.stdout + doctor.stderr
+    assert f"{up.api_url} answers, with Prefect" in said
+    assert f"http://127.0.0.1:{up.mlflow_port} answers, MLflow" in said
 
 
 @pytest.mark.long
@@ -166,6 +276,7 @@ def test_the_readmes_command_tunes_and_the_mlflow_ui_has_the_study(up: Up) -> No
     assert study.record["model_dir"] == str(up.zerotune.model)
     assert study.paths.best_ds_config.exists()
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["MLFLOW_TRACKING_USERNAME"], _, os.environ["MLFLOW_TRACKING_PASSWORD"] = up.credential.partition(":")
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"http://127.0.0.1:{up.mlflow_port}")
@@ -239,7 +350,7 @@ def test_a_run_that_dies_with_its_worker_is_crashed_by_its_missing_heartbeats_an
 
 def worker_heartbeat_s(up: Up) -> int:
     """Returns the seconds between two heartbeats that the worker has told the server of."""
-    answer = httpx.post(f"{up.api_url}/work_pools/{POOL}/workers/filter", json={}, trust_env=False)
+    answer = up.http(up.prefect_port).post(f"/api/work_pools/{POOL}/workers/filter", json={})
     (worker,) = answer.raise_for_status().json()
     return int(worker["heartbeat_interval_seconds"])
 

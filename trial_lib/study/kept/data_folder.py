@@ -7,6 +7,7 @@ from pathlib import Path
 import platformdirs
 
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import OWNERS_FOLDER, make_own_folder
 
 _REMEDY = "Mend its permissions, or name another one by XDG_DATA_HOME."
 
@@ -64,7 +65,7 @@ def _in_data_folder(name: str) -> Path:
 
 
 def made_in_data_folder(name: str) -> Path:
-    """Returns a folder in it, and makes it if it does not exist.
+    """Returns a folder in it, which only its owner may enter, and makes it if it does not exist.
 
     Args:
         name: of the folder.
@@ -74,7 +75,9 @@ def made_in_data_folder(name: str) -> Path:
     """
     folder = _in_data_folder(name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folder(folder)
+        # Earlier versions made it readable for all users. A lock that another user can open can be held by them.
+        folder.chmod(OWNERS_FOLDER)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()

@@ -1,5 +1,6 @@
 """The servers of `zerotune up`: on loopback, whatever the user has set for servers of their own."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -19,28 +20,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prefect_s_is_on_loopback_over_zerotune_s_own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
-    service = prefect_service(4242, tmp_path)
-    assert service.command[-4:] == ["--host", "127.0.0.1", "--port", "4242"]
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "for:another")
+    service = prefect_service(4242, "me:key", tmp_path)
+    assert service.command[-3:] == ["prefect", "--port", "4242"]
     assert service.environment["PREFECT_SERVER_API_HOST"] == "127.0.0.1"
     assert service.environment["PREFECT_SERVER_API_PORT"] == "4242"
-    assert service.environment["PREFECT_UI_API_URL"] == "http://127.0.0.1:4242/api"
-    assert "PREFECT_API_URL" not in service.environment
+    assert not {"PREFECT_API_URL", "PREFECT_SERVER_API_AUTH_STRING"} & service.environment.keys()
+    assert service.environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4242"
     assert str(tmp_path) in service.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
 
 
 def test_mlflow_s_over_a_team_s_database_keeps_artifacts_in_the_work_folder_and_the_password_to_itself(
     tmp_path: Path,
 ) -> None:
-    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", 4343, tmp_path, Path("/team"))
+    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", 4343, "me:key", tmp_path, Path("/team"))
     assert service is not None
-    assert service.command[-2:] == ["--default-artifact-root", "file:///team/mlartifacts"]
-    assert "secret" not in " ".join(service.command)
+    assert service.environment["MLFLOW_DEFAULT_ARTIFACT_ROOT"] == "file:///team/mlartifacts"
+    assert not {"secret", "key"} & set(re.findall(r"\w+", " ".join(service.command)))
     assert "secret" in service.environment["MLFLOW_BACKEND_STORE_URI"]
 
 
 @pytest.mark.parametrize("store", ["http://host:5000", "databricks", "databricks://profile", "databricks-uc"])
 def test_there_is_none_over_a_server(store: str, tmp_path: Path) -> None:
-    assert mlflow_service(store, 4343, tmp_path, tmp_path) is None
+    assert mlflow_service(store, 4343, "me:key", tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize("shares_log", [False, True])

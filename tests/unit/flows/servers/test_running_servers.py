@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers.running_servers import hold, start_of, stop, up_folder
+from flows.servers.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
+from flows.servers.up import _tell
 from trial_lib.wire.errors import InputError
 
 
@@ -42,6 +43,53 @@ def test_another_process_with_the_number_of_the_record_is_left_alone() -> None:
         write_record(os.getpid(), "another")
         with pytest.raises(InputError, match="did not stop within 0 s"):
             stop(timeout_s=0.3)
+
+
+API, MLFLOW, CREDENTIAL = "http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "zerotune:the-key"
+LOGINS = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+
+
+def logged_in(monkeypatch: pytest.MonkeyPatch, **named: str) -> dict[str, str]:
+    """Returns what a command adds to its environment, in which the user has named these servers."""
+    monkeypatch.setattr(os, "environ", {"XDG_DATA_HOME": os.environ["XDG_DATA_HOME"], **named})
+    log_in()
+    return {name: os.environ[name] for name in LOGINS if name in os.environ}
+
+
+def test_a_command_has_the_credential_only_for_the_servers_that_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hold():
+        record_servers(API, MLFLOW, CREDENTIAL)
+        prefect = {"PREFECT_API_AUTH_STRING": CREDENTIAL}
+        mlflow = {"MLFLOW_TRACKING_USERNAME": "zerotune", "MLFLOW_TRACKING_PASSWORD": "the-key"}
+        assert logged_in(monkeypatch, PREFECT_API_URL=API) == prefect
+        assert logged_in(monkeypatch, PREFECT_API_URL=f"{API}/", MLFLOW_TRACKING_URI=MLFLOW) == {**prefect, **mlflow}
+        # The user's own servers get nothing, and what the user has set for them stays.
+        assert logged_in(monkeypatch) == {}
+        assert logged_in(monkeypatch, PREFECT_API_URL="http://127.0.0.1:4201/api") == {}
+        own = {"PREFECT_API_AUTH_STRING": "my:own"}
+        assert logged_in(monkeypatch, PREFECT_API_URL="http://team.example/api", MLFLOW_TRACKING_URI=API, **own) == own
+    # It has ended. Another user may listen there now.
+    assert logged_in(monkeypatch, PREFECT_API_URL=API, MLFLOW_TRACKING_URI=MLFLOW) == {}
+
+
+def test_a_shell_reads_a_file_that_only_the_owner_may_read() -> None:
+    with hold():
+        record_servers(API, MLFLOW, CREDENTIAL)
+        assert shell_file().stat().st_mode & 0o777 == 0o600
+        assert f"export PREFECT_API_URL={API} PREFECT_API_AUTH_STRING={CREDENTIAL}\n" in shell_file().read_text()
+    assert not shell_file().exists()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_links_log_a_browser_in_unless_a_log_would_keep_them(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    _tell(API, MLFLOW, CREDENTIAL)
+    said = capsys.readouterr().err
+    assert ("MLflow UI:   http://127.0.0.1:5000/enter#the-key\n" in said) == is_terminal
+    assert ("the-key" in said) == is_terminal
+    assert (str(shell_file()) in said) != is_terminal
 
 
 def test_the_start_of_a_process_is_the_same_whatever_its_name() -> None:
