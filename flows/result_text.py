@@ -7,6 +7,8 @@ from typing import Any
 from flows.interrupts import interrupts
 from flows.terminal import say, say_ways
 from trial_lib.full_experiment.open import read_full_experiment
+from trial_lib.records.answer_line import NONE_FOUND
+from trial_lib.records.failure_cause import without_log
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -15,7 +17,7 @@ from trial_lib.report.leaderboard import LeaderboardRow, leaderboard
 from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_name import redact
-from trial_lib.study.confirm.of_study import NOTHING_COMPLETED, Answer, answer_of, since_last_study
+from trial_lib.study.confirm.of_study import Answer, answer_of, since_last_study
 from trial_lib.study.kept.history import SUBMITTED_NUMBER
 from trial_lib.study.opening.open_study import OpenStudy
 
@@ -38,6 +40,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "folder": str(study.paths.root),
         "status": record.status.value,
         "reason": record.reason,
+        "headline": record.finding or (NONE_FOUND if record.status is StudyStatus.FAILED else ""),
         "metric": record.metric,
         "gain": record.gain,
         "gain_interval": record.gain_interval,
@@ -65,7 +68,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(interrupts.message)
         return
     if record.status is not StudyStatus.COMPLETED:
-        say(f"No configuration was found. {record.reason}")
+        say(f"{document['headline']} {record.reason}".rstrip())
         _tell_last_words(study)
         return
     best, largest = document["best"], document["largest"]
@@ -158,12 +161,12 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 
 
 def _tell_last_words(study: OpenStudy) -> None:
-    """Prints the traceback of the trial that made the study fail, or the end of its log."""
-    failed = max(study.driver.state.results.values(), key=lambda result: result.number, default=None)
-    if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
-        return
+    """Prints the traceback of the trial whose reason is the study's, or the end of its log."""
+    results = sorted(study.driver.state.results.values(), key=lambda result: result.number, reverse=True)
     # Another cause, such as a full disk, may have ended the study after a trial had failed.
-    if failed.reason not in study.record.reason and NOTHING_COMPLETED not in study.record.reason:
+    quoted = (each for each in results if each.reason and without_log(each.reason) in study.record.reason)
+    failed = next(quoted, None)
+    if failed is None or not failed.logs or failed.outcome is Outcome.COMPLETED:
         return
     record = first_failed(failed, study.paths)
     if record.failure is not None and record.failure["ended_early"]:

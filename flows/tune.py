@@ -22,7 +22,7 @@ from tasks.confirm import tell_finding, tell_leader
 from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
-from tasks.report import report
+from tasks.report import report, report_none
 from tasks.submit import TrialFuture, submit
 from tasks.telling import impatient_if_away
 from tasks.without_secrets import keep_secrets_from_prefect
@@ -44,6 +44,7 @@ from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
+from trial_lib.study.search_time import MINUTES_OVER
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
 
@@ -124,7 +125,11 @@ def run_to_its_end(running: RunningStudy) -> State[Any]:
         if failure:
             failure = f"{failure} {study.driver.edits.so_far()}".rstrip()
         finish(study, StudyStatus.FAILED if failure else StudyStatus.COMPLETED, failure or "")
-        return Failed(message=failure) if failure else completed(str(study.paths.root), study.record.regression)
+        return (
+            Failed(message=f"{study.record.finding} {failure}".lstrip())
+            if failure
+            else completed(str(study.paths.root), study.record.regression)
+        )
     except BaseException as error:
         # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end its trials.
         study.driver.cancel()
@@ -195,7 +200,10 @@ def run_study(study: OpenStudy) -> RunFailures:
     confirm(study)
     answer = answer_of(driver)
     if answer is None:
-        return RunFailures(study=no_answer(driver))
+        none = no_answer(driver)
+        assert none is not None
+        report_none(driver, none)
+        return RunFailures(study=none.reason)
     tell_since_last(driver)
     report(driver, answer, study.tracker)
     return RunFailures(training=train_with_winner(study) if driver.setup.arguments.run_full_experiment else None)
@@ -266,7 +274,7 @@ def search(study: OpenStudy) -> None:
             break
         take_in(study, next_ended(driver, running))
     progress.finish()
-    driver.stop("its minutes are over" if driver.time.is_over else "the search has ended")
+    driver.stop(MINUTES_OVER if driver.time.is_over else "the search has ended")
 
 
 def confirm(study: OpenStudy) -> None:

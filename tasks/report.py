@@ -11,7 +11,7 @@ from tasks.telling import told_if_possible
 from trial_lib.command.switches import deepspeed_part
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.study.answer import write_answer
-from trial_lib.study.confirm.of_study import Answer
+from trial_lib.study.confirm.of_study import Answer, NoAnswer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.tracking.tracker import Tracker
 
@@ -54,3 +54,16 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
             description="The winning DeepSpeed configuration.",
         )
         link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report_none(driver: StudyDriver, none: NoAnswer) -> None:
+    """Shows in Prefect that a study has no answer. Otherwise the artifact of an earlier study would stand there."""
+    driver.log.warning("%s", none.sentence)
+    get_run_logger().warning(none.sentence)
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            f"## {none.headline}\n{none.reason}\n- report, once the study has ended: `{driver.setup.paths.report}`",
+            key="best-configuration",
+            description=none.headline,
+        )

@@ -8,6 +8,10 @@ from trial_lib.records.units import percent
 NO_GAIN = "There is no measurement of your configuration, so there is no gain to state."
 NONE_FASTER = "No configuration was faster than yours."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
+NONE_FASTER_ALIKE = "No configuration that trains as yours does was faster than yours."
+NONE_FOUND = "No configuration was found."
+NOTHING_CONFIRMED = "Nothing could be measured a second time."
+NONE_CONFIRMED = "Of the configurations that may be faster than yours ({}) none could be measured a second time."
 
 
 def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05) -> str:

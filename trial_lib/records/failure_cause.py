@@ -5,6 +5,7 @@ import re
 # Paths and numbers differ between such reasons.
 _PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
 _NUMBER = re.compile(r"\d[\d,.]*")
+_LOG = re.compile(r"\s*Log: .*")
 
 
 def as_sentence(reason: str) -> str:
@@ -28,3 +29,8 @@ def cause_of(reason: str) -> str:
         'Rank # left no result. Log: PATH'
     """
     return _NUMBER.sub("#", _PATH.sub("PATH", reason))
+
+
+def without_log(reason: str) -> str:
+    """Returns the reason of a failed trial without the path of its log."""
+    return _LOG.sub("", reason)

@@ -16,7 +16,7 @@ from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.memory.zero_settings import arm_label
-from trial_lib.records.answer_line import gain_line
+from trial_lib.records.answer_line import NONE_FOUND, gain_line
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -204,7 +204,7 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
         gain = "" if record.gain is None else gain_line(record.gain)
         return ". ".join(filter(None, (gain, said))) or "The study has completed. Its history is empty or missing."
     if record.status is StudyStatus.FAILED:
-        return "No configuration was found."
+        return record.finding or NONE_FOUND
     ended = len(trials)
     state = {StudyStatus.RUNNING.value: "Still running", INTERRUPTED: "Interrupted"}.get(status, "Cancelled")
     return f"{state}: {ended} trial{'' if ended == 1 else 's'} ended so far."

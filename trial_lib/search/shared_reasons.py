@@ -15,7 +15,7 @@ from typing import Any
 
 from trial_lib.command.switches import place_of
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.failure_cause import cause_of
+from trial_lib.records.failure_cause import cause_of, without_log
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.space_coordinates import plain
 from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves
@@ -23,7 +23,6 @@ from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves
 # A busy machine may miss a deadline, and data may make a loss infinite.
 _LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
 _BAD_LUCK = re.compile(r"connection|address already in use|no space left|timed? ?out|signal", re.IGNORECASE)
-_LOG = re.compile(r"\s*Log: .*")
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class SharedReasons:
         elif not asked or result.outcome not in _LIES_IN_SETTINGS or result.from_outside:
             return
         else:
-            reason = _LOG.sub("", result.reason)
+            reason = without_log(result.reason)
             if not reason or _BAD_LUCK.search(reason):
                 return
             alike = self._failed.setdefault(cause_of(reason), {})

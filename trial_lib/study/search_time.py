@@ -2,6 +2,9 @@
 
 import time
 
+MINUTES_OVER = "its minutes are over"
+"""The end of a search that has used up its time, as the history has it."""
+
 
 class SearchTime:
     """Counts the time of a study, from its opening in this process on.

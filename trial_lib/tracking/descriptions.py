@@ -30,7 +30,8 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
         f"({metric.unit}){_program(record, paths)}."
     )
     if record.best_number is None or not answer:
-        return f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
+        headline = record.finding or f"Status: {record.status.value}."
+        return f"**{headline}** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
     lines = [
         f"**{record.finding or _of_an_older_version(record)}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",

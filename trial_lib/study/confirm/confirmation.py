@@ -341,7 +341,7 @@ class Confirmation:
         confirmed.sort(key=lambda pair: self._rank(pair[0]))
         own_confirmed = None if self._own is None or not self._told(self._own) else self._confirmed(self._own)
         winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
-        if winner is None and own is not None:
+        if winner is None and own is not None and any(one.verdict != "failed" for one, _ in confirmed):
             winner = own_confirmed
         return Finding(
             metric=self._metric,

@@ -4,7 +4,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trial_lib.records.answer_line import NONE_FASTER, NONE_FASTER_BEYOND_NOISE, confidence_level, gain_line
+from trial_lib.records.answer_line import (
+    NONE_CONFIRMED,
+    NONE_FASTER,
+    NONE_FASTER_ALIKE,
+    NONE_FASTER_BEYOND_NOISE,
+    NOTHING_CONFIRMED,
+    confidence_level,
+    gain_line,
+)
+from trial_lib.records.failure_cause import as_sentence, without_log
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.units import interval, percent
@@ -73,6 +82,7 @@ class Finding(FrozenRecord):
         left_out: configurations that were not tried because two trials had failed alike, a sentence each.
         instead: why the metric is not the requested one. Empty if it is.
         left_unmeasured: what the measurement of the user's configuration leaves out. Empty if nothing.
+        others: how many of the other configurations could not be measured, and why. Empty if all were.
         on_devices: differences between devices that may have influenced the trials, a sentence each.
     """
 
@@ -89,15 +99,18 @@ class Finding(FrozenRecord):
     left_out: tuple[str, ...] = ()
     instead: str = ""
     left_unmeasured: str = ""
+    others: str = ""
     on_devices: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
         """The answer in one line."""
         if self.winner is None:
-            reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
-            return f"Nothing could be measured a second time. {next(filter(None, reasons), '')}".rstrip()
+            is_own = self.own is not None and self.own.verdict == "own"
+            return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
         if self.winner.verdict == "own":
+            if any(candidate.verdict == "disagrees" for candidate in self.candidates):
+                return NONE_FASTER_ALIKE
             is_near = any(candidate.verdict == "equal" for candidate in self.candidates)
             return NONE_FASTER_BEYOND_NOISE if is_near else NONE_FASTER
         if self.winner.gain is None:
@@ -106,6 +119,12 @@ class Finding(FrozenRecord):
             return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
         gain = self.winner.gain
         return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
+        reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
+        return as_sentence(without_log(next(filter(None, reasons), "")))
 
     @property
     def lines(self) -> list[str]:
@@ -122,7 +141,8 @@ class Finding(FrozenRecord):
         if self.winner is not None and self.winner.losses:
             said.append(f"{_capital(self.winner.losses)}.")
         said += self.on_devices
-        return [*said, *filter(None, (self.left_unmeasured, self.in_code, self.advice, self.freeing)), *self.left_out]
+        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
+        return [*said, *filter(None, more), *self.left_out]
 
     def document(self) -> dict[str, Any]:
         """Returns it as JSON, with its sentences."""

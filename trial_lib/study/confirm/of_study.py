@@ -9,11 +9,13 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
+from trial_lib.records.study_folder import StudyStatus
 from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.study.answer import best_result, gain
 from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
 from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
+from trial_lib.study.confirm.others import Others, others_of
 from trial_lib.study.confirm.why import step_accounts, traced_once
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.known_winner import (
@@ -23,9 +25,26 @@ from trial_lib.study.earlier.known_winner import (
 )
 from trial_lib.study.earlier.since_last import SinceLast, since_last
 from trial_lib.study.runner import seconds_of
+from trial_lib.study.search_time import MINUTES_OVER
 from trial_lib.study.study_metric import INSTEAD
 
-NOTHING_COMPLETED = "No trial completed."
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why a study that has searched has no answer.
+
+    Attributes:
+        headline: that there is none, in one sentence.
+        reason: why, with the remedy.
+    """
+
+    headline: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return f"{self.headline} {self.reason}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -146,11 +165,11 @@ def search_found(driver: StudyDriver) -> str:
 
 
 def answer_of(driver: StudyDriver) -> Answer | None:
-    """Returns the answer of a study; None if nothing completed, or nothing completed again."""
+    """Returns the answer of a study; None if nothing but the user's configuration completed, or completed again."""
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is not None:
         best = best_result(driver.state.results.values(), driver.metric)
-        if best is None:
+        if best is None or (driver.state.has_searched and not _others(driver).measured):
             return None
         value = gain(best, driver.state.submitted, driver.metric)
         name = name_of(driver.state.candidates[best.number])
@@ -160,6 +179,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         "left_out": () if driver.search is None else driver.search.left_out,
         "instead": INSTEAD if driver.metric != driver.setup.arguments.metric else "",
         "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
+        "others": _others(driver).note,
     }
     finding = confirmation.finding().model_copy(update=found)
     winner = finding.winner
@@ -182,26 +202,55 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     )
 
 
-def untried(driver: StudyDriver) -> str:
-    """Returns why the search tried nothing; empty if it tried something, or had the time to."""
-    minutes = driver.setup.arguments.max_minutes
-    if (
-        minutes is None
-        or driver.state.of_purpose(Purpose.SEARCH)
-        or not driver.state.has_searched
-        or ended_on_known_winner(driver)
-    ):
-        return ""
-    return (
-        f"No configuration but yours was tried. The trials before the search and the wait for slots used up the "
-        f"{minutes:g} minutes of --max-minutes. Allow more, or wait until other studies have ended."
+def no_answer(driver: StudyDriver) -> NoAnswer | None:
+    """Returns why a study has no answer; None if it has one, or has not searched yet."""
+    if not driver.state.has_searched or answer_of(driver) is not None:
+        return None
+    confirmation, others = confirmation_of(driver), _others(driver)
+    if confirmation is not None:
+        finding = confirmation.finding()
+        return NoAnswer(finding.sentence, finding.failure)
+    return NoAnswer(others.headline, others.reason if others.tried else _untried(driver))
+
+
+def headline_of(driver: StudyDriver, status: StudyStatus) -> str:
+    """Returns the answer of a study that has ended in one line, or that it has none. Empty if it was cut short.
+
+    Args:
+        driver: the study's.
+        status: how it ended.
+    """
+    answer = answer_of(driver)
+    # The best of an interrupted search is no answer.
+    if answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None):
+        return answer.sentence
+    none = no_answer(driver) if status is StudyStatus.FAILED else None
+    return "" if none is None else none.headline
+
+
+def _untried(driver: StudyDriver) -> str:
+    """Returns why the search tried nothing."""
+    minutes, trials = driver.setup.arguments.max_minutes, driver.setup.arguments.max_trials
+    if driver.state.stopped == MINUTES_OVER:
+        return (
+            f"The trials before the search and the wait for slots used up the {minutes:g} minutes of --max-minutes. "
+            "Allow more, or wait until other studies have ended."
+        )
+    if trials <= 1:
+        return f"--max-trials {trials} leaves no trial for another."
+    left_out = () if driver.search is None else driver.search.left_out
+    return " ".join(
+        [
+            *left_out,
+            "The search has no other configuration that is allowed, fits and may be faster. Widen it: more ZeRO stages "
+            "or knobs, a larger --max-micro-batch, or --free-batch.",
+        ]
     )
 
 
-def no_answer(driver: StudyDriver) -> str:
-    """Returns why a study has no answer."""
-    confirmation = confirmation_of(driver)
-    return NOTHING_COMPLETED if confirmation is None else confirmation.finding().sentence
+def _others(driver: StudyDriver) -> Others:
+    known, arguments = driver.known, driver.setup.experiment.entrypoint.arguments
+    return others_of(driver.state, driver.metric, known.base_config, arguments, known.arg_mappings)
 
 
 def _freeing(driver: StudyDriver) -> str:

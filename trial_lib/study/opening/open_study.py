@@ -24,7 +24,7 @@ from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of
-from trial_lib.study.confirm.of_study import answer_of, since_last_study, untried
+from trial_lib.study.confirm.of_study import answer_of, headline_of, since_last_study
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
 from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
@@ -141,8 +141,6 @@ class OpenStudy:
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
         answer = answer_of(self.driver)
-        # The best of an interrupted search is no answer.
-        is_answered = answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None)
         if status is StudyStatus.COMPLETED:
             with contextlib.suppress(DiskFullError), disk_full_told(self.paths.root):
                 self.driver.learn_speed()
@@ -155,7 +153,7 @@ class OpenStudy:
                 best_number=None if answer is None else answer.best.number,
                 gain=None if answer is None else answer.gain,
                 gain_interval=None if answer is None else answer.gain_interval,
-                finding=untried(self.driver) or (answer.sentence if answer is not None and is_answered else ""),
+                finding=headline_of(self.driver, status),
                 regression=compared.sentence if compared is not None and compared.is_regression else "",
             )
 

@@ -329,8 +329,9 @@ def test_a_candidate_that_is_killed_every_time_is_out() -> None:
 
     found, order = confirm([contender("a", 200.0)], measure)
     assert order.count("a") == 2
-    assert found.winner is not None
-    assert found.winner.verdict == "own"
+    # Then nothing is left that yours was compared with.
+    assert found.winner is None
+    assert found.sentence.endswith("(1) none could be measured a second time.")
 
 
 def test_a_resumed_confirmation_continues_where_it_was() -> None:

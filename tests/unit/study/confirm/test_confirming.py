@@ -16,9 +16,10 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, search_found, untried
+from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
+from trial_lib.study.search_time import MINUTES_OVER
 from trial_lib.study.setup import StudySetup
 
 BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
@@ -169,12 +170,118 @@ def test_a_study_whose_minutes_were_over_before_its_first_trial_says_that_nothin
     arguments: StudyArguments, searched: Path
 ) -> None:
     in_time = arguments.model_copy(update={"max_minutes": 5.0})
-    assert untried(driver_of(in_time, searched)) == ""
-    history = StudyPaths(searched).history
+    assert no_answer(driver_of(in_time, searched)) is None
+    end_search(searched, Stopped(MINUTES_OVER))
+    none = no_answer(driver_of(in_time, searched))
+    assert none is not None
+    assert none.headline == "No configuration but yours was tried."
+    assert "the wait for slots used up the 5 minutes of --max-minutes" in none.reason
+
+
+def test_a_search_space_without_another_configuration_is_no_answer(arguments: StudyArguments, searched: Path) -> None:
+    end_search(searched, Stopped("the search has ended"))
+    driver = driver_of(arguments, searched)
+    assert answer_of(driver) is None
+    none = no_answer(driver)
+    assert none is not None
+    assert none.sentence.startswith("No configuration but yours was tried. The search has no other configuration")
+    spent = no_answer(driver_of(arguments.model_copy(update={"max_trials": 1}), searched))
+    assert spent is not None
+    assert spent.reason == "--max-trials 1 leaves no trial for another."
+
+
+def end_search(folder: Path, *events: Event) -> None:
+    """Replaces the search of a study's history by other events."""
+    history = StudyPaths(folder).history
     lines = [line for line in history.read_text().splitlines(keepends=True) if '"search"' not in line]
-    history.write_text("".join(lines))
-    assert untried(driver_of(arguments, searched)) == ""
-    assert "the wait for slots used up the 5 minutes of --max-minutes" in untried(driver_of(in_time, searched))
+    history.write_text("".join(line for line in lines if '"stopped"' not in line))
+    write(folder, *events)
+
+
+def failed(number: int, candidate: Candidate, outcome: Outcome, reason: str) -> tuple[Event, Event]:
+    end = ended(number, Purpose.SEARCH, candidate, 0.0).model_copy(
+        update={"outcome": outcome, "reason": reason, "metrics": {}}
+    )
+    return Asked(number, Purpose.SEARCH, candidate), Told(number, end)
+
+
+def other(stage: int, size: int = 2) -> Candidate:
+    knobs = {"zero_optimization": {"stage": stage}}
+    return Candidate(knobs=knobs, micro_batch_size=size, data_parallel_size=1)
+
+
+def test_a_study_that_measured_no_other_configuration_has_no_answer_but_the_reason(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    crash = "The program raised AssertionError: stage {} is not 1. Log: /trials/{}/rank0.log"
+    end_search(
+        searched,
+        *failed(2, other(2), Outcome.CRASHED, crash.format(2, 2)),
+        *failed(3, other(3), Outcome.CRASHED, crash.format(3, 3)),
+        *failed(4, other(3, 64), Outcome.OUT_OF_MEMORY, "Out of memory."),
+        # The same configuration again is not another one.
+        *failed(5, other(3), Outcome.CRASHED, crash.format(3, 5)),
+        Stopped("the search has ended"),
+    )
+    driver = driver_of(arguments, searched)
+    assert answer_of(driver) is None
+    none = no_answer(driver)
+    assert none is not None
+    assert none.headline == "None of the 3 others could be measured."
+    assert none.reason.startswith(
+        "2 of 3 ended like this one: The program raised AssertionError: stage 2 is not 1. Your configuration ran"
+    )
+    assert "--map KEY=OPTION" in none.reason
+
+
+def test_a_trial_that_was_stopped_because_it_cannot_win_is_a_measurement(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    end_search(
+        searched,
+        *failed(2, other(2), Outcome.TOO_SLOW, "Stopped."),
+        *failed(3, other(3), Outcome.OUT_OF_MEMORY, "Out of memory."),
+        Stopped("the search has ended"),
+    )
+    driver = driver_of(arguments, searched)
+    assert no_answer(driver) is None
+    answer = answer_of(driver)
+    assert answer is not None
+    assert answer.sentence == "No configuration was faster than yours."
+
+
+def test_an_answer_says_how_many_of_the_others_were_not_measured(arguments: StudyArguments, searched: Path) -> None:
+    end_search(
+        searched,
+        Asked(2, Purpose.SEARCH, OTHER),
+        Told(2, ended(2, Purpose.SEARCH, OTHER, 200.0)),
+        *failed(3, other(3), Outcome.OUT_OF_MEMORY, "Out of memory."),
+        Stopped("the search has ended"),
+    )
+    driver = driver_of(arguments, searched)
+    while (plan := next_confirming_plan(driver)) is not None:
+        driver.tell(ended(plan.number, Purpose.CONFIRM, plan.candidate, 100.0))
+    answer = answer_of(driver)
+    assert answer is not None
+    assert answer.finding is not None
+    assert answer.finding.others.startswith("1 of the 2 other configurations could not be measured. Out of memory. ")
+    assert answer.finding.others in answer.finding.lines
+
+
+def test_contenders_that_all_fail_in_the_confirmation_leave_no_answer(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    driver = driver_of(arguments, searched)
+    while (plan := next_confirming_plan(driver)) is not None:
+        end = ended(plan.number, Purpose.CONFIRM, plan.candidate, 100.0)
+        if plan.candidate == OTHER:
+            gone = {"outcome": Outcome.CRASHED, "reason": "It broke. Log: /x.log", "metrics": {}}
+            end = end.model_copy(update=gone)
+        driver.tell(end)
+    assert answer_of(driver) is None
+    none = no_answer(driver)
+    assert none is not None
+    assert none.sentence.endswith("(1) none could be measured a second time. It broke.")
 
 
 def test_trials_that_are_compared_are_to_have_the_same_devices(arguments: StudyArguments, searched: Path) -> None:

@@ -67,8 +67,14 @@ def test_what_the_measurement_leaves_out_is_said_whoever_wins() -> None:
 
 def test_nothing_that_completes_again_is_said_with_a_reason() -> None:
     failed = confirmed(verdict="failed", reason="No room.")
-    said = finding(own=None, winner=None, candidates=(failed,)).sentence
-    assert said == "Nothing could be measured a second time. No room."
+    nothing = finding(own=None, winner=None, candidates=(failed,))
+    assert (nothing.sentence, nothing.failure) == ("Nothing could be measured a second time.", "No room.")
+
+
+def test_a_faster_configuration_that_trains_otherwise_is_not_passed_over_in_silence() -> None:
+    slower, strange = confirmed(verdict="slower"), confirmed(verdict="disagrees")
+    said = finding(winner=OWN, candidates=(slower, strange)).sentence
+    assert said == "No configuration that trains as yours does was faster than yours."
 
 
 def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_model() -> None:
