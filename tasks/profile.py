@@ -21,7 +21,10 @@ def tell_profile(driver: StudyDriver) -> None:
     for line in report.lines():
         driver.log.info("%s", line)
         get_run_logger().info(line)
-    for note in (*program_notes(driver.state.profile.program), *model_notes(driver.state.profile.profile)):
+    profiled = driver.state.profile
+    for note in filter(
+        None, (profiled.note, *program_notes(profiled.program), *model_notes(driver.state.profile.profile))
+    ):
         driver.log.warning("%s", note)
     rows = "\n".join(
         f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages

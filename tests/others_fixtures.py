@@ -139,6 +139,11 @@ class Typed(Copied):
         assert left_in(self.folder) == []
         return ended
 
+    @property
+    def study(self) -> Study:
+        """What the command has left."""
+        return self._zerotune.study
+
     def tune(self, *flags: str, timeout: float = 500) -> Tuned:
         """Tunes with the command as it is typed; files that were there are as they were."""
         before = self._files()

@@ -11,7 +11,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile.profiling import profile_candidate, run_profile
+from trial_lib.study.profile.profiling import profile_candidates, run_profile
 from trial_lib.wire.step_window import StepWindow
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
@@ -39,13 +39,12 @@ def profiled(
         plan, paths=plan.paths.as_typed, as_typed=True, program=dataclasses.replace(program, arguments=given)
     )
 
-    def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
-        candidate = profile_candidate(program, size, slots, {})
-        return dataclasses.replace(
-            plan, candidate=candidate, ds_config=candidate.complete(own), arrival=program.arrival
-        )
+    def plans_for(program: ProgramProfile, size: int) -> list[TrialPlan]:
+        (candidate,) = profile_candidates(program, size, slots, types_batch=False)
+        config = candidate.complete(own)
+        return [dataclasses.replace(plan, candidate=candidate, ds_config=config, arrival=program.arrival)]
 
-    return run_profile(plan, typed, plan_for, lambda each: trials.start(each).result(), lambda modules: None)
+    return run_profile(plan, typed, plans_for, lambda each: trials.start(each).result(), lambda modules: None)
 
 
 def size_of(trials: Trials, result: TrialResult) -> int:

@@ -1,14 +1,18 @@
-"""Ten kinds of programs as other people write them, tuned as they type it: `tests/programs/others`."""
+"""Kinds of programs as other people write them, tuned as they type it: `tests/programs/others`."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+import httpx
 import pytest
 from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
+from study_fixtures import query
 
 from flows.servers.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.report.read_study import read_study
 
 # The micro-batch, the accumulation and the global batch of two ranks, as each program's user has typed them.
 TYPED: dict[str, Triple] = {
@@ -22,6 +26,7 @@ TYPED: dict[str, Triple] = {
     "subcommands": (8, 2, 32),
     "fire_function": (4, 4, 32),
     "launcher_yaml": (4, 2, 16),
+    "megatron_flags": (4, 4, 32),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
@@ -227,6 +232,47 @@ def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: D
     assert "python kit.py train recipe.yaml starts `IS_A_RANK=1 torchrun --nproc_per_node 2 " in tuned.said
     assert tuned.new == set()
     assert "IS_A_RANK=1" in typed_words(tuned, "torchrun")
+
+
+@STUDY
+@pytest.mark.long
+def test_flags_that_repeat_the_configuration_follow_each_candidate(desk: Desk) -> None:
+    tuned = desk.at("megatron_flags").tune()
+    expect_answered(tuned, TYPED["megatron_flags"])
+    assert len(tuned.stages) > 1
+    for result in tuned.results:
+        assert result.outcome in (Outcome.COMPLETED, Outcome.TOO_SLOW), result.reason
+    config = json.loads(tuned.study.paths.best_ds_config.read_text())
+    words = typed_words(tuned, "deepspeed")
+    assert number_behind(words, "--micro-batch-size") == config["train_micro_batch_size_per_gpu"]
+    assert number_behind(words, "--global-batch-size") == config["train_batch_size"] == 32
+    assert number_behind(words, "--zero-stage") == config["zero_optimization"]["stage"]
+
+
+@STUDY
+def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk: Desk, server: PrefectServer) -> None:
+    typed = desk.at("megatron_flags")
+    typed.flags = ["--max-trials", "4", "--json"]
+    ended = typed.type()
+    assert ended.returncode == 1, ended.stderr
+    document = json.loads(ended.stdout)
+    headline = document["headline"]
+    assert re.fullmatch(r"None of the [23] others could be measured\.", headline)
+    assert "they must match. The command has --zero-stage 1" in document["reason"]
+    assert "--map zero_optimization.stage=--zero-stage" in document["reason"]
+    assert (document["status"], document["best"], document["command"]) == ("failed", None, None)
+    study = typed.study
+    (finding,) = query(typed.folder / "mlflow.db", "select value from tags where key = 'finding'")
+    assert finding == (headline,)
+    named = {"flow_runs": {"name": {"any_": [study.paths.root.name]}}}
+    (run,) = httpx.post(f"{server.api_url}/flow_runs/filter", json=named).json()
+    assert (run["state_type"], run["state"]["message"]) == ("FAILED", f"{headline} {document['reason']}")
+    artifacts = httpx.post(f"{server.api_url}/artifacts/filter", json=named).json()
+    assert headline in next(each["data"] for each in artifacts if each["key"] == "best-configuration")
+    assert read_study(study.paths.root).headline == headline
+    assert headline in study.paths.report.read_text()
+    assert not study.paths.best_command.exists()
+    assert f"{headline} {document['reason']}" in study.paths.log.read_text()
 
 
 def best_of(tuned: Tuned) -> TrialResult:

@@ -51,7 +51,7 @@ def test_a_study_whose_trials_all_fail_says_so(tmp_path: Path, home: Path) -> No
     assert document["status"] == "failed"
     assert document["best"] is None
     assert document["headline"] == "Neither your configuration nor any of the 3 others could be measured."
-    assert "3 of 3 ended like this one: The program raised ValueError: a bug in the user's code" in document["reason"]
+    assert "All ended like this one: The program raised ValueError: a bug in the user's code" in document["reason"]
     results = zerotune.study.results
     assert [result.outcome for result in results.values()] == [Outcome.COMPLETED, *[Outcome.CRASHED] * 4]
 

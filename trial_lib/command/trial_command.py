@@ -9,6 +9,7 @@ from trial_lib.command.entrypoint import Entrypoint, split_flag
 from trial_lib.command.file_targets import FileTarget, text_in_file
 from trial_lib.command.mapping_targets import is_variable, with_switch
 from trial_lib.command.switches import SwitchValue, text_of
+from trial_lib.deepspeed_config.overrides import setting_at
 from trial_lib.wire.turned import in_command
 
 COMMAND_FILES = "command_files"
@@ -63,9 +64,8 @@ def trial_command(
     """
     placed = in_command(switches or {})
     mapped: dict[str, SwitchValue] = {place: value for place, value in placed.items() if value is not None}
-    mapped |= {
-        target: config_values[key] for key, target in arg_mappings.items() if config_values.get(key, "auto") != "auto"
-    }
+    decided = {target: setting_at(config_values, key) for key, target in arg_mappings.items()}
+    mapped |= {target: value for target, value in decided.items() if value not in (None, "auto")}
     own_files = _own_files(mapped, entrypoint.arguments, folder)
     arguments, changes = list(entrypoint.arguments), []
     files: dict[str, str] = {}

@@ -123,6 +123,14 @@ def _difference(base: Mapping[str, Any], config: Mapping[str, Any]) -> DeepSpeed
     return overrides
 
 
+def setting_at(config: Mapping[str, Any], path: str) -> Any:
+    """Returns a setting of a DeepSpeed configuration by its dotted path; None if it is not there."""
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
     """Returns the DeepSpeed configuration of an experiment's hyperparameters.
 

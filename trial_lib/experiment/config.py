@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError
 
 from trial_lib.command.mapping_targets import MAPPING_TARGET
 from trial_lib.experiment.field_types import (
-    BatchKey,
     EnvironmentVariables,
     Length,
+    MappedKey,
     MemorySize,
     SearchSpaceSection,
     above_zero,
@@ -190,10 +190,10 @@ class ExperimentConfig(YamlSection):
         description="Whether the launcher's options in the entrypoint decide on which devices the ranks start, as in a "
         "shell. `zerotune tune -- COMMAND` sets it. An addition of ZeroTune.",
     )
-    arg_mappings: dict[BatchKey, Annotated[str, Field(pattern=MAPPING_TARGET)]] = Field(
+    arg_mappings: dict[MappedKey, Annotated[str, Field(pattern=MAPPING_TARGET)]] = Field(
         default_factory=dict,
-        description="The places in the command that set DeepSpeed's batch keys, if the script reads its batch size "
-        "there. An "
+        description="The places in the command that set DeepSpeed's batch keys or the ZeRO stage "
+        "(`zero_optimization.stage`), if the script reads them there. An "
         "option (`train_micro_batch_size_per_gpu: --batch-size`), an environment variable (`BATCH`), an override of "
         "Hydra's kind (`trainer.batch`, `++batch`), a value in a YAML or JSON file that the command names "
         "(`conf.yaml:trainer.batch`), or a word by its number behind the script (`argv:2`). An addition of ZeroTune.",

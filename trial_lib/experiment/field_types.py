@@ -23,6 +23,11 @@ from trial_lib.experiment.yaml_section import YamlSection
 from trial_lib.wire.turned import TURNED, is_turned
 
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
+"""The batch keys of a DeepSpeed configuration."""
+
+MappedKey = Literal[
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "zero_optimization.stage"
+]
 """The DeepSpeed keys that a script may take from its command line or its environment."""
 
 

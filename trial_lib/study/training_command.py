@@ -114,11 +114,11 @@ def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: Study
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
         # It follows from the two others, in DeepSpeed or in code that takes both from its command.
         by_command.add(TRAIN_BATCH)
-    changes = {key: value for key, value in difference(base, config).items() if key not in by_command}
+    changes = [(path, value) for path, value in _dotted(difference(base, config)) if path not in by_command]
     if not changes:
         return []
     where = f"The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:"
-    return [where, *(f"  {key}: {json.dumps(value)}" for key, value in _dotted(changes))]
+    return [where, *(f"  {key}: {json.dumps(value)}" for key, value in changes)]
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

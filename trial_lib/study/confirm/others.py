@@ -80,6 +80,7 @@ class Others:
         alike = max(groups.values(), key=len)
         said = as_sentence(without_log(alike[0].reason)) or f"Its outcome is {alike[0].outcome.value}."
         count = "" if len(self.failed) == 1 else f"{len(alike)} of {len(self.failed)} ended like this one: "
+        count = "All ended like this one: " if 1 < len(self.failed) == len(alike) else count
         return f"{count}{said} {self._remedy(alike[0])}".rstrip()
 
     @property

@@ -5,9 +5,10 @@ from typing import Any
 
 from trial_lib.command.batch_places import BatchPlace, batch_places
 from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.space.knobs import STAGE
 
 
 def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
@@ -21,13 +22,19 @@ def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> lis
     return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
 
 
-def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings: Mapping[Any, str]) -> TrialResult:
+def held_against(
+    result: TrialResult,
+    places: Sequence[BatchPlace],
+    arg_mappings: Mapping[Any, str],
+    typed_config: Mapping[str, Any] | None = None,
+) -> TrialResult:
     """Returns the result of the run as typed, compared with the batch in its command.
 
     Args:
         result: of that run.
         places: the mapped batch keys of the command.
         arg_mappings: the place that sets each DeepSpeed key. An option among them that was not typed has its default.
+        typed_config: the user's DeepSpeed configuration; None or empty if it is in the code.
     """
     if result.program is None:
         return result
@@ -39,7 +46,7 @@ def held_against(result: TrialResult, places: Sequence[BatchPlace], arg_mappings
         if target in options and all(place.key != key for place in places)
     ]
     program = as_mapped(result.program, [*places, *defaults])
-    wrong = wrong_mapping(program, places)
+    wrong = wrong_mapping(program, places, typed_config or program.ds_config or {})
     if wrong is not None:
         invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}
         return result.model_copy(update=invalid)
@@ -72,20 +79,23 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
     return program.model_copy(update={"typed_batch": batch, **rows})
 
 
-def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace]) -> str | None:
+def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_config: Mapping[str, Any]) -> str | None:
     """Returns how a mapped value differs from that of the program's engine; None if all agree.
 
     Args:
         program: the findings of a run as typed, from `as_mapped`.
-        places: the mapped batch keys of the command.
+        places: the mapped keys of the command.
+        typed_config: the user's DeepSpeed configuration, for the ZeRO stage.
     """
     typed = program.typed_batch
     if typed is None:
         return None
+    stage = setting_at(typed_config, STAGE)
     had: Mapping[str, int] = {
         MICRO_BATCH: typed.micro_batch_size,
         ACCUMULATION: typed.gradient_accumulation_steps,
         TRAIN_BATCH: typed.train_batch_size,
+        STAGE: stage if type(stage) is int else 0,
     }
     for place in places:
         if place.value != had[place.key]:

@@ -20,7 +20,7 @@ from trial_lib.command.switches import PROGRAM
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of, this_host
-from trial_lib.experiment.field_types import BatchKey
+from trial_lib.experiment.field_types import MappedKey
 from trial_lib.experiment.program_section import read_vary
 from trial_lib.experiment.read_experiment import Experiment, read_typed_experiment
 from trial_lib.experiment.search_space_section import read_search_space
@@ -138,10 +138,9 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
     for mapping in mappings:
         key, _, target = mapping.partition("=")
         where = f"--map {mapping}"
-        if key not in get_args(BatchKey):
-            raise InputError(
-                f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {', '.join(get_args(BatchKey))}."
-            )
+        if key not in get_args(MappedKey):
+            keys = ", ".join(get_args(MappedKey))
+            raise InputError(f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {keys}.")
         if not re.fullmatch(MAPPING_TARGET, target):
             raise InputError(
                 f'"{target}" is no place in a command.',

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate
@@ -13,7 +14,7 @@ from trial_lib.study.opening.mapped_values import held_against, mapped_places
 from trial_lib.study.opening.needed_ops import with_ops_built
 from trial_lib.study.plans import TrialPlans
 from trial_lib.study.profile.own_reading import forget_own, own_plan
-from trial_lib.study.profile.profiling import profile_candidate, run_profile
+from trial_lib.study.profile.profiling import profile_candidates, run_profile
 from trial_lib.study.setup import StudySetup
 
 
@@ -34,20 +35,21 @@ def run_profile_of_study(
     """
     plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
 
-    def plan_for(program: ProgramProfile, size: int) -> TrialPlan:
+    def plans_for(program: ProgramProfile, size: int) -> list[TrialPlan]:
         known = typed.learned(program)
-        candidate = profile_candidate(program, size, plan.candidate.slots, known.arg_mappings)
-        return plans.plan(plan.number, plan.purpose, candidate, known, None)
+        types_batch = type(setup.experiment.ds_config.get(TRAIN_BATCH)) is int
+        candidates = profile_candidates(program, size, plan.candidate.slots, types_batch)
+        return [plans.plan(plan.number, plan.purpose, candidate, known, None) for candidate in candidates]
 
     def run_and_compare(plan: TrialPlan) -> TrialResult:
         if not plan.as_typed:
             return run(plan)
         result = run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
         places = mapped_places(setup.experiment, setup.environment)
-        return held_against(result, places, setup.experiment.config.arg_mappings)
+        return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
     forget_own(plan)
-    profiled = run_profile(plan, plans.typed(plan, typed.base_config), plan_for, run_and_compare, place.prime)
+    profiled = run_profile(plan, plans.typed(plan, typed.base_config), plans_for, run_and_compare, place.prime)
     complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
     if place.has_compiled:
         # The compilers have taken time from the ranks.

@@ -9,9 +9,9 @@ last at its own.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.records.candidate import Candidate
+from trial_lib.records.failure_cause import as_sentence, without_log
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.wire.imported import Import
 
@@ -31,7 +31,7 @@ _AT_EVERY_SIZE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY, Outcome.TIM
 def run_profile(
     profile: TrialPlan,
     typed: TrialPlan,
-    plan_for: Callable[[ProgramProfile, int], TrialPlan],
+    plans_for: Callable[[ProgramProfile, int], Sequence[TrialPlan]],
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
 ) -> TrialResult:
@@ -42,7 +42,8 @@ def run_profile(
     Args:
         profile: the trial as it was decided on.
         typed: its first run, of the program as it was typed.
-        plan_for: returns the run at a micro-batch size (samples), from what the first run has found.
+        plans_for: returns the runs at a micro-batch size (samples), from what the first run has found. Each one is for
+            a program that the one before has failed.
         run: runs a plan.
         prime: called with what the first run has imported.
     """
@@ -57,17 +58,27 @@ def run_profile(
     own = program.typed_batch.micro_batch_size
     is_seen = seen.outcome is Outcome.COMPLETED
     failed: TrialResult | None = None
-    for size in () if is_seen and program.batch_varies else sizes_below(own):
-        plan = plan_for(program, size)
+    sizes = () if is_seen and program.batch_varies else sizes_below(own)
+    for plan in (plan for size in sizes for plan in plans_for(program, size)):
         result = run(plan)
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
-            return _kept(plan, result, seen, program)
+            return _kept(plan, _noted(result, plan, failed), seen, program)
         failed = failed or result
         if result.outcome in _AT_EVERY_SIZE:
             break
     if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY:
         return failed
-    return _kept(plan_for(program, own), seen, seen, program)
+    plan = plans_for(program, own)[0]
+    return _kept(plan, _noted(seen, plan, failed), seen, program)
+
+
+def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> TrialResult:
+    """Returns the result of a profile trial with a note on the smaller size that failed, if one did."""
+    if failed is None or result.outcome is not Outcome.COMPLETED:
+        return result
+    size, reason = plan.candidate.micro_batch_size, as_sentence(without_log(failed.reason))
+    said = f"The profile is of a micro-batch of {size}, because the program fails at a smaller one. {reason}"
+    return result.model_copy(update={"note": " ".join(filter(None, (result.note, said.rstrip())))})
 
 
 def sizes_below(own: int) -> Iterator[int]:
@@ -78,25 +89,30 @@ def sizes_below(own: int) -> Iterator[int]:
         size *= 2
 
 
-def profile_candidate(program: ProgramProfile, size: int, slots: int, arg_mappings: dict[str, str]) -> Candidate:
-    """Returns the candidate of the profile trial: a micro-batch size, and everything else as typed.
+def profile_candidates(program: ProgramProfile, size: int, slots: int, types_batch: bool) -> list[Candidate]:
+    """Returns the candidates of the profile trial: a micro-batch size, and everything else as typed.
+
+    The first one has the accumulation of the program. A program may compare the global batch in the configuration with
+    an option of its own. So the second one has the typed global batch, at another accumulation.
 
     Args:
         program: what the run of the program as typed has found.
         size: the micro-batch size, in samples.
         slots: devices of the trial.
-        arg_mappings: the option or the environment variable that sets each DeepSpeed key.
+        types_batch: whether the configuration has the global batch as a number.
     """
     typed = program.typed_batch
     assert typed is not None
     replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
-    return Candidate(
-        micro_batch_size=size,
-        gradient_accumulation_steps=typed.gradient_accumulation_steps,
-        slots=slots,
-        # A program with a flag for the whole batch needs its value.
-        data_parallel_size=replicas if TRAIN_BATCH in arg_mappings else None,
-    )
+    accumulations = [typed.gradient_accumulation_steps]
+    if types_batch and size < typed.micro_batch_size and typed.train_batch_size % (size * replicas) == 0:
+        accumulations.append(typed.train_batch_size // (size * replicas))
+    return [
+        Candidate(
+            micro_batch_size=size, gradient_accumulation_steps=accumulation, slots=slots, data_parallel_size=replicas
+        )
+        for accumulation in accumulations
+    ]
 
 
 def _is_cut_short(result: TrialResult) -> bool:

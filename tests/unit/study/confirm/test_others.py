@@ -45,7 +45,7 @@ def test_the_option_that_repeats_a_setting_is_named_with_what_to_type() -> None:
     found = others(end(2, Purpose.SEARCH, at(2), **BROKEN), end(3, Purpose.SEARCH, at(3), **BROKEN))
     assert found.headline == "None of the 2 others could be measured."
     assert found.reason == (
-        "2 of 2 ended like this one: The program raised ValueError: they must match. The command has --zero-stage 1 "
+        "All ended like this one: The program raised ValueError: they must match. The command has --zero-stage 1 "
         "beside the configuration. Let each trial set that too: --map zero_optimization.stage=--zero-stage."
     )
 

@@ -27,14 +27,14 @@ def place(key: str, value: int) -> BatchPlace:
 @pytest.mark.parametrize("places", [[], [place(MICRO_BATCH, 8)], [place(ACCUMULATION, 2), place(TRAIN_BATCH, 32)]])
 def test_a_mapping_that_agrees_with_the_engine_is_right(places: list[BatchPlace]) -> None:
     assert as_mapped(SEEN, places) == SEEN
-    assert wrong_mapping(SEEN, places) is None
+    assert wrong_mapping(SEEN, places, {}) is None
 
 
 def test_what_the_program_feeds_goes_before_what_its_engine_is_set_to() -> None:
     stale = SEEN.model_copy(update={"typed_batch": BatchSizes(4, 1, 2), "rows_per_sample": 8})
     found = as_mapped(stale, [place(MICRO_BATCH, 8)])
     assert (found.typed_batch, found.rows_per_sample) == (BatchSizes(32, 8, 2), 1)
-    assert wrong_mapping(found, [place(MICRO_BATCH, 8)]) is None
+    assert wrong_mapping(found, [place(MICRO_BATCH, 8)], {}) is None
 
 
 def test_what_the_program_feeds_may_stand_in_the_second_dimension() -> None:
@@ -59,7 +59,7 @@ def test_a_sample_of_several_rows_stays_one() -> None:
 )
 def test_a_mapping_that_the_engine_contradicts_is_told_with_a_remedy(key: str, value: int, remedy: str) -> None:
     found = as_mapped(SEEN, [place(key, value)])
-    said = wrong_mapping(found, [place(key, value)])
+    said = wrong_mapping(found, [place(key, value)], {})
     assert said is not None
     assert f"{key} is mapped to --x {value}, but as typed the program's engine has" in said
     assert said.endswith(remedy)
@@ -77,4 +77,14 @@ def test_an_option_that_was_left_at_its_default_may_say_what_is_fed_and_contradi
 
 
 def test_nothing_is_said_of_a_program_that_came_to_no_engine() -> None:
-    assert wrong_mapping(ProgramProfile(), [place(MICRO_BATCH, 8)]) is None
+    assert wrong_mapping(ProgramProfile(), [place(MICRO_BATCH, 8)], {}) is None
+
+
+def test_a_mapped_stage_is_held_against_the_configuration() -> None:
+    places = [BatchPlace("zero_optimization.stage", 1, "--zero-stage 1")]
+    assert wrong_mapping(SEEN, places, {"zero_optimization": {"stage": 1}}) is None
+    said = wrong_mapping(SEEN, places, {"zero_optimization": {"stage": 2}})
+    assert said is not None
+    assert said.startswith(
+        "zero_optimization.stage is mapped to --zero-stage 1, but as typed the program's engine has 2"
+    )

@@ -13,7 +13,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.study_folder import TrialPaths
-from trial_lib.study.profile.profiling import profile_candidate, run_profile, sizes_below
+from trial_lib.study.profile.profiling import profile_candidates, run_profile, sizes_below
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2), rows_per_sample=2)
 MODEL = ModelProfile(
@@ -31,6 +31,8 @@ class Ranks:
 
     def __init__(self, folder: Path, typed: TrialResult, at: Callable[[int], TrialResult]) -> None:
         self.sizes: list[int] = []
+        self.accumulations: list[int] = []
+        self.types_batch = False
         self.primed: list[list[str]] = []
         self._typed, self._at = typed, at
         self._plan = TrialPlan(
@@ -49,18 +51,20 @@ class Ranks:
 
     def profile(self) -> TrialResult:
         typed = replace(self._plan, paths=self._plan.paths.as_typed, as_typed=True)
-        return run_profile(self._plan, typed, self._plan_for, self._run, self.primed.append)
+        return run_profile(self._plan, typed, self._plans_for, self._run, self.primed.append)
 
     def ran_with(self) -> Candidate:
         return Candidate.model_validate_json(self._plan.paths.candidate.read_text())
 
-    def _plan_for(self, program: ProgramProfile, size: int) -> TrialPlan:
-        return replace(self._plan, candidate=profile_candidate(program, size, 2, {}))
+    def _plans_for(self, program: ProgramProfile, size: int) -> list[TrialPlan]:
+        candidates = profile_candidates(program, size, 2, self.types_batch)
+        return [replace(self._plan, candidate=candidate) for candidate in candidates]
 
     def _run(self, plan: TrialPlan) -> TrialResult:
         if plan.as_typed:
             return self._typed
         self.sizes.append(plan.candidate.micro_batch_size)
+        self.accumulations.append(plan.candidate.gradient_accumulation_steps)
         return self._at(plan.candidate.micro_batch_size)
 
 
@@ -90,7 +94,10 @@ def test_the_profile_is_that_of_one_sample_and_keeps_what_was_typed(tmp_path: Pa
     assert (result.program.typed_batch, result.program.rows_per_sample) == (BatchSizes(32, 8, 2), 2)
     assert result.program.longest_sequence == 64
     assert result.program.batch_dimension == 1, "two sizes tell better than one which dimension has the rows"
-    assert ranks.ran_with() == Candidate(micro_batch_size=1, gradient_accumulation_steps=2, slots=2)
+    expected = Candidate(micro_batch_size=1, gradient_accumulation_steps=2, slots=2, data_parallel_size=2)
+    assert ranks.ran_with() == expected
+    # A program may read each of the three batch keys.
+    assert ranks.ran_with().overrides["train_batch_size"] == 4
     assert ranks.primed == [["transformers"]]
 
 
@@ -112,6 +119,18 @@ def test_a_model_that_cannot_take_one_sample_is_profiled_at_the_smallest_size_th
     assert ranks.profile().outcome is Outcome.COMPLETED
     assert ranks.sizes == [1, 2, 4]
     assert ranks.ran_with().micro_batch_size == 4
+
+
+def test_a_program_that_insists_on_the_typed_global_batch_is_profiled_with_it(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, ended(), lambda size: ended(Outcome.CRASHED, reason="32 is expected. Log: /rank0.log"))
+    ranks.types_batch = True
+    result = ranks.profile()
+    assert ranks.sizes == [1, 1, 2, 2, 4, 4]
+    assert ranks.accumulations == [2, 16, 2, 8, 2, 4]
+    # Nobody has to look for it in the trial's log.
+    assert result.note == (
+        "The profile is of a micro-batch of 8, because the program fails at a smaller one. 32 is expected."
+    )
 
 
 def test_at_last_the_program_s_own_size_is_the_profile_s(tmp_path: Path) -> None:
