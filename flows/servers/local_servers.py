@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from flows.servers.held_port import LOOPBACK, HeldPort
 from flows.servers.owners_only import CREDENTIAL
 from flows.servers.prefect_server import (
     client_environment,
@@ -14,7 +15,7 @@ from flows.servers.prefect_server import (
     own_service,
     server_command,
 )
-from flows.servers.service import LOOPBACK, Service, migrate
+from flows.servers.service import Service, migrate
 from trial_lib.tracking.runs import schema_lock
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 
@@ -22,21 +23,21 @@ POOL = "zerotune"
 HEARTBEAT_S = 30
 
 
-def prefect_service(port: int, credential: str, logs: Path) -> Service:
+def prefect_service(port: HeldPort, credential: str, logs: Path) -> Service:
     """Returns the Prefect server with its UI and all its services. Migrates its database first.
 
     Raises:
         ServerError: the database could not be migrated.
     """
     migrate_own_database()
-    settings = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port)}
+    settings = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port.number)}
     service = own_service(port, credential, logs / "prefect.log", settings)
     # It names the user's server, if there is one.
     service.environment.pop("PREFECT_API_URL", None)
     return service
 
 
-def mlflow_service(store: str, port: int, credential: str, logs: Path, work_dir: Path) -> Service | None:
+def mlflow_service(store: str, port: HeldPort, credential: str, logs: Path, work_dir: Path) -> Service | None:
     """Returns the MLflow UI over a store. Returns None if the store is an MLflow server itself.
 
     A SQLite store is created, or migrated to this MLflow's schema. Its artifacts are stored beside it. Those of any

@@ -1,4 +1,4 @@
-"""A server of ZeroTune's own, as a process, for its owner alone: `python own_server.py prefect --port PORT`.
+"""A server of ZeroTune's own, as a process, for its owner alone: `python own_server.py prefect ...`.
 
 `python -m uvicorn` would search the user's folder for modules first. A file there may have the name of a module of
 Prefect's.
@@ -13,10 +13,16 @@ from typing import Any
 _KEEP_ALIVE_S = 5
 
 
-def main(kind: str, port: int) -> None:
-    """Serves until it is killed. The garbage collector is off during the imports, which saves a fifth of their time."""
+def main(kind: str, port: int, listener: int) -> None:
+    """Serves until it is killed. The garbage collector is off during the imports, which saves a fifth of their time.
+
+    Args:
+        kind: `prefect` or `mlflow`.
+        port: its port, for people who list processes.
+        listener: the descriptor of the port's socket.
+    """
+    from flows.servers.held_port import LOOPBACK, handed
     from flows.servers.owners_only import CREDENTIAL, OwnersOnly
-    from flows.servers.service import LOOPBACK
 
     credential = os.environ.pop(CREDENTIAL)
     gc.disable()
@@ -25,7 +31,8 @@ def main(kind: str, port: int) -> None:
     app = OwnersOnly(_prefect() if kind == "prefect" else _mlflow(), credential)
     gc.freeze()
     gc.enable()
-    uvicorn.run(app, host=LOOPBACK, port=port, timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
+    config = uvicorn.Config(app, LOOPBACK, port, timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
+    uvicorn.Server(config).run([handed(listener)])
 
 
 def _prefect() -> Any:
@@ -55,4 +62,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["prefect", "mlflow"])
     parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--listener", required=True, type=int)
     main(**vars(parser.parse_args()))

@@ -11,8 +11,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.interrupts import interrupts
+from flows.servers.held_port import LOOPBACK, HeldPort
 from flows.servers.owners_only import CREDENTIAL, drawn_credential
-from flows.servers.service import LOOPBACK, ServerError, Service, migrate
+from flows.servers.service import ServerError, Service, migrate
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.ports import reserved_port
 from trial_lib.study.kept.data_folder import made_in_data_folder, require_data_folder
@@ -60,14 +61,13 @@ class PrefectServer:
 
     def __init__(self) -> None:
         migrate_own_database()
-        # Reserved, because the server may have to start again. The kernel may give any other port to a connection.
-        self._held = contextlib.ExitStack()
-        self._port = self._held.enter_context(reserved_port(host_lock_dir()))
+        with reserved_port(host_lock_dir()) as free:
+            self._port = HeldPort(free)
         idle = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
         settings = {**idle, **_NO_BLOCKS}
         credential, log = drawn_credential(), own_home() / "server.log"
         self._service = own_service(self._port, credential, log, settings, shares_log=True)
-        self.api_url = f"http://{LOOPBACK}:{self._port}/api"
+        self.api_url = f"{self._port.url}/api"
         self.client_environment = client_environment(self.api_url, credential)
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -110,16 +110,16 @@ class PrefectServer:
         self._closing.set()
         with self._lock:
             self._service.close()
-        self._held.close()
+        self._port.close()
 
 
 def own_service(
-    port: int, credential: str, log: Path, settings: Mapping[str, str], shares_log: bool = False
+    port: HeldPort, credential: str, log: Path, settings: Mapping[str, str], shares_log: bool = False
 ) -> Service:
     """Returns a Prefect server over ZeroTune's own database, which must be migrated.
 
     Args:
-        port: its port on loopback.
+        port: its port.
         credential: its owner's.
         log: the file for its output.
         settings: Prefect's settings, as environment variables, in addition to `own_environment`.
@@ -130,16 +130,17 @@ def own_service(
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
         # Relative, because a page may call this host `localhost`, or come through a tunnel from another port.
         "PREFECT_UI_API_URL": "/api",
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": port.url,
         CREDENTIAL: credential,
         **settings,
     }
     return Service("The Prefect server", server_command("prefect", port), environment, log, port, shares_log)
 
 
-def server_command(kind: str, port: int) -> list[str]:
+def server_command(kind: str, port: HeldPort) -> list[str]:
     """Returns the command of a server of ZeroTune's own, `prefect` or `mlflow`."""
-    return [sys.executable, str(Path(__file__).with_name("own_server.py")), kind, "--port", str(port)]
+    where = ["--port", str(port.number), "--listener", str(port.descriptor)]
+    return [sys.executable, str(Path(__file__).with_name("own_server.py")), kind, *where]
 
 
 def client_environment(api_url: str, credential: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flows.servers.service import LOOPBACK
+from flows.servers.held_port import LOOPBACK
 from trial_lib.study.kept.data_folder import data_folder, made_in_data_folder
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.interrupts import interrupts
+from flows.servers.held_port import HeldPort
 from trial_lib.launch.processes.leash import Leashed
 
-LOOPBACK = "127.0.0.1"
 _READY_S = 180.0
 _POLL_S = 0.05
 
@@ -27,7 +27,7 @@ class Service:
         command: the words of its command. No shell is used.
         environment: all of its environment variables.
         log: the file with its output since its start.
-        port: of loopback, at which it refuses a request without a credential once it is ready. None if it has none.
+        port: at which it refuses a request without a credential once it is ready. None if it listens to no port.
         shares_log: whether other processes write to the same log.
     """
 
@@ -35,7 +35,7 @@ class Service:
     command: list[str]
     environment: dict[str, str]
     log: Path
-    port: int | None = None
+    port: HeldPort | None = None
     shares_log: bool = False
     _process: Leashed | None = field(default=None, init=False)
 
@@ -44,7 +44,11 @@ class Service:
         if not self.shares_log:
             with contextlib.suppress(FileNotFoundError):
                 self.log.replace(self.log_before)
-        self._process = Leashed(self.command, self.environment, self.log)
+        descriptors = []
+        if self.port is not None:
+            self.port.refuse()
+            descriptors.append(self.port.descriptor)
+        self._process = Leashed(self.command, self.environment, self.log, descriptors=descriptors)
 
     @property
     def log_before(self) -> Path:
@@ -80,7 +84,7 @@ class Service:
 
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            direct.open(f"http://{LOOPBACK}:{self.port}/", timeout=2).close()
+            direct.open(self.port.url, timeout=2).close()
         except urllib.error.HTTPError as refusal:
             return refusal.code == 401
         except OSError:

@@ -4,7 +4,6 @@ import contextlib
 import importlib
 import os
 import shlex
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from pathlib import Path
 import click
 
 from flows.interrupts import interrupts
+from flows.servers.held_port import HeldPort
 from flows.servers.local_servers import mlflow_service, prefect_service, worker_service
 from flows.servers.owners_only import USER, drawn_credential, entry_link
 from flows.servers.prefect_server import client_environment, own_home
 from flows.servers.running_servers import hold, record_servers, shell_file, stop, up_folder
-from flows.servers.service import LOOPBACK, ServerError, Service
+from flows.servers.service import ServerError, Service
 from flows.terminal import say
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 from trial_lib.wire.errors import InputError
@@ -42,8 +42,10 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
     store = default_tracking_uri(work_dir)
     with interrupts.opening(), contextlib.ExitStack() as held:
         held.enter_context(hold())
-        _check_port(prefect_port, "--prefect-port")
-        _check_port(mlflow_port, "--mlflow-port")
+        ports = [
+            held.enter_context(_held_port(prefect_port, "--prefect-port")),
+            held.enter_context(_held_port(mlflow_port, "--mlflow-port")),
+        ]
         to_close = held.pop_all()
     interrupts.resume_command = "zerotune up"
     # Python may search the working folder for modules. The user's may contain any names.
@@ -51,7 +53,7 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
     with to_close, interrupts.noting(lambda: None, _END_S):
         try:
             with contextlib.ExitStack() as open_services:
-                services = _start(work_dir, store, prefect_port, mlflow_port, open_services)
+                services = _start(work_dir, store, *ports, open_services)
                 interrupts.is_heeded = True
                 _watch(services)
         except (KeyboardInterrupt, Exception):
@@ -73,7 +75,7 @@ def down_command() -> int:
 
 
 def _start(
-    work_dir: Path, store: str, prefect_port: int, mlflow_port: int, open_services: contextlib.ExitStack
+    work_dir: Path, store: str, prefect_port: HeldPort, mlflow_port: HeldPort, open_services: contextlib.ExitStack
 ) -> list[Service]:
     """Starts all services in order, and returns them. The stack stops them in reverse."""
     say(f"Starting. This takes half a minute. Logs: {up_folder()}")
@@ -83,8 +85,8 @@ def _start(
     mlflow = mlflow_service(store, mlflow_port, credential, up_folder(), work_dir)
     if mlflow is not None:
         _open(mlflow, open_services)
-    api_url = f"http://{LOOPBACK}:{prefect_port}/api"
-    mlflow_url = "" if mlflow is None else f"http://{LOOPBACK}:{mlflow_port}"
+    api_url = f"{prefect_port.url}/api"
+    mlflow_url = "" if mlflow is None else mlflow_port.url
     tracking = {"MLFLOW_TRACKING_URI": mlflow_url or store}
     if mlflow is not None:
         user, _, password = credential.partition(":")
@@ -160,17 +162,15 @@ def _watch(services: list[Service]) -> None:
             started[service.name] = time.monotonic()
 
 
-def _check_port(port: int, flag: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise InputError(
-                f"port {port} cannot be used ({error.strerror}).",
-                where=flag,
-                remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
-            ) from None
+def _held_port(port: int, flag: str) -> HeldPort:
+    try:
+        return HeldPort(port)
+    except OSError as error:
+        raise InputError(
+            f"port {port} cannot be used ({error.strerror}).",
+            where=flag,
+            remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
+        ) from None
 
 
 def _tell(api_url: str, mlflow_url: str, credential: str) -> None:

@@ -26,16 +26,24 @@ class Leashed:
         environment: all of its environment variables.
         log: the file to which its output is appended.
         folder: its working directory; None for this process's.
+        descriptors: open files that it inherits.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        folder: Path | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._ours, theirs = socket.socketpair()
         with theirs, open_own(log, "ab") as output:
+            inherited = [theirs.fileno(), *descriptors]
+            listed = ",".join(map(str, inherited))
             self._process = subprocess.Popen(
-                bootstrap.command(sys.executable, "trial_lib.launch.processes.leash", str(theirs.fileno()), *command),
-                pass_fds=[theirs.fileno()],
+                bootstrap.command(sys.executable, "trial_lib.launch.processes.leash", listed, *command),
+                pass_fds=inherited,
                 cwd=folder,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -77,7 +85,8 @@ class Leashed:
 
 def main(arguments: list[str]) -> None:
     """Entry: runs a command and holds the other end of the leash."""
-    driver = socket.socket(fileno=int(arguments[0]))
+    leash, *descriptors = map(int, arguments[0].split(","))
+    driver = socket.socket(fileno=leash)
     # The driver handles the terminal's Ctrl-C.
     os.setsid()
 
@@ -87,15 +96,15 @@ def main(arguments: list[str]) -> None:
 
     # A holder whose keeper is killed still ends the command in order.
     leave_keeper(lambda holder: os.waitstatus_to_exitcode(holder.status), wait, survives_keeper=True)
-    status = _hold(driver, arguments[1:], os.getppid())
+    status = _hold(driver, arguments[1:], descriptors, os.getppid())
     kill_descendants()
     # A signal has a status above 128, as in a shell, because an exit code cannot be negative.
     sys.exit(status if status >= 0 else 128 - status)
 
 
-def _hold(driver: socket.socket, words: Sequence[str], parent: int) -> int:
+def _hold(driver: socket.socket, words: Sequence[str], descriptors: Sequence[int], parent: int) -> int:
     """Runs a command until it, the driver or the parent ends; returns its status."""
-    command = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    command = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=descriptors)
     poll = select.poll()
     poll.register(driver, 0)
     while command.poll() is None:

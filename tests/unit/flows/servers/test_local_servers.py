@@ -1,12 +1,15 @@
 """The servers of `zerotune up`: on loopback, whatever the user has set for servers of their own."""
 
 import re
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.servers import local_servers
+from flows.servers.held_port import HeldPort
 from flows.servers.local_servers import mlflow_service, prefect_service
 from flows.servers.service import ServerError, Service, migrate
 
@@ -17,23 +20,33 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_servers, "migrate_own_database", lambda: None)
 
 
-def test_prefect_s_is_on_loopback_over_zerotune_s_own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def port() -> Iterator[HeldPort]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = free.getsockname()[1]
+    with HeldPort(number) as port:
+        yield port
+
+
+def test_prefect_s_is_on_loopback_over_zerotune_s_own_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: HeldPort
+) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere/api")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "for:another")
-    service = prefect_service(4242, "me:key", tmp_path)
-    assert service.command[-3:] == ["prefect", "--port", "4242"]
+    service = prefect_service(port, "me:key", tmp_path)
+    assert service.command[-5:-2] == ["prefect", "--port", str(port.number)]
     assert service.environment["PREFECT_SERVER_API_HOST"] == "127.0.0.1"
-    assert service.environment["PREFECT_SERVER_API_PORT"] == "4242"
+    assert service.environment["PREFECT_SERVER_API_PORT"] == str(port.number)
     assert not {"PREFECT_API_URL", "PREFECT_SERVER_API_AUTH_STRING"} & service.environment.keys()
-    assert service.environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4242"
+    assert service.environment["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == port.url
     assert str(tmp_path) in service.environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
 
 
 def test_mlflow_s_over_a_team_s_database_keeps_artifacts_in_the_work_folder_and_the_password_to_itself(
-    tmp_path: Path,
+    tmp_path: Path, port: HeldPort
 ) -> None:
-    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", 4343, "me:key", tmp_path, Path("/team"))
+    service = mlflow_service("postgresql+psycopg2://me:secret@host/mlflow", port, "me:key", tmp_path, Path("/team"))
     assert service is not None
     assert service.environment["MLFLOW_DEFAULT_ARTIFACT_ROOT"] == "file:///team/mlartifacts"
     assert not {"secret", "key"} & set(re.findall(r"\w+", " ".join(service.command)))
@@ -41,8 +54,8 @@ def test_mlflow_s_over_a_team_s_database_keeps_artifacts_in_the_work_folder_and_
 
 
 @pytest.mark.parametrize("store", ["http://host:5000", "databricks", "databricks://profile", "databricks-uc"])
-def test_there_is_none_over_a_server(store: str, tmp_path: Path) -> None:
-    assert mlflow_service(store, 4343, "me:key", tmp_path, tmp_path) is None
+def test_there_is_none_over_a_server(store: str, tmp_path: Path, port: HeldPort) -> None:
+    assert mlflow_service(store, port, "me:key", tmp_path, tmp_path) is None
 
 
 @pytest.mark.parametrize("shares_log", [False, True])
