@@ -10,14 +10,24 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
 
-from trial_lib.wire.foreseen_run import ForeseenRun, Moment, Operation, Storage
+from trial_lib.foresee.time.links import COLLECTIVES, DISK
+from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation, Storage
 
 _T = TypeVar("_T")
 _AHEAD = 12
 _ROUNDED = 1e-6
 
+_PASSES = (MOMENTS.index("forward"), MOMENTS.index("backward"))
+_ACTIVATION = KINDS.index("activation")
+# What ZeRO's stages and offloads send. It differs from arm to arm, and does not grow with the samples.
+_SENT = frozenset(map(OPERATIONS.index, (*COLLECTIVES, *DISK, "to_host", "to_device")))
+
 SURE = 0.95
-"""A growth is used if at least this share of the pair's bytes grows in one way only."""
+"""A growth is used if at least this share of the pair's bytes grows in one way only.
+
+It stands for another arm if the pair has at least this share of the FLOPs, the moved bytes and the activations in the
+passes of that arm.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,31 +43,66 @@ class Growth:
 
     micro_batch: int
     storages: Mapping[tuple[int, int, int, int], int]
-    operations: Mapping[tuple[int, int, int, float, float], tuple[float, float]]
+    operations: Mapping[tuple[int, int, str, float, float], tuple[float, float]]
     sure: float
+
+    def of_another_arm(self, run: ForeseenRun) -> ForeseenRun | None:
+        """Returns a run of another arm at the other micro-batch; None if its passes are not those of the pair."""
+        grown, share = self._grown(run)
+        return grown if share >= SURE else None
 
     def of(self, run: ForeseenRun) -> ForeseenRun:
         """Returns a run at the other micro-batch. What the pair does not have stays as it is."""
+        return self._grown(run)[0]
+
+    def _grown(self, run: ForeseenRun) -> tuple[ForeseenRun, float]:
+        """Returns a run at the other micro-batch, and the share of its passes that the pair has as well."""
         storages = list(run.storages)
         operations: list[Operation] = []
+        alike = _Share()
         for moment, made, done in _moments(run):
-            operations += [self._operation(moment, each) for each in done]
+            for each in done:
+                key = (moment, *_work_of(run, each))
+                if moment in _PASSES and each.kind not in _SENT:
+                    alike.add((each.flops, each.moved, 0), is_in=key in self.operations)
+                operations.append(each.with_work(*self.operations.get(key, (each.flops, each.moved))))
             for index in made:
                 one = storages[index]
-                key = moment, one.kind, one.place, one.size
-                storages[index] = one._replace(size=self.storages.get(key, one.size))
-        return replace(
+                of_storage = moment, one.kind, one.place, one.size
+                if moment in _PASSES and one.kind == _ACTIVATION:
+                    alike.add((0, 0, one.size), is_in=of_storage in self.storages)
+                storages[index] = one._replace(size=self.storages.get(of_storage, one.size))
+        grown = replace(
             run,
             micro_batch=self.micro_batch,
             storages=tuple(storages),
             operations=tuple(operations or run.operations),
             loading_s=tuple(seconds * self.micro_batch / run.micro_batch for seconds in run.loading_s),
         )
+        return grown, alike.least
 
-    def _operation(self, moment: int, operation: Operation) -> Operation:
-        key = moment, operation.kind, operation.dtype, operation.flops, operation.moved
-        flops, moved = self.operations.get(key, (operation.flops, operation.moved))
-        return operation.with_work(flops, moved)
+
+class _Share:
+    """The share of FLOPs, of moved bytes and of stored ones that is in something."""
+
+    def __init__(self) -> None:
+        self._inside, self._all = [0.0] * 3, [0.0] * 3
+
+    def add(self, work: tuple[float, float, float], *, is_in: bool) -> None:
+        for index, amount in enumerate(work):
+            self._all[index] += amount
+            self._inside[index] += amount * is_in
+
+    @property
+    def least(self) -> float:
+        """The smallest of the three shares."""
+        return min(inside / whole if whole else 1.0 for inside, whole in zip(self._inside, self._all, strict=True))
+
+
+def _work_of(run: ForeseenRun, operation: Operation) -> tuple[int, str, float, float]:
+    """Returns kind, data type and work of an operation. Each run has a list of data types in an order of its own."""
+    dtype = run.dtypes[operation.dtype] if run.dtypes else ""
+    return operation.kind, dtype, operation.flops, operation.moved
 
 
 def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
@@ -79,7 +124,7 @@ def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
         for before, after in _aligned(one, other, lambda mine, its: _may_be(mine, its, most)):
             sizes.add((moment, before.kind, before.place, before.size), after.size, before.size)
         for do, its_do in _aligned(done, its_done, lambda mine, its: _may_do(mine, its, most)):
-            work.add((moment, do.kind, do.dtype, do.flops, do.moved), (its_do.flops, its_do.moved), do.moved)
+            work.add((moment, *_work_of(small, do)), (its_do.flops, its_do.moved), do.moved)
     sure = min(sizes.sure, work.sure) if small.operations else sizes.sure
     if sure < SURE:
         return None

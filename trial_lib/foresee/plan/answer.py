@@ -84,6 +84,11 @@ def answer_of(devices: PlannedDevices) -> str:
     """Returns the answer for some devices in a sentence."""
     on = _on(devices)
     arm = devices.chosen
+    if devices.contradiction:
+        return (
+            f"{on}: no answer, because the foreseen speeds contradict themselves. {devices.contradiction} "
+            "The table has the memory alone."
+        )
     if arm is None:
         return _nothing_fits(devices, on)
     said = "by measurements of this device" if devices.measured_on else "foreseen"
@@ -154,8 +159,8 @@ def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:
     """
     if best is not None:
         return f"{answer_of(devices[best])}{_faster(devices, best)}"
-    if len(devices) == 1:
-        return answer_of(devices[0])
+    if len(devices) == 1 or any(each.contradiction for each in devices):
+        return " ".join(map(answer_of, devices))
     return f"Nothing fits on {_listed([each.label for each in devices])}. {fewest_sentence(devices[0])}"
 
 

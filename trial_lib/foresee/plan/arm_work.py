@@ -165,6 +165,21 @@ class ArmWork:
             return further
         return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(whole)]
 
+    def unlike(self, runs: Mapping[str, ForeseenRun]) -> list[WantedRun]:
+        """Returns further runs at the larger size: of arms that no arm with two runs has the operations of.
+
+        One of each stage comes first, because others may grow as it does. Ask again after them.
+        """
+        found: dict[tuple[Any, ...], WantedRun] = {}
+        for arm in self._ordered:
+            names = self._names(arm, runs)
+            if len(names) > 1 or len(self._sizes) == 1 or runs[names[0]].stopped or self.ignores_size(runs):
+                continue
+            small = with_switches(runs[names[0]], arm.knobs)
+            if self._grown(small, arm, runs) is None:
+                found.setdefault((small.stage, switch_key(arm.knobs)), self._run(arm, self._sizes[1]))
+        return list(found.values())
+
     def _leaders(self, arms: Sequence[PlanArm]) -> list[PlanArm]:
         """Returns one arm of each setting of the program's switches: the user's own, else the first."""
         found: dict[tuple[tuple[str, str], ...], PlanArm] = {}
@@ -217,8 +232,9 @@ class ArmWork:
                 if names[0] not in self._growths:
                     self._growths[names[0]] = growth_between(*pair)
                 growth = self._growths[names[0]]
-                if growth is not None:
-                    return growth.of(small)
+                grown = None if growth is None else growth.of_another_arm(small)
+                if grown is not None:
+                    return grown
         return None
 
     @property

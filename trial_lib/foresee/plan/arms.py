@@ -165,6 +165,12 @@ def run_overrides(candidate: Candidate) -> dict[str, Any]:
     return {**candidate.overrides, **({PROGRAM: candidate.switches} if candidate.switches else {})}
 
 
+def offloaded_sections(config: Mapping[str, Any]) -> set[str]:
+    """Returns the sections of a DeepSpeed configuration that offload states to the host or to disks."""
+    sections = ("offload_optimizer", "offload_param")
+    return {each for each in sections if get_knob(config, f"zero_optimization.{each}.device") not in (None, "none")}
+
+
 def own_label(base_config: Mapping[str, Any]) -> str:
     """Returns the label of the user's own arm."""
     config = overwrite_deepspeed_config(base_config, {})

@@ -4,25 +4,31 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import permutations
 from statistics import NormalDist
 from typing import Any
 
+from trial_lib.command.switches import switch_key
 from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
 from trial_lib.foresee.memory.live_bytes import with_logits
 from trial_lib.foresee.memory.offloaded import host_peak
 from trial_lib.foresee.plan.answer import memory_bound, time_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.plan.arms import offloaded_sections
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.plan_record import LIKELY, ForeseenRange, PlannedArm
 from trial_lib.foresee.time.efficiencies import Efficiencies
 from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
+from trial_lib.records.units import percent
 from trial_lib.search.batch_policy import BatchPolicy
 
 SAFE = 0.8
 """The answer's micro-batch fits with at least this probability, if any does."""
 
 _BILLION, _HOUR_S = 1e9, 3600.0
+# Speeds that differ less contradict nothing: stages have other code for the same work.
+_SLACK = 1.1
 # Sizes whose step is timed: the largest that fits, and some of the smaller ones.
 _TIMED = 4
 # The host's memory is as uncertain as an allocated peak, and the rank's own libraries are not in it.
@@ -224,6 +230,53 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep
     ]:
         place = max(faster, key=lambda each: speed(sizes[each]))
     return sizes[place], timed(sizes[place])
+
+
+def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
+    """Returns why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
+
+    At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
+    faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Where
+    launching small operations is most of a step, order is chance, and such a pair says nothing.
+
+    Args:
+        judged: the arms that were foreseen, with their rows.
+    """
+    for evaluation, row in judged:
+        constants = evaluation.efficiencies or Efficiencies()
+        most = max(constants.matmul.value, constants.attention.value) / constants.whole.value
+        if row.mfu is not None and row.mfu.value > min(1.0, _SLACK * most):
+            return f"The row {row.label} has an MFU of {percent(round(row.mfu.value, 2))}, which no kernel reaches."
+    timed = [each for each in judged if each[1].samples_per_s is not None]
+    for (fast, row), (slow, other) in permutations(timed, 2):
+        more = _more_to_do(fast, slow)
+        if not more or _speed(row) <= _SLACK * _speed(other) or row.micro_batch not in slow.sizes:
+            continue
+        # They may have other micro-batches in the table.
+        theirs = slow.step(row.micro_batch)
+        times = _speed(row) / theirs.samples_per_s
+        if times > _SLACK and theirs.parts["launches"] < theirs.seconds / 2:
+            return (
+                f"The row {row.label} is {times:.2f} times as fast as {other.label} with the same micro-batch of "
+                f"{row.micro_batch}, and {more}."
+            )
+    return ""
+
+
+def _more_to_do(one: Evaluation, other: Evaluation) -> str:
+    """Returns what an arm has to do more than another one, which is alike otherwise; empty if nothing is."""
+    mine, its = one.runs.small, other.runs.small
+    if switch_key(one.runs.arm.knobs) != switch_key(other.runs.arm.knobs):
+        return ""
+    offloads, its_offloads = offloaded_sections(mine.ds_config), offloaded_sections(its.ds_config)
+    if mine.stage == its.stage and offloads > its_offloads:
+        return "offloads more"
+    is_more = one.asked.count == 1 and mine.stage > its.stage and offloads == its_offloads
+    return "a higher stage only adds communication on a single device" if is_more else ""
+
+
+def _speed(row: PlannedArm) -> float:
+    return row.samples_per_s.value if row.samples_per_s else 0.0
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:

@@ -60,7 +60,7 @@ def _of_arm(
     small = with_switches(runs[arm.runs[0]], arm.knobs)
     large = with_switches(runs[arm.runs[1]], arm.knobs) if len(arm.runs) > 1 else None
     if large is None and growth is not None and not small.stopped and growth.micro_batch != small.micro_batch:
-        large = growth.of(small)
+        large = growth.of_another_arm(small)
     if is_of_one_size:
         # The program has batches of one size, whatever size was asked for.
         small = replace(small, micro_batch=arm.micro_batch)

@@ -111,6 +111,11 @@ class PlannedArm(_Foreseen):
                 raise ValueError(f"the ZeRO stage {stage!r} is none of {ZERO_STAGES}")
         return self
 
+    def without_speed(self) -> "PlannedArm":
+        """Returns the row without the figures that come of time."""
+        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None}
+        return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
+
     @property
     def is_likely(self) -> bool:
         """Whether it fits at even odds or better."""
@@ -156,6 +161,7 @@ class PlannedDevices(_Foreseen):
         host_memory: bytes of the host that each rank may use; None if it is not known.
         arms: the table, fastest first, then those that do not fit, least memory first.
         best: label of the answer's arm; empty if none fits.
+        contradiction: why the speeds cannot be, with the rows, in a sentence. The table then has none, and no answer.
         answer: a sentence.
         why: sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit.
         fewest: the smallest number of these devices on which it trains at all. None if there is none below the most
@@ -175,6 +181,7 @@ class PlannedDevices(_Foreseen):
     host_memory: float | None = None
     arms: tuple[PlannedArm, ...] = ()
     best: str = ""
+    contradiction: str = ""
     answer: str = ""
     why: tuple[str, ...] = ()
     fewest: int | None = None

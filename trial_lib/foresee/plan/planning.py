@@ -23,7 +23,7 @@ from trial_lib.foresee.plan.arms import (
 )
 from trial_lib.foresee.plan.asked_devices import AskedDevices
 from trial_lib.foresee.plan.counts import counted, fewest, largest, with_answer
-from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
+from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, contradiction_of, host_room, in_order
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.foresee.plan.progress import PlanProgress, PlanWatch, paused_collector
 from trial_lib.foresee.plan.switch_values import SwitchValues
@@ -211,6 +211,8 @@ def _planned(
     # A slow plan runs the user's own pair in any case. With the others, so that no core waits for its last run.
     run_all([*(work.own_larger if _takes_long(typed) else []), *work.small])
     run_all(work.more(runs, problem.processes))
+    while unlike := work.unlike(runs):
+        run_all(unlike)
     watch.lap("arms")
     foreseen = with_common_loading(work.foreseen(runs))
     devices = tuple(
@@ -321,7 +323,7 @@ def _table(
 ) -> PlannedDevices:
     speed = problem.measured.get(asked.cluster.device.name)
     rows: list[PlannedArm] = [hopeless_row(arm, typed, asked.count) for arm in hopeless]
-    judged: list[Evaluation] = []
+    judged: list[tuple[Evaluation, PlannedArm]] = []
     for runs in foreseen:
         check()
         evaluation = Evaluation(
@@ -334,10 +336,13 @@ def _table(
             allocator=problem.allocator,
         )
         rows.append(evaluation.planned())
-        judged += [] if runs.stopped else [evaluation]
-    arms = in_order(rows)
+        judged += [] if runs.stopped else [(evaluation, rows[-1])]
+    contradiction = contradiction_of(judged)
+    arms = in_order([arm.without_speed() for arm in rows] if contradiction else rows)
     best = best_arm(arms)
-    counts = counted(judged, lambda count, grows_by: problem.policy(typed, count, grows_by), check)
+    counts = counted(
+        [each for each, _ in judged], lambda count, grows_by: problem.policy(typed, count, grows_by), check
+    )
     answer = next((arm for arm in arms if arm.label == best), None)
     counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
     device = asked.cluster.device
@@ -352,7 +357,8 @@ def _table(
         host_memory=host_room(asked),
         arms=arms,
         best=best,
-        counts=counts,
+        contradiction=contradiction,
+        counts=() if contradiction else counts,
         fewest=fewest(counts),
         measured_on="" if speed is None else speed.study_id,
         notes=(

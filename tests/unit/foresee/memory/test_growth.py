@@ -44,3 +44,27 @@ def test_a_growth_that_is_not_sure_is_none() -> None:
     different = tuple(Storage(1000 * (1 + index % 2), 3, 0) for index, _ in enumerate(large.storages))
     assert growth_between(replace(small, storages=equal), replace(large, storages=different)) is None
     assert growth_between(small, replace(large, moments=large.moments[:-1])) is None
+
+
+def test_runs_name_their_data_types_in_an_order_of_their_own() -> None:
+    growth = growth_between(_run(1, 2), _run(1, 4))
+    assert growth is not None
+    small, large = (
+        replace(
+            run,
+            dtypes=("int64", "bfloat16"),
+            operations=tuple(each._replace(dtype=1) for each in run.operations),
+            loading_s=(),
+        )
+        for run in (_run(3, 2), _run(3, 4))
+    )
+    assert growth.of_another_arm(small) == large
+
+
+def test_an_arm_with_other_operations_does_not_grow_as_the_pair_does() -> None:
+    growth = growth_between(_run(1, 2), _run(1, 4))
+    assert growth is not None
+    run = _run(3, 2)
+    other = replace(run, operations=tuple(each._replace(flops=1.5 * each.flops) for each in run.operations))
+    assert growth.of_another_arm(run) is not None
+    assert growth.of_another_arm(other) is None

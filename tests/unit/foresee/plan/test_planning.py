@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
 }
 
 
-class _Foresees:
+class Foresees:
     """Foresees by hand, and remembers what was asked of it."""
 
     def __init__(self, parameters: int = 10**9, stopped: str = "", base: dict[str, Any] = BASE) -> None:
@@ -49,14 +49,14 @@ class _Foresees:
         return pretended_run(config, run.asked.count, size, steps, self._parameters)
 
 
-def _problem(*on: str, base: dict[str, Any] = BASE, **fields: Any) -> PlanProblem:
+def problem_of(*on: str, base: dict[str, Any] = BASE, **fields: Any) -> PlanProblem:
     asked = read_devices(on, [], known_devices())
     return PlanProblem(**{"asked": asked, "base_config": base, "stages": (0, 1, 2, 3), "processes": 2, **fields})
 
 
 def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> None:
-    foresee = _Foresees()
-    found = plan(_problem("h100-80gb:8", "a100-40gb:2x8"), foresee)
+    foresee = Foresees()
+    found = plan(problem_of("h100-80gb:8", "a100-40gb:2x8"), foresee)
     names = [run.name for run in foresee.wanted]
     # The other run of its pair begins at the same time, so either may be noted first.
     assert "z0-mbs2-of16" in names[:2]
@@ -81,19 +81,19 @@ def test_every_arm_is_foreseen_at_two_sizes_and_on_both_numbers_of_devices() -> 
 @pytest.mark.parametrize("steps", [1, 16])
 def test_a_batch_that_is_free_keeps_the_users_accumulation(steps: int) -> None:
     base = {**BASE, "gradient_accumulation_steps": steps}
-    found = plan(_problem("h100-80gb:8", base=base, free_batch=True), _Foresees())
+    found = plan(problem_of("h100-80gb:8", base=base, free_batch=True), Foresees())
     assert {arm.accumulation for arm in found.devices[0].arms} == {steps}
 
 
 def test_an_accumulation_that_the_code_decides_on_is_that_of_the_program_as_typed() -> None:
-    class AsTyped(_Foresees):
+    class AsTyped(Foresees):
         def __call__(self, run: WantedRun) -> ForeseenRun:
             found = super().__call__(run)
             return replace(found, accumulation=4) if run.is_first else found
 
     base = {**BASE, "gradient_accumulation_steps": "auto"}
     foresee = AsTyped(base={**BASE, "gradient_accumulation_steps": 1})
-    found = plan(_problem("h100-80gb:8", base=base), foresee)
+    found = plan(problem_of("h100-80gb:8", base=base), foresee)
     assert foresee.wanted[0].overrides == {}
     assert {arm.micro_batch * arm.accumulation for arm in found.devices[0].arms} == {8}
 
@@ -102,8 +102,8 @@ def test_what_a_study_has_measured_of_a_device_decides_its_speeds() -> None:
     constants = Efficiencies().changed({"whole": 0.5})
     speed = DeviceSpeed(study_id="study-1", device="h100-80gb", ended_at=1.0, steps=7, efficiencies=constants.to_json())
     on = ("h100-80gb:8", "a100-40gb:8")
-    before = plan(_problem(*on), _Foresees()).devices
-    after = plan(_problem(*on, measured={"h100-80gb": speed}), _Foresees()).devices
+    before = plan(problem_of(*on), Foresees()).devices
+    after = plan(problem_of(*on, measured={"h100-80gb": speed}), Foresees()).devices
     for one, other, is_measured in zip(before, after, (True, False), strict=True):
         speeds = [each.chosen.samples_per_s for each in (one, other) if each.chosen is not None]
         slower = speeds[0].value / speeds[1].value if speeds[0] and speeds[1] else 0.0
@@ -115,19 +115,19 @@ def test_what_a_study_has_measured_of_a_device_decides_its_speeds() -> None:
 
 
 def test_the_curve_of_a_single_device_says_that_it_has_no_transfers() -> None:
-    one, eight = (plan(_problem(f"h100-80gb:{count}"), _Foresees()).devices[0] for count in (1, 8))
+    one, eight = (plan(problem_of(f"h100-80gb:{count}"), Foresees()).devices[0] for count in (1, 8))
     assert [note for note in one.notes if "upper bounds" in note]
     assert not [note for note in eight.notes if "upper bounds" in note]
 
 
 def test_all_arms_keep_the_users_global_batch() -> None:
-    found = plan(_problem("h100-80gb:8"), _Foresees())
+    found = plan(problem_of("h100-80gb:8"), Foresees())
     assert {arm.micro_batch * arm.accumulation * 8 for arm in found.devices[0].arms} == {16}
 
 
 def test_a_model_that_is_too_large_needs_more_devices_and_the_answer_says_how_many() -> None:
-    large = _Foresees(30 * 10**9)
-    found = plan(_problem("a100-40gb:8", stages=(0, 3), device="cpu"), large)
+    large = Foresees(30 * 10**9)
+    found = plan(problem_of("a100-40gb:8", stages=(0, 3), device="cpu"), large)
     (devices,) = found.devices
     assert devices.best == ""
     assert devices.fewest is not None
@@ -137,8 +137,8 @@ def test_a_model_that_is_too_large_needs_more_devices_and_the_answer_says_how_ma
 
 
 def test_more_devices_than_the_batch_can_be_divided_over_have_the_next_larger_batch() -> None:
-    problem = _problem("h100-80gb:8", base={**BASE, "train_batch_size": 48, "gradient_accumulation_steps": 3})
-    (devices,) = plan(problem, _Foresees()).devices
+    problem = problem_of("h100-80gb:8", base={**BASE, "train_batch_size": 48, "gradient_accumulation_steps": 3})
+    (devices,) = plan(problem, Foresees()).devices
     batches = {each.devices: each.other_batch for each in devices.counts}
     assert [*batches] == [2**power for power in range(11)]
     assert [batches[2**power] for power in range(5)] == [None] * 5
@@ -148,8 +148,8 @@ def test_more_devices_than_the_batch_can_be_divided_over_have_the_next_larger_ba
 
 
 def test_the_fewest_devices_have_another_batch_if_yours_cannot_be_divided_over_them() -> None:
-    problem = _problem("a100-40gb:8", stages=(0, 3), device="cpu", base={**BASE, "train_batch_size": 8})
-    (devices,) = plan(problem, _Foresees(30 * 10**9)).devices
+    problem = problem_of("a100-40gb:8", stages=(0, 3), device="cpu", base={**BASE, "train_batch_size": 8})
+    (devices,) = plan(problem, Foresees(30 * 10**9)).devices
     assert devices.fewest is not None
     assert devices.fewest > 8
     assert f"with a global batch of {devices.fewest}, because" in devices.answer
@@ -159,9 +159,9 @@ def test_arms_that_fit_on_more_devices_are_in_the_curve_of_a_slow_plan() -> None
     def slowly(run: WantedRun) -> ForeseenRun:
         return replace(foresee(run), seconds=60.0)
 
-    foresee = _Foresees(30 * 10**9)
-    (slow,) = plan(_problem("a100-40gb:8", device="cpu"), slowly).devices
-    (quick,) = plan(_problem("a100-40gb:8", device="cpu"), _Foresees(30 * 10**9)).devices
+    foresee = Foresees(30 * 10**9)
+    (slow,) = plan(problem_of("a100-40gb:8", device="cpu"), slowly).devices
+    (quick,) = plan(problem_of("a100-40gb:8", device="cpu"), Foresees(30 * 10**9)).devices
     assert [each.label for each in slow.counts] == [each.label for each in quick.counts]
     assert slow.fewest == quick.fewest
     assert slow.fewest is not None
@@ -171,7 +171,7 @@ def test_arms_that_fit_on_more_devices_are_in_the_curve_of_a_slow_plan() -> None
 
 def test_a_program_that_cannot_be_foreseen_ends_the_plan_with_its_sentence() -> None:
     with pytest.raises(ProgramNotForeseenError, match=r"train\.py:3 calls a kernel"):
-        plan(_problem("h100-80gb:8"), _Foresees(stopped="train.py:3 calls a kernel without a fake."))
+        plan(problem_of("h100-80gb:8"), Foresees(stopped="train.py:3 calls a kernel without a fake."))
 
 
 def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None:
@@ -191,7 +191,7 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
 
     base = {**BASE, "gradient_accumulation_steps": 4, "zero_optimization": {"stage": 1}}
     switch = RequestedKnob("program.--twice", (True, False), coarse=True)
-    problem = _problem("h100-80gb:8", base=base, requests=[switch], switches={"--twice": False})
+    problem = problem_of("h100-80gb:8", base=base, requests=[switch], switches={"--twice": False})
     found = plan(problem, of_four_stages)
     (devices,) = found.devices
     assert {arm.label for arm in devices.arms} == {"z0", "z1", "z1-offload-optimizer"}
@@ -207,7 +207,7 @@ def test_a_pipeline_whose_stages_stand_in_the_code_runs_as_typed_first() -> None
 
 
 def test_an_interrupt_ends_the_plan_between_runs() -> None:
-    foresee = _Foresees()
+    foresee = Foresees()
 
     def slowly(run: WantedRun) -> ForeseenRun:
         time.sleep(0.05)
@@ -218,18 +218,18 @@ def test_an_interrupt_ends_the_plan_between_runs() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan(_problem("h100-80gb:8", processes=1), slowly, check=check)
+        plan(problem_of("h100-80gb:8", processes=1), slowly, check=check)
     assert len(foresee.wanted) < 19
 
 
 def test_a_plan_notes_a_request_that_nothing_comes_of() -> None:
-    found = plan(_problem("h100-80gb:8", requests=[RequestedKnob("compile.deepcompile", (True, False))]), _Foresees())
+    found = plan(problem_of("h100-80gb:8", requests=[RequestedKnob("compile.deepcompile", (True, False))]), Foresees())
     assert [note for note in found.notes if "compile.deepcompile has no effect" in note]
 
 
 def test_it_says_what_it_does() -> None:
     told: list[str] = []
-    plan(_problem("h100-80gb:8", stages=(2,)), _Foresees(), told.append)
+    plan(problem_of("h100-80gb:8", stages=(2,)), Foresees(), told.append)
     assert told[0].startswith("foreseen: z0-mbs2-of8")
     assert any("(2 of " in text for text in told)
     assert told[-1] == "working out memory and time on h100-80gb:8"
@@ -237,13 +237,13 @@ def test_it_says_what_it_does() -> None:
 
 def test_a_program_in_whose_code_the_batch_stands_runs_as_typed_first() -> None:
     base = {**BASE, "train_micro_batch_size_per_gpu": "auto"}
-    foresee = _Foresees(base={**BASE, "train_micro_batch_size_per_gpu": 2})
-    plan(_problem("h100-80gb:8", base=base), foresee)
+    foresee = Foresees(base={**BASE, "train_micro_batch_size_per_gpu": 2})
+    plan(problem_of("h100-80gb:8", base=base), foresee)
     assert (foresee.wanted[0].name, foresee.wanted[0].overrides) == ("as-typed-of8", {})
 
 
 def test_a_program_that_ignores_the_size_is_judged_at_its_own() -> None:
-    foresee = _Foresees()
+    foresee = Foresees()
 
     def ignores(run: WantedRun) -> ForeseenRun:
         found = foresee(run)
@@ -251,14 +251,14 @@ def test_a_program_that_ignores_the_size_is_judged_at_its_own() -> None:
         config = {**found.ds_config, "train_micro_batch_size_per_gpu": 2}
         return replace(pretended_run(config, run.asked.count, 2), micro_batch=asked)
 
-    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), ignores).devices
+    (devices,) = plan(problem_of("h100-80gb:8", stages=(0, 2)), ignores).devices
     assert {arm.micro_batch for arm in devices.arms} == {2}
     assert any("micro-batch 2 alone" in note for note in devices.notes)
 
 
 def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too() -> None:
     base = {**BASE, "gradient_accumulation_steps": 4}
-    foresee = _Foresees(base=base)
+    foresee = Foresees(base=base)
     temporary = KINDS.index("temporary")
 
     def ignores(run: WantedRun) -> ForeseenRun:
@@ -267,12 +267,12 @@ def test_a_batch_that_the_program_makes_on_the_device_ignores_the_size_too() -> 
         storages = tuple(each._replace(kind=temporary) if each.kind == _INPUT else each for each in made.storages)
         return replace(made, micro_batch=found.micro_batch, storages=storages)
 
-    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2), base=base), ignores).devices
+    (devices,) = plan(problem_of("h100-80gb:8", stages=(0, 2), base=base), ignores).devices
     assert {arm.micro_batch for arm in devices.arms} == {2}
 
 
 def test_a_program_that_calls_its_module_and_not_the_engine_ignores_the_size_too() -> None:
-    foresee = _Foresees()
+    foresee = Foresees()
 
     def ignores(run: WantedRun) -> ForeseenRun:
         found = foresee(run)
@@ -281,22 +281,22 @@ def test_a_program_that_calls_its_module_and_not_the_engine_ignores_the_size_too
         kept = [each for each in made.moments if MOMENTS[each.name] != "forward"]
         return replace(made, micro_batch=found.micro_batch, moments=tuple(kept))
 
-    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), ignores).devices
+    (devices,) = plan(problem_of("h100-80gb:8", stages=(0, 2)), ignores).devices
     assert any("micro-batch 2 alone" in note for note in devices.notes)
 
 
 def test_a_program_that_takes_the_size_has_no_note_on_it() -> None:
-    (devices,) = plan(_problem("h100-80gb:8", stages=(0, 2)), _Foresees()).devices
+    (devices,) = plan(problem_of("h100-80gb:8", stages=(0, 2)), Foresees()).devices
     assert not any("stay as they are" in note for note in devices.notes)
 
 
 def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_arms_are_not_run() -> None:
-    foresee = _Foresees(6 * 10**9)
+    foresee = Foresees(6 * 10**9)
 
     def slowly(run: WantedRun) -> ForeseenRun:
         return replace(foresee(run), seconds=60.0)
 
-    problem = _problem("h100-80gb:8", "h100-80gb:2x8", base={**BASE, "zero_optimization": {"stage": 2}})
+    problem = problem_of("h100-80gb:8", "h100-80gb:2x8", base={**BASE, "zero_optimization": {"stage": 2}})
     found = plan(problem, slowly)
     names = [run.name for run in foresee.wanted]
     assert "z0-mbs1-of16" not in names
@@ -304,7 +304,7 @@ def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_ar
     # No core waits at the end for the second run of the pair.
     assert names.index("z2-mbs2-of16") < 3
     assert not [name for name in names if name.endswith("-of8")]
-    exact = plan(problem, _Foresees(6 * 10**9))
+    exact = plan(problem, Foresees(6 * 10**9))
     for quick, slow in zip(found.devices, exact.devices, strict=True):
         rows = {arm.label: arm for arm in slow.arms}
         for arm in quick.arms:
@@ -320,8 +320,8 @@ def test_if_runs_take_long_one_pair_stands_for_the_growth_of_all_and_hopeless_ar
 
 
 def test_the_other_run_of_the_users_pair_goes_on_beside_the_first() -> None:
-    foresee = _Foresees()
-    plan(_problem("h100-80gb:8"), foresee)
+    foresee = Foresees()
+    plan(problem_of("h100-80gb:8"), foresee)
     first, other = foresee.wanted[:2]
     assert {first.name: first.is_first, other.name: other.is_first} == {"z0-mbs2-of8": True, "z0-mbs1-of8": False}
     names = [run.name for run in foresee.wanted]
@@ -333,7 +333,7 @@ _OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device"
 
 @pytest.mark.parametrize("own", [{"stage": 0}, {"stage": 3, **_OFFLOADED}])
 def test_no_core_waits_long_for_the_last_run_because_long_ones_come_first(own: dict[str, Any]) -> None:
-    foresee = _Foresees(base={**BASE, "zero_optimization": own})
+    foresee = Foresees(base={**BASE, "zero_optimization": own})
 
     def length(name: str) -> tuple[int, int]:
         return int(name[1]), name.count("offload")
@@ -344,7 +344,7 @@ def test_no_core_waits_long_for_the_last_run_because_long_ones_come_first(own: d
         return replace(foresee(run), seconds=(1 + stage - offloads / 10) / 100)
 
     base = {**BASE, "zero_optimization": own}
-    plan(_problem("h100-80gb:8", "a100-40gb:2x8", base=base, processes=1), takes_longer_at_stage_3)
+    plan(problem_of("h100-80gb:8", "a100-40gb:2x8", base=base, processes=1), takes_longer_at_stage_3)
     # The first run is as typed.
     names = [run.name for run in foresee.wanted[1:]]
     small = [name for name in names if name.endswith("-mbs1-of16")]
@@ -358,12 +358,12 @@ def test_no_core_waits_long_for_the_last_run_because_long_ones_come_first(own: d
 
 
 def test_on_one_core_the_first_run_is_alone() -> None:
-    foresee = _Foresees()
-    plan(_problem("h100-80gb:8", processes=1), foresee)
+    foresee = Foresees()
+    plan(problem_of("h100-80gb:8", processes=1), foresee)
     assert not any(run.is_ahead for run in foresee.wanted)
 
 
-class _WaitsAhead(_Foresees):
+class _WaitsAhead(Foresees):
     """Foresees by hand, but its run ahead goes on until it is ended."""
 
     def __init__(self, **first: Any) -> None:
@@ -384,31 +384,31 @@ class _WaitsAhead(_Foresees):
 
 
 def test_samples_of_other_lengths_in_other_runs_are_told() -> None:
-    class Varies(_Foresees):
+    class Varies(Foresees):
         def __call__(self, run: WantedRun) -> ForeseenRun:
             return replace(super().__call__(run), tokens=900 if "mbs2" in run.name else 1000)
 
-    said = [note for note in plan(_problem("a100-40gb:8"), Varies(10**9)).notes if "900 to 1,000 tokens" in note]
+    said = [note for note in plan(problem_of("a100-40gb:8"), Varies(10**9)).notes if "900 to 1,000 tokens" in note]
     assert len(said) == 1
-    assert not any("tokens" in note for note in plan(_problem("a100-40gb:8"), _Foresees(10**9)).notes)
+    assert not any("tokens" in note for note in plan(problem_of("a100-40gb:8"), Foresees(10**9)).notes)
 
 
 def test_where_a_trial_would_stop_as_well_no_trial_is_proposed() -> None:
     lacks = _WaitsAhead(stopped="ModuleNotFoundError: No module named 'apex', at train.py:3.")
     with pytest.raises(ProgramNotForeseenError) as caught:
-        plan(_problem("a100-40gb:8"), lacks, end=lacks.end)
+        plan(problem_of("a100-40gb:8"), lacks, end=lacks.end)
     assert "estimate" not in str(caught.value)
 
 
 def test_a_run_beside_the_first_ends_at_once_if_the_first_was_stopped() -> None:
     foresee = _WaitsAhead(stopped="train.py:3 was at it when 300 s were over.")
     with pytest.raises(ProgramNotForeseenError, match="300 s were over"):
-        plan(_problem("h100-80gb:8"), foresee, end=foresee.end)
+        plan(problem_of("h100-80gb:8"), foresee, end=foresee.end)
     assert foresee.ended == {"z0-mbs1-of8"}
 
 
 def test_a_run_that_lacked_the_flags_of_the_command_ends_and_is_repeated_with_them() -> None:
     foresee = _WaitsAhead(program={"arg_mappings": {"train_micro_batch_size_per_gpu": "--batch"}})
-    plan(_problem("h100-80gb:8", stages=(0,)), foresee, end=foresee.end)
+    plan(problem_of("h100-80gb:8", stages=(0,)), foresee, end=foresee.end)
     assert foresee.ended == {"z0-mbs1-of8"}
     assert [run.name for run in foresee.wanted if not run.is_ahead].count("z0-mbs1-of8") == 1

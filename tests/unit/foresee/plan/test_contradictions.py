@@ -1,0 +1,78 @@
+"""What cannot be is no answer: an arm that grows as none does, and speeds that contradict themselves."""
+
+from dataclasses import replace
+
+from tests.unit.foresee.plan.test_planning import Foresees, problem_of
+from trial_lib.foresee.plan.planning import WantedRun, plan
+from trial_lib.foresee.time.efficiencies import Constant, DeviceSpeed, Efficiencies
+from trial_lib.wire.foreseen_run import ForeseenRun
+
+
+def _with_flops(run: ForeseenRun, times: float) -> ForeseenRun:
+    return replace(run, operations=tuple(each.with_work(times * each.flops, each.moved) for each in run.operations))
+
+
+class _OfLongRuns(Foresees):
+    """A program whose runs take long, and whose stage 3 has operations of its own."""
+
+    def __call__(self, run: WantedRun) -> ForeseenRun:
+        found = super().__call__(run)
+        return replace(_with_flops(found, 1.2 if found.stage == 3 else 1.0), seconds=60.0)
+
+
+def test_an_arm_that_grows_as_no_other_does_is_run_at_both_sizes() -> None:
+    foresee = _OfLongRuns()
+    plan(problem_of("h100-80gb:8"), foresee)
+    names = {run.name for run in foresee.wanted}
+    assert {"z0-mbs1-of8", "z0-mbs2-of8", "z3-mbs1-of8", "z3-mbs2-of8"} <= names
+    # Stage 2 grows as the user's own arm does, and stage 3 with offload as stage 3.
+    assert not {"z2-mbs2-of8", "z3-offload-optimizer-mbs2-of8"} & names
+
+
+class _OfFasterStages(Foresees):
+    """Stage 3 does half of the work, which cannot be."""
+
+    def __call__(self, run: WantedRun) -> ForeseenRun:
+        found = super().__call__(run)
+        share = 0.5 if found.stage == 3 else 1.0
+        return replace(
+            found, operations=tuple(each.with_work(share * each.flops, each.moved) for each in found.operations)
+        )
+
+
+def test_a_plan_in_which_more_communication_is_faster_refuses_itself() -> None:
+    (one,) = plan(problem_of("h200-141gb:1"), _OfFasterStages()).devices
+    assert (one.best, one.counts) == ("", ())
+    assert {arm.samples_per_s for arm in one.arms} == {None}
+    assert "no answer" in one.answer
+    assert "The row z3 is" in one.answer
+    assert "with the same micro-batch" in one.answer
+    (sound,) = plan(problem_of("h200-141gb:1"), Foresees()).devices
+    assert sound.contradiction == ""
+    assert sound.chosen is not None
+
+
+class _OfFasterOffload(Foresees):
+    def __call__(self, run: WantedRun) -> ForeseenRun:
+        found = super().__call__(run)
+        is_slow = "offload_optimizer" not in found.ds_config["zero_optimization"]
+        return replace(
+            found,
+            operations=tuple(each.with_work((1 + 9 * is_slow) * each.flops, each.moved) for each in found.operations),
+        )
+
+
+def test_a_plan_in_which_an_offload_is_faster_refuses_itself() -> None:
+    (eight,) = plan(problem_of("h200-141gb:8"), _OfFasterOffload()).devices
+    assert "offloads more" in eight.answer
+
+
+def test_a_plan_whose_kernels_are_faster_than_any_refuses_itself() -> None:
+    problem = problem_of("h100-80gb:8")
+    constants = Efficiencies(whole=Constant(0.25, 0.1))
+    fast = DeviceSpeed(study_id="s", device="h100-80gb", ended_at=1.0, steps=7, efficiencies=constants.to_json())
+    assert (
+        plan(replace(problem, measured={"h100-80gb": fast}), Foresees())
+        .devices[0]
+        .contradiction.endswith("no kernel reaches.")
+    )
