@@ -98,7 +98,7 @@ def test_a_killed_rank_is_a_crash_that_takes_its_peers_along(trials, victim):
     os.kill(ranks_of(running)[victim], signal.SIGKILL)
     result = running.result()
     assert result.outcome == "crashed"
-    assert f"Rank {victim} was ended by signal 9" in result.reason
+    assert f"Rank {victim} was killed by SIGKILL" in result.reason
     assert not any(trials.is_alive(pid) for pid in pids)
     assert completes(trials) == (True, "")
 
@@ -111,7 +111,7 @@ def test_peers_that_hang_after_a_rank_was_killed_are_ended(trials):
     result = running.result()
     assert time.monotonic() - killed_at < 8
     assert result.outcome == "crashed"
-    assert "Rank 1 was ended by signal 9" in result.reason
+    assert "Rank 1 was killed by SIGKILL" in result.reason
     assert not any(trials.is_alive(pid) for pid in pids)
 
 

@@ -79,7 +79,7 @@ def test_a_killed_rank_costs_its_trial_which_says_so(command: Running, zerotune:
     program_of(zerotune.study, FITS).kill()
     result = end(command, zerotune).results[FITS]
     assert result.outcome is Outcome.CRASHED
-    assert "Rank 0 was ended by signal 9" in result.reason
+    assert "Rank 0 was killed by SIGKILL" in result.reason
 
 
 @pytest.mark.parametrize("victim", ["server", "keeper"])

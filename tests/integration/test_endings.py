@@ -1,7 +1,10 @@
 """However a program comes to its end, what was measured by then counts; ranks that wait for ever are told of."""
 
 import dataclasses
+import os
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +124,105 @@ def test_a_mistake_of_the_program_is_still_its_own(ends):
     result = ends("train(STEPS)\nprint(no_such_name)")
     assert result.outcome == "crashed"
     assert "NameError" in result.reason
+
+
+# -- ranks that something ends ---------------------------------------------------------------------------------------
+
+LIBC = "import ctypes, subprocess; libc = ctypes.CDLL(None); mine = os.environ['RANK'] == '1'; train(2)"
+BY_WHOM = "Otherwise another process has sent it, or the program itself."
+# A line of the program on rank 1, what ends then, and the words of the reason. docs/operations.md has the same table.
+ENDS_OF_A_RANK = {
+    "killed by another process": (
+        "subprocess.run(['kill', '-9', str(os.getpid())])",
+        "Rank 1 was killed by SIGKILL. The kernel sends it if memory runs out, and has counted no such kill meanwhile. "
+        + BY_WHOM,
+    ),
+    "terminated by another process": (
+        "subprocess.run(['kill', str(os.getpid())]); time.sleep(60)",
+        "Rank 1 was ended by SIGTERM: another process has sent it, or the program itself.",
+    ),
+    "killed by itself": (
+        "os.kill(os.getpid(), 9)",
+        "Rank 1 was ended by its program, which sent SIGKILL to its own process after 2 optimizer steps.",
+    ),
+    "killed by its process group": (
+        "os.killpg(0, 9)",
+        "Rank 1 was ended by its program, which sent SIGKILL to its own process group after 2 optimizer steps.",
+    ),
+    "its guard killed": (
+        "os.kill(os.getppid(), 9)",
+        "The trial's guard process, the parent of its ranks, was killed: another process has sent it",
+    ),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "Rank 1 was stopped by SIGSTOP and did not go on:"),
+    "executes another program": (
+        "os.execvp('sleep', ['sleep', '600'])",
+        "The program replaces itself by another one before it is measured: os.exec of sleep 600.",
+    ),
+    "executes another program past Python": (
+        "libc.execl(b'/bin/sleep', b'sleep', b'600', None)",
+        "Rank 1 no longer runs the program, because its process executes another one: sleep 600.",
+    ),
+    "a fault of native code": ("ctypes.string_at(0)", "Rank 1 crashed in native code by SIGSEGV; its last words:"),
+    "a bus error": ("libc.raise_(7) if hasattr(libc, 'raise_') else libc['raise'](7)", "in native code by SIGBUS;"),
+    "an abort": ("os.abort()", "Rank 1 crashed in native code by SIGABRT; its last words:"),
+    "an exit code past Python": (
+        "print('licence expired', flush=True); libc._exit(7)",
+        "Rank 1 ended with exit code 7 and left no result; its last words: licence expired.",
+    ),
+    "an exit code": ("sys.exit(3)", "The program ended by itself with SystemExit: 3"),
+    "an exception": ("raise ValueError('shard 1 is corrupt')", "The program raised ValueError: shard 1 is corrupt."),
+}
+QUICK = ("killed by another process", "killed by its process group", "stopped", "executes another program")
+
+
+@pytest.mark.parametrize(
+    "how", [how if how in QUICK else pytest.param(how, marks=pytest.mark.long) for how in ENDS_OF_A_RANK]
+)
+def test_a_rank_that_something_ends_is_named_with_what_ended_it(ends, how):
+    line, words = ENDS_OF_A_RANK[how]
+    began = time.monotonic()
+    result = ends(f"{LIBC}\nif mine:\n    {line}\ntrain(100_000)", slots=2, deadline_s=300)
+    assert result.outcome == "crashed"
+    assert words in result.reason
+    assert time.monotonic() - began < 60
+    # Who sent a signal is not known, so the trial runs once more. Everything else is the program's own.
+    of_a_signal = ("killed by", "terminated by", "its guard", "stopped")
+    assert result.from_outside == how.startswith(of_a_signal)
+
+
+@pytest.mark.long
+def test_a_rank_that_the_kernel_kills_for_memory_is_out_of_memory(ends):
+    group = Path("/sys/fs/cgroup/memory") / f"zerotune-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(64 * 2**20))
+    except OSError:
+        pytest.skip("this host lets no test make a control group for memory")
+    lines = f"""
+    {LIBC}
+    if mine:
+        open("{group}/cgroup.procs", "w").write(str(os.getpid()))
+        held = b"x" * 2**29
+    train(100_000)
+    """
+    try:
+        result = ends(lines, slots=2, deadline_s=300)
+    finally:
+        group.rmdir()
+    assert result.outcome == "out_of_memory"
+    assert "Rank 1 was killed by SIGKILL while the kernel killed processes for lack of host memory." in result.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", ["os.setsid()", "os.setpgrp()"])
+def test_a_rank_that_leaves_its_process_group_is_measured_and_ends_with_its_trial(ends, trials, line):
+    result = ends(f"""
+    if os.getpid() != os.getpgrp():
+        {line}
+    open("../pid" + os.environ["RANK"], "w").write(str(os.getpid()))
+    train(STEPS)
+    """)
+    assert result.outcome == "completed", result.reason
 
 
 # -- ranks that do not end together ----------------------------------------------------------------------------------

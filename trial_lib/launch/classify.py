@@ -7,16 +7,19 @@ from typing import Any
 
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.lack_of_memory import PEER_DIED, MemoryLack, MemoryOwner, lack_of_memory
-from trial_lib.launch.processes.guard import CANCEL, DEADLINE
+from trial_lib.launch.processes.guard import CANCEL, DEADLINE, REPLACED, STOPPED
 from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
 from trial_lib.records.failure_cause import as_sentence
 from trial_lib.records.result import Outcome
+from trial_lib.wire.rank_order import ANOTHER_HAS_FAILED, SENDS
 
 REFUSED = "DeepSpeed refuses the configuration:"
 """The beginning of the reason if `deepspeed.initialize` has raised an exception."""
 
-# A program does not send itself these signals.
+# The process of a rank shows that it got such a signal, and not who has sent it.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+_OF_NATIVE_CODE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_SENDER_UNKNOWN = "another process has sent it, or the program itself"
 
 # Gloo ends the process with a C++ exception, which Python code does not see.
 _CPP_EXCEPTION = re.compile(r"^\s*what\(\):\s*(\S.*)$", re.MULTILINE)
@@ -66,7 +69,7 @@ class TrialEnd:
 
 
 def classify(
-    ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool, device: str
+    ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool | None, device: str
 ) -> TrialEnd:
     """Returns how a trial ended.
 
@@ -77,7 +80,8 @@ def classify(
         ending: the end of the processes.
         ranks: the records of each rank, in rank order.
         deadline_s: the trial's deadline.
-        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
+        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial. None if the
+            kernel does not show it.
         device: `cuda`, or `cpu`, whose slots use the host's memory.
     """
     measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
@@ -92,11 +96,13 @@ def classify(
         lack = lack_of_memory(rank.failure, rank.log_tail, device)
         if lack is not None:
             return _failed_on(ranks, number, *_out_of_memory(lack))
-    if kernel_killed and any(status == -signal.SIGKILL for status in ending.statuses):
+    killed = next((number for number, status in enumerate(ending.statuses) if status == -signal.SIGKILL), None)
+    if kernel_killed and killed is not None and _sent_by_itself(ranks[killed]) is None:
         of_the_slot = kind_of(device).computes_on_the_processor
         outcome = Outcome.OUT_OF_MEMORY if of_the_slot else Outcome.OUT_OF_HOST_MEMORY
-        return _failed_on(ranks, 0, outcome, "The kernel killed a rank for lack of host memory.")
-    return _failed(ending, ranks, deadline_s)
+        sentence = f"Rank {killed} was killed by SIGKILL while the kernel killed processes for lack of host memory."
+        return _failed_on(ranks, killed, outcome, sentence)
+    return _failed(ending, ranks, deadline_s, kernel_killed)
 
 
 def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence: str) -> TrialEnd:
@@ -120,23 +126,20 @@ def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankReco
     """
     if outcome is not Outcome.CRASHED:
         return False
-    killed = any(status in _KILLED for status in ending.statuses) and not any(rank.failure for rank in ranks)
-    return killed or ending.ended_by in (GUARD, HOST)
+    killed = any(status in _KILLED for status in ending.statuses) and not _roots(ranks)
+    return killed or ending.ended_by in (GUARD, HOST, STOPPED)
 
 
-def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float) -> TrialEnd:
+def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool | None) -> TrialEnd:
     if ending.ended_by == HOST:
         gone = f"The host {ending.host} could not be reached or died"
         lost = ranks[ending.host_rank]
         if not lost.log_tail.strip():
             return _failed_on(ranks, 0, Outcome.CRASHED, f"{gone}.")
         return _failed_on(ranks, ending.host_rank, Outcome.CRASHED, f"{gone}: {_last_line(lost)}")
-    roots = [
-        (rank.failure["time"], number)
-        for number, rank in enumerate(ranks)
-        if rank.failure and not PEER_DIED.search(rank.failure["message"])
-    ]
-    if roots:
+    if ending.ended_by in (STOPPED, REPLACED):
+        return _failed_on(ranks, ending.rank, Outcome.CRASHED, _lost(ending))
+    if roots := _roots(ranks):
         _, root = min(roots)
         return _failed_on(ranks, root, *_by_exception(ranks[root]))
     if ending.ended_by == DEADLINE:
@@ -150,15 +153,48 @@ def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float) ->
             return _failed_on(ranks, waiting, Outcome.TIMED_OUT, reason)
         return _failed_on(ranks, 0, Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s.")
     if ending.ended_by == GUARD:
-        return _failed_on(ranks, 0, Outcome.CRASHED, "The trial's guard process was killed.")
-    killed = next((number for number, status in enumerate(ending.statuses) if status is not None and status < 0), None)
-    if killed is not None:
-        sentence = _by_signal(killed, -(ending.statuses[killed] or 0), ranks[killed])
-        return _failed_on(ranks, killed, Outcome.CRASHED, sentence)
+        killed_guard = "The trial's guard process, the parent of its ranks, was killed"
+        return _failed_on(ranks, 0, Outcome.CRASHED, f"{killed_guard}: {_SENDER_UNKNOWN}.")
+    signalled = [number for number, status in enumerate(ending.statuses) if status is not None and status < 0]
+    if signalled:
+        # A rank that lost its connection to another one may abort.
+        root = next((number for number in signalled if not _lost_its_peer(ranks[number])), signalled[0])
+        sentence = _by_signal(root, -(ending.statuses[root] or 0), ranks[root], kernel_killed)
+        return _failed_on(ranks, root, Outcome.CRASHED, sentence)
     silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
-    culprit = next((number for number, status in enumerate(ending.statuses) if status), silent)
-    sentence = f"Rank {culprit} left no result; its last words: {_last_line(ranks[culprit])}"
+    failed = [number for number, status in enumerate(ending.statuses) if status]
+    # A rank with an exception has lost its peers.
+    culprit = next((number for number in failed if ranks[number].failure is None), (failed or [silent])[0])
+    status = ending.statuses[culprit] if culprit < len(ending.statuses) else None
+    code = "" if status is None else f" ended with exit code {status} and"
+    sentence = f"Rank {culprit}{code} left no result; its last words: {_last_line(ranks[culprit])}"
     return _failed_on(ranks, culprit, Outcome.CRASHED, sentence)
+
+
+def _roots(ranks: list[RankRecord]) -> list[tuple[float, int]]:
+    """Returns the time and the rank of each exception that is not the consequence of another rank's end."""
+    return [
+        (rank.failure["time"], number)
+        for number, rank in enumerate(ranks)
+        if rank.failure
+        and not PEER_DIED.search(rank.failure["message"])
+        and rank.failure["message"] != ANOTHER_HAS_FAILED
+    ]
+
+
+def _lost(ending: ProcessesEnd) -> str:
+    if ending.ended_by == STOPPED:
+        return f"Rank {ending.rank} was stopped by {ending.seen} and did not go on: {_SENDER_UNKNOWN}."
+    return (
+        f"Rank {ending.rank} no longer runs the program, because its process executes another one: "
+        f"{ending.seen[:_LONGEST_MESSAGE]}. ZeroTune measures in the process that it starts. "
+        "Let the program train there."
+    )
+
+
+def _lost_its_peer(rank: RankRecord) -> bool:
+    thrown = _CPP_EXCEPTION.search(rank.log_tail)
+    return thrown is not None and PEER_DIED.search(thrown[1]) is not None
 
 
 def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
@@ -180,10 +216,28 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
     return Outcome.CRASHED, f"The program raised {sentence}"
 
 
-def _by_signal(number: int, signal_number: int, rank: RankRecord) -> str:
-    thrown = _CPP_EXCEPTION.search(rank.log_tail) if signal_number == signal.SIGABRT else None
+def _sent_by_itself(rank: RankRecord) -> str | None:
+    """Returns the signal that a rank's program has sent to end the rank, with more words; None if it has sent none."""
+    last = _last_line(rank)
+    return last.removeprefix(SENDS) if last.startswith(SENDS) else None
+
+
+def _by_signal(number: int, by: int, rank: RankRecord, kernel_killed: bool | None) -> str:
+    own = _sent_by_itself(rank)
+    if own is not None:
+        return f"Rank {number} was ended by its program, which sent {own}."
+    name = signal.Signals(by).name if by in set(signal.Signals) else f"signal {by}"
+    thrown = _CPP_EXCEPTION.search(rank.log_tail) if by == signal.SIGABRT else None
     if thrown is None:
-        return f"Rank {number} was ended by signal {signal_number}."
+        if by == signal.SIGKILL:
+            shown = "does not show whether it has" if kernel_killed is None else "has counted no such kill meanwhile"
+            return (
+                f"Rank {number} was killed by SIGKILL. The kernel sends it if memory runs out, and {shown}. "
+                f"Otherwise {_SENDER_UNKNOWN}."
+            )
+        if by in _OF_NATIVE_CODE:
+            return f"Rank {number} crashed in native code by {name}; its last words: {_last_line(rank)}"
+        return f"Rank {number} was ended by {name}: {_SENDER_UNKNOWN}."
     if _OTHER_COLLECTIVE.search(thrown[1]):
         return (
             f"Rank {number} was in another collective than its peers, and aborted: likely the ranks have different "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import kernel_kills
+from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
 from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
@@ -171,7 +171,7 @@ def _attempt(
         )
         for rank in ranks
     ]
-    end = classify(ending, records, math.inf, kernel_kills() > kills_before, host.device)
+    end = classify(ending, records, math.inf, has_killed(kills_before), host.device)
     outcome = end.outcome
     invalid = None if outcome is Outcome.COMPLETED else _broken_api(records)
     if cancelled.is_set() and outcome is not Outcome.COMPLETED:

@@ -81,11 +81,13 @@ class ProcessesEnd:
     """How a trial's processes ended.
 
     Attributes:
-        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed) or `host` (a host has
-            died).
+        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed), `host` (a host has
+            died), or `stopped` and `replaced` (a rank has come to a stop, or executes another program).
         statuses: exit status by rank. Negative for a signal, None for a rank that the guard killed.
         host: the host that has died, or could not be reached.
         host_rank: the first rank on that host.
+        rank: the rank that was stopped, or that executes another program.
+        seen: the signal that has stopped it, or its new command line.
         leavings: segments of shared memory with their bytes: those that were `removed`, and those of unknown processes,
             which were `left`.
     """
@@ -94,6 +96,8 @@ class ProcessesEnd:
     statuses: list[int | None]
     host: str = ""
     host_rank: int = 0
+    rank: int = 0
+    seen: str = ""
     leavings: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
@@ -133,7 +137,8 @@ class Launched:
             self._guard.close()
         if told is None:
             return ProcessesEnd(GUARD, [None] * self._ranks)
-        return ProcessesEnd(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {})
+        lost = {"rank": told.get("rank", 0), "seen": told.get("seen", "")}
+        return ProcessesEnd(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {}, **lost)
 
     def is_running(self) -> bool:
         """Returns whether `wait` has not returned yet."""

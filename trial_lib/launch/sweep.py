@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import kernel_kills
+from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
 from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
 from trial_lib.launch.standing_ranks import told_of
@@ -120,7 +120,7 @@ def run_sweep(
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:
                 put_away(plan.paths.scratch)
-    reason = collector.take_last(ending, kernel_kills() > kills_before, note)
+    reason = collector.take_last(ending, has_killed(kills_before), note)
     for result in collector.results:
         tell_devices(result.devices, f"trial {result.number:04d}", note)
     unmeasured = plans[len(collector.results) :]
@@ -187,7 +187,7 @@ class _Collector:
             self._started_at = self._begins_at = ended_at
             self._clock = time.monotonic()
 
-    def take_last(self, ending: ProcessesEnd, kernel_killed: bool, note: Callable[[str], None]) -> Withdrawal:
+    def take_last(self, ending: ProcessesEnd, kernel_killed: bool | None, note: Callable[[str], None]) -> Withdrawal:
         """Collects the size that ran when the group ended. Returns the reason why the others were not measured."""
         position = len(self.results)
         decided = _read(self._plans[0].paths.withdrawal)
@@ -207,7 +207,7 @@ class _Collector:
         self._add(result)
         return Withdrawal.ENDED
 
-    def _next_result(self, ending: ProcessesEnd, kernel_killed: bool, ended_at: float) -> TrialResult:
+    def _next_result(self, ending: ProcessesEnd, kernel_killed: bool | None, ended_at: float) -> TrialResult:
         position = len(self.results)
         return take_result(
             self._plans[position],

@@ -12,7 +12,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import kernel_kills
+from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
 from trial_lib.launch.allocator_notes import allocator_note
 from trial_lib.launch.classify import classify, is_from_outside
 from trial_lib.launch.device_watch import tell_devices, watched
@@ -130,7 +130,7 @@ def run_trial(
             tell_leavings(ending, label, note)
             tell_devices(devices, label, note)
             put_away(plan.paths.scratch)
-    killed, seconds = kernel_kills() > kills_before, time.time() - launched_at
+    killed, seconds = has_killed(kills_before), time.time() - launched_at
     return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices)
 
 
@@ -295,7 +295,7 @@ def request_of(
 def take_result(
     plan: TrialPlan,
     ending: ProcessesEnd,
-    kernel_killed: bool,
+    kernel_killed: bool | None,
     device: str,
     started_at: float,
     seconds: float,
@@ -323,7 +323,7 @@ def take_result(
 def _result(
     plan: TrialPlan,
     ending: ProcessesEnd,
-    kernel_killed: bool,
+    kernel_killed: bool | None,
     device: str,
     started_at: float,
     seconds: float,

@@ -200,7 +200,8 @@ class AdaptiveSearch(Search):
                 self._measured.append(stopped(self._measured, point, candidate, result, by_sample))
         else:
             self._failed.add(point)
-            if result.outcome is Outcome.OUT_OF_MEMORY:
+            # A rank that was killed twice may have been killed for its memory. Smaller sizes may run.
+            if result.outcome is Outcome.OUT_OF_MEMORY or (result.from_outside and result.outcome is Outcome.CRASHED):
                 limits.ran_out_of_memory(point.size)
                 self._did_not_fit.append(point)
             elif result.outcome is Outcome.OUT_OF_HOST_MEMORY and not self._fitting.host.fits(candidate):

@@ -80,7 +80,8 @@ class LineageSearch(Search):
             if lineage.best is None or self.metric.better(value, than=lineage.best):
                 lineage.best = value
             is_best = self._is_new_best(candidate, result, value)
-        elif result.outcome is Outcome.OUT_OF_MEMORY:
+        elif result.outcome is Outcome.OUT_OF_MEMORY or (result.from_outside and result.outcome is Outcome.CRASHED):
+            # A rank that was killed may have been killed for its memory.
             lineage.ran_out_of_memory(candidate.micro_batch_size)
         elif result.outcome is Outcome.OUT_OF_DATA:
             self._ran_out_of_data(candidate.micro_batch_size)

@@ -22,7 +22,9 @@ from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves
 
 # A busy machine may miss a deadline, and data may make a loss infinite.
 _LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
-_BAD_LUCK = re.compile(r"connection|address already in use|no space left|timed? ?out|signal", re.IGNORECASE)
+_BAD_LUCK = re.compile(
+    r"connection|address already in use|no space left|timed? ?out|signal|(?-i:\bSIG[A-Z]+\b)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ from trial_lib.wire.step_window import StepWindow
 KEPT = "kept"
 """The key of a measurement that a rank has kept in case it gets no further."""
 
+SENDS = "zerotune: the program sends "
+"""The beginning of the last line in the log of a rank whose program ends it by a signal, before it is measured."""
+
+ANOTHER_HAS_FAILED = "Another rank has failed."
+"""The words of a rank that ends because another one has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:

@@ -69,7 +69,7 @@ def test_the_first_version_of_control_groups_is_read_as_well(machine: Path) -> N
 
 def test_a_kernel_that_says_nothing_leaves_it_open(tmp_path: Path) -> None:
     assert here(tmp_path) is None
-    assert kills(tmp_path) == 0
+    assert kills(tmp_path) is None
 
 
 def test_this_host_has_memory_left() -> None:

@@ -104,15 +104,18 @@ def test_a_rank_that_aborts_in_another_collective_than_its_peers_is_said_to_be_t
 def test_a_rank_that_aborts_is_told_of_by_what_was_thrown():
     thrown = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  no route to host\n"
     assert ended([rank(0, log=thrown)], statuses=[-6])[1] == "Rank 0 aborted: no route to host. Log: rank0.log"
-    assert ended([rank(0)], statuses=[-6])[1] == "Rank 0 was ended by signal 6. Log: rank0.log"
+    assert ended([rank(0)], statuses=[-6])[1] == (
+        "Rank 0 crashed in native code by SIGABRT; its last words: it printed nothing. Log: rank0.log"
+    )
 
 
 def test_a_kill_is_out_of_memory_only_where_the_kernel_says_so():
     assert ended([rank()], statuses=[-9], kernel_killed=True)[0] == "out_of_memory"
-    assert ended([rank()], statuses=[-9], kernel_killed=False) == (
-        "crashed",
-        "Rank 0 was ended by signal 9. Log: rank0.log",
-    )
+    by_whom = "Otherwise another process has sent it, or the program itself. Log: rank0.log"
+    killed = "Rank 0 was killed by SIGKILL. The kernel sends it if memory runs out, and"
+    none, unknown = f"{killed} has counted no such kill meanwhile.", f"{killed} does not show whether it has."
+    assert ended([rank()], statuses=[-9], kernel_killed=False) == ("crashed", f"{none} {by_whom}")
+    assert ended([rank()], statuses=[-9], kernel_killed=None) == ("crashed", f"{unknown} {by_whom}")
     assert ended([rank()], statuses=[-11], kernel_killed=True)[0] == "crashed"
 
 
@@ -132,7 +135,8 @@ def test_a_lost_connection_is_never_the_cause(message):
     culprit = rank(1, failure=failure("KeyError", "'labels'", time=2.0))
     assert ended([peer, culprit]) == ("crashed", "The program raised KeyError: 'labels'. Log: rank1.log")
     outcome, reason = ended([peer, rank(1)], statuses=[1, -9])
-    assert (outcome, reason) == ("crashed", "Rank 1 was ended by signal 9. Log: rank1.log")
+    assert outcome == "crashed"
+    assert reason.startswith("Rank 1 was killed by SIGKILL.")
 
 
 def test_of_several_exceptions_the_first_is_the_cause():
@@ -195,6 +199,8 @@ def test_deadline_cancel_and_guard_are_told_apart():
         ("guard", [rank()], [None]),
         ("host", [rank()], [None]),
         ("ranks", [rank(), rank(1, log=PEER)], [-9, 1]),
+        ("ranks", [rank(), rank(1, failure=failure("RuntimeError", PEER))], [-9, 1]),
+        ("stopped", [rank()], [None]),
         ("ranks", [rank()], [-15]),
     ],
 )
@@ -230,7 +236,7 @@ def test_a_program_that_ends_itself_with_a_number_is_told_by_its_last_words():
 
 def test_last_words_stand_in_for_an_exception():
     assert ended([rank(log="a\nlicence expired\n")], statuses=[4])[1] == (
-        "Rank 0 left no result; its last words: licence expired. Log: rank0.log"
+        "Rank 0 ended with exit code 4 and left no result; its last words: licence expired. Log: rank0.log"
     )
 
 

@@ -21,7 +21,6 @@ from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive import _key
 from trial_lib.search.memory_risk import USUAL_RISK, memory_risk
 from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.space.knobs import get_knob, set_knob
@@ -163,32 +162,6 @@ def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
     for label in {arm_of(candidate) for candidate in failed}:
         lineages = [candidate.lineage for candidate in failed if arm_of(candidate) == label]
         assert len(lineages) == len(set(lineages)) <= 2
-
-
-def test_a_trial_that_is_killed_from_outside_rules_nothing_out():
-    model, killed = SimulatedModel(), []
-
-    def run(candidate):
-        if not killed:
-            killed.append(_key(candidate))
-            return ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
-        return model.run(candidate)
-
-    history = drive(adaptive(min_gain=0, max_trials=41), run)
-    lineage, size = killed[0]
-    assert any(each == lineage and other >= size for each, other in [_key(each) for each, _ in trials(history)[1:]])
-
-
-def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
-    model = SimulatedModel()
-
-    def run(candidate):
-        killed = ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
-        return killed if candidate.zero_stage == 2 else model.run(candidate)
-
-    history = trials(drive(adaptive(min_gain=0, max_trials=41), run))
-    keys = [_key(candidate) for candidate, result in history if result.outcome is Outcome.CRASHED]
-    assert max(map(keys.count, keys)) == 2
 
 
 def test_sizes_that_fail_in_two_arms_are_left_alone_in_all():

@@ -42,8 +42,8 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     return min([*machine, *(left for left in groups if left is not None)], default=None)
 
 
-def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """A count that grows with each process that the kernel kills because memory has run out.
+def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """A count that grows with each process that the kernel kills because memory has run out; None if it shows none.
 
     Some containers do not see the machine's counter. Their control groups have counters of their own.
 
@@ -52,7 +52,14 @@ def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
         cgroups: the folder in which it shows control groups.
     """
     counters = (proc / "vmstat", *(folder / files.events for folder, files in _groups(proc, cgroups)))
-    return sum(_fields(file, beginning="oom_kill").get("oom_kill", 0) for file in counters)
+    shown = [_fields(file, beginning="oom_kill").get("oom_kill") for file in counters]
+    return None if all(count is None for count in shown) else sum(count or 0 for count in shown)
+
+
+def has_killed(before: int | None, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> bool | None:
+    """Whether `kernel_kills` has grown since it was `before`; None if the kernel does not show it."""
+    now = kernel_kills(proc, cgroups)
+    return None if now is None or before is None else now > before
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:

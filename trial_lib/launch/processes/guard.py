@@ -5,7 +5,6 @@ Runs in the user's environment. A warm guard is a fork of the primed server, a c
 
 import contextlib
 import json
-import math
 import os
 import select
 import signal
@@ -29,6 +28,11 @@ _CANCELLED_POLL_S = 0.05
 
 # The causes of the end of a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
+STOPPED, REPLACED = "stopped", "replaced"
+"""Two more: a rank was stopped, as by SIGSTOP, or it has replaced its program by another one."""
+
+# A scheduler that suspends a job stops all its processes, and wakes them one after another.
+_LOOKS = 5
 
 
 def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
@@ -106,6 +110,8 @@ class Guard:
         self._request = request
         self._start_rank = start_rank
         self._statuses: dict[int, int] = {}
+        self._looks: dict[tuple[str, int], int] = {}
+        self._lost: dict[str, Any] = {}
 
     def supervise(self) -> None:
         """Runs the ranks to their end and sends the driver their statuses. It does not return."""
@@ -126,13 +132,14 @@ class Guard:
                     "ended_by": ended_by,
                     "statuses": [self._statuses.get(rank) for rank in range(len(ranks))],
                     channel.LEAVINGS: left,
+                    **self._lost,
                 },
             )
         os._exit(0)
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""
-        first_deadline, grace_ends = deadline, float("inf")
+        first_deadline, grace_ends, look_at = deadline, float("inf"), 0.0
         child_ends = _notice_children()
         watched: list[Any] = [self._driver, child_ends]
         while True:
@@ -150,13 +157,47 @@ class Guard:
                 deadline = later
             if now >= grace_ends:
                 return RANKS
-            left = min(deadline, grace_ends) - now
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                if ended_by := self._look(ranks):
+                    return ended_by
             # A full experiment has no deadline.
-            readable, _, _ = select.select(watched, [], [], left if math.isfinite(left) else None)
+            readable, _, _ = select.select(watched, [], [], max(0.0, min(deadline, grace_ends, look_at) - now))
             if self._driver in readable:
                 return CANCEL
             if child_ends in readable:
                 os.read(child_ends, 4096)
+
+    def _look(self, ranks: dict[int, int]) -> str:
+        """Returns why no rank can bring the trial to an end any more; empty if one can.
+
+        A rank that stays stopped never ends, and its peers wait for it. One that has executed another program is alive,
+        and measures nothing.
+        """
+        # The processes of a trial over several hosts are not its ranks, and have another program.
+        if "interpreter" not in self._request:
+            return ""
+        for pid, rank in ranks.items():
+            if rank in self._statuses:
+                continue
+            seen = {
+                STOPPED: _stopped_by(pid) if rank_process.is_stopped(pid) else "",
+                REPLACED: "" if self._is_own(pid) else _command_of(pid),
+            }
+            for cause, words in seen.items():
+                looks = self._looks[cause, rank] = self._looks.get((cause, rank), 0) + 1 if words else 0
+                if looks > _LOOKS:
+                    self._lost = {"rank": rank, "seen": words}
+                    return cause
+        return ""
+
+    def _is_own(self, pid: int) -> bool:
+        """Returns whether a process executes a Python, or has not become a rank yet, as a wrapper of one has not."""
+        with contextlib.suppress(OSError):
+            program = Path(f"/proc/{pid}/exe").readlink()
+            is_python = program.name.startswith("python") or program == Path(self._request["interpreter"]).resolve()
+            return is_python or os.getpgid(pid) != pid
+        return True
 
     def _build_seconds(self) -> float:
         scratch = scratch_of(self._request["payload"])
@@ -174,6 +215,22 @@ class Guard:
                     self._statuses[ranks[pid]] = os.waitstatus_to_exitcode(status)
                     failed = failed or status != 0
         return failed
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")).strip()
+    except OSError:
+        return ""
+
+
+def _stopped_by(pid: int) -> str:
+    """Returns the name of the signal that has stopped a child."""
+    with contextlib.suppress(OSError, ValueError):
+        seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        if seen is not None:
+            return signal.Signals(seen.si_status).name
+    return "a signal"
 
 
 def _notice_children() -> int:

@@ -79,6 +79,9 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
         workers_of: the process id in the name of its workers' folder; None for the guard's.
     """
     die_with_parent(guard)
+    # A program that signals its process group, as its launcher would, does not end the guard and the other ranks.
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
     own = request["ranks"][rank]
     _redirect(own["log"])
     os.environ.clear()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import kernel_kills
+from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.place import ThisHost
@@ -67,7 +67,7 @@ class PartEnd:
     """
 
     ending: ProcessesEnd
-    kernel_killed: bool
+    kernel_killed: bool | None
     files: FileContents
     notes: list[str]
 
@@ -152,7 +152,7 @@ class RayHost:
                 there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
                 request = _part_request(there, part, host, slots.names)
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), self._starter, cancelled)
-        return PartEnd(ending, kernel_kills() > kills_before, self._taken(there.paths), self._taken_notes())
+        return PartEnd(ending, has_killed(kills_before), self._taken(there.paths), self._taken_notes())
 
     def cancel(self, name: str | None = None) -> None:
         """Ends the ranks of one order here, or of all orders."""

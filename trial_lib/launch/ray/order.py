@@ -62,7 +62,7 @@ class Delivery:
 
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
     ending: ProcessesEnd | None = None
-    kernel_killed: bool = False
+    kernel_killed: bool | None = False
     files: list[FileContents] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -130,7 +130,9 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
         # A part that was ended because another had failed shows nothing.
         own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]
         failed = [ending for ending in own if ending.ended_by != "ranks"] or own
-        ending = ProcessesEnd(failed[0].ended_by, statuses)
+        first = next(number for number, end in enumerate(ends) if end is not None and end.ending is failed[0])
+        rank = first * share.slots + failed[0].rank
+        ending = ProcessesEnd(failed[0].ended_by, statuses, rank=rank, seen=failed[0].seen)
     files = {name: content for end in there for name, content in end.files.items()}
     notes = [note for end in there for note in end.notes]
     return Delivery(ending=ending, kernel_killed=any(end.kernel_killed for end in there), files=[files], notes=notes)

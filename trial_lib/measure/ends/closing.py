@@ -27,6 +27,7 @@ from trial_lib.measure.ends.meeting import Meeting
 from trial_lib.measure.ends.stacks import Doing, is_of_a_collective
 from trial_lib.measure.figures.over_ranks import NoAgreementError, by_messages
 from trial_lib.measure.probe import Probe
+from trial_lib.wire.rank_order import ANOTHER_HAS_FAILED
 
 # The guard gives the peers of a failed rank this long. A rank that waits in a thread needs no longer.
 _PEERS_S, _WAITING_S = 3.0, 60.0
@@ -135,7 +136,7 @@ class Closing:
         if kind == FAILED and not are_uneven(ends):
             return
         if not ends:
-            raise EndedEarlyError("Another rank has failed.")
+            raise EndedEarlyError(ANOTHER_HAS_FAILED)
         if any(end.kind == WAITS for end in ends) and (not probe.has_engine or not are_uneven(ends)):
             raise WaitsForEverError(waits_for_ever(ends, probe.has_engine))
         if not probe.has_engine:
@@ -156,7 +157,7 @@ class Closing:
             with by_messages(self.meeting):
                 probe.measure_common(counted, steps, uneven_note(ends) if are_uneven(ends) else "")
         except NoAgreementError:
-            raise EndedEarlyError("Another rank has failed.") from None
+            raise EndedEarlyError(ANOTHER_HAS_FAILED) from None
 
 
 def _data_are_over(error: BaseException, micro_batches: int) -> bool:
