@@ -82,6 +82,23 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     return config
 
 
+def with_open_batch(config: Mapping[str, Any], own: Mapping[str, Any]) -> DeepSpeedConfig:
+    """Returns a complete configuration whose `train_batch_size` is left open if the user's leaves it open.
+
+    It is the product of the two other sizes and the ranks, and DeepSpeed checks it. Code may read a configuration
+    before the process group exists, as `zero.Init` does within `from_pretrained`. Then DeepSpeed counts one rank.
+
+    Args:
+        config: the configuration.
+        own: the user's. If it is empty, it is in the code.
+    """
+    typed = own.get(TRAIN_BATCH)
+    if typed == "auto":
+        return {**config, TRAIN_BATCH: typed}
+    is_open = bool(own) and typed is None
+    return {key: value for key, value in config.items() if key != TRAIN_BATCH or not is_open}
+
+
 def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if isinstance(value, Mapping) and isinstance(target.get(key), dict):

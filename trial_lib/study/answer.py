@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trial_lib.command.switches import deepspeed_part
+from trial_lib.deepspeed_config.overrides import with_open_batch
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -71,6 +72,7 @@ def write_answer(setup: StudySetup, known: KnownProgram, winner: Candidate, meas
         measured: its measurements and their confirmation, as JSON.
     """
     config = deepspeed_part(winner.complete(known.base_config))
-    write_whole(setup.paths.best_ds_config, json.dumps(config, indent=2) + "\n")
+    written = with_open_batch(config, setup.experiment.ds_config)
+    write_whole(setup.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
     write_whole(setup.paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
     write_whole(setup.paths.best_command, training_command(setup, known, config, winner.switches))

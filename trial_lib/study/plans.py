@@ -7,7 +7,7 @@ from typing import Any
 from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import Layout
-from trial_lib.deepspeed_config.overrides import config_hash
+from trial_lib.deepspeed_config.overrides import config_hash, with_open_batch
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.host_bytes import host_bytes
@@ -118,7 +118,7 @@ class TrialPlans:
         """Returns the fields of a plan that follow from its settings and its files."""
         experiment, config = self._setup.experiment, deepspeed_part(settings)
         return {
-            "ds_config": config,
+            "ds_config": with_open_batch(config, experiment.ds_config),
             "config_hash": config_hash(settings),
             "program": program_of(
                 experiment,

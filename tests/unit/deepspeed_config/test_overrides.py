@@ -16,6 +16,7 @@ from trial_lib.deepspeed_config.overrides import (
     difference,
     get_ds_config_from_hparams,
     overwrite_deepspeed_config,
+    with_open_batch,
 )
 from trial_lib.wire.errors import InputError
 
@@ -262,3 +263,16 @@ def test_under_autotp_deepspeed_itself_derives_the_global_batch() -> None:
     # Its own product would be that of all ranks: 16.
     assert "train_batch_size" not in divided
     assert divided["train_micro_batch_size_per_gpu"] == 8
+
+
+@pytest.mark.parametrize(
+    ("own", "written"),
+    [
+        ({"train_batch_size": 4}, {"train_batch_size": 8}),
+        ({"train_batch_size": "auto"}, {"train_batch_size": "auto"}),
+        ({"train_micro_batch_size_per_gpu": 4}, {}),
+        ({}, {"train_batch_size": 8}),
+    ],
+)
+def test_a_global_batch_that_the_user_leaves_open_stays_open(own: dict[str, Any], written: dict[str, Any]) -> None:
+    assert with_open_batch({"train_batch_size": 8}, own) == written

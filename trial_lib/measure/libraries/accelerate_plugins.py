@@ -18,6 +18,7 @@ from trial_lib.deepspeed_config.overrides import (
     TRAIN_BATCH,
     DeepSpeedConfig,
     overwrite_deepspeed_config,
+    with_open_batch,
 )
 from trial_lib.measure.engine_roles import Followers
 from trial_lib.measure.program_facts import ProgramFacts
@@ -54,7 +55,7 @@ def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
         overrides: for it.
     """
     setattr(config, _MERGED, _Merged(copy.deepcopy(config.config), copy.deepcopy(dict(overrides))))
-    config.config = overwrite_deepspeed_config(config.config, overrides)
+    config.config = with_open_batch(overwrite_deepspeed_config(config.config, overrides), config.config)
     config.set_stage_and_offload()
 
 

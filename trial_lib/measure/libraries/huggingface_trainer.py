@@ -31,6 +31,8 @@ from trial_lib.wire.turned import TRAINER_OPTIONS
 
 # Training ends with the trial, long before this many optimizer steps.
 _STEPS = 1_000_000
+# The attribute of a Trainer with its own number of optimizer steps, or with `max_steps` before that number is known.
+_LENGTH = "zerotune_length"
 
 # Takes a folder that the program names, and returns the one to save into.
 _ToSave = Callable[[str | os.PathLike[str]], str | os.PathLike[str] | None]
@@ -214,12 +216,37 @@ def _train_only(module: ModuleType) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             # The arguments' own check is too early, because a script may make as many samples as its steps take.
+            setattr(trainer, _LENGTH, trainer.args.max_steps)
             trainer.args.max_steps = max(trainer.args.max_steps, _STEPS)
             return original(trainer, None, *args, **kwargs)
 
         return train
 
+    def wrap_values(original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_initial_values(trainer: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
+            longer, arguments.max_steps = arguments.max_steps, getattr(trainer, _LENGTH)
+            try:
+                *_, length = original(trainer, arguments, *args, **kwargs)
+                setattr(trainer, _LENGTH, length)
+            finally:
+                arguments.max_steps = longer
+            return original(trainer, arguments, *args, **kwargs)
+
+        return set_initial_values
+
+    def wrap_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+        def schedule(trainer: Any, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+            # The learning rate warms up and falls over the user's steps, however many a trial may take.
+            length = getattr(trainer, _LENGTH, 0)
+            return original(trainer, length if length > 0 else num_training_steps, *args, **kwargs)
+
+        return schedule
+
     _wrap(module.Trainer, "train", wrap)
+    if hasattr(module.Trainer, "set_initial_training_values"):
+        _wrap(module.Trainer, "set_initial_training_values", wrap_values)
+    _wrap(module.Trainer, "create_scheduler", wrap_schedule)
+    _wrap(module, "deepspeed_init", wrap_schedule)
     for name in ("save_model", "save_state", "save_metrics", "push_to_hub", "create_model_card"):
         _do_nothing(module.Trainer, name)
 
@@ -238,7 +265,7 @@ def _save_where(to_save: _ToSave, owner: type) -> None:
     _wrap(owner, "save_pretrained", wrap)
 
 
-def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = getattr(owner, name)
     setattr(owner, name, functools.wraps(original)(wrap(original)))
 
