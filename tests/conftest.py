@@ -89,7 +89,7 @@ class Trials:
         model_dir: Path = PROGRAMS,
         environment: dict[str, str] | None = None,
         config_flag: str = "--deepspeed_config",
-        passes_local_rank: bool = False,
+        local_rank_option: str = "",
         patience_s: float = 30.0,
     ) -> TrialPlan:
         """Returns the plan of a trial of `script`, with `arguments` after the flag that names its configuration."""
@@ -114,7 +114,7 @@ class Trials:
                 interpreter=sys.executable,
                 target={"script": script},
                 arguments=[config_flag, str(paths.ds_config), *arguments],
-                passes_local_rank=passes_local_rank,
+                local_rank_option=local_rank_option,
                 model_dir=model_dir,
                 environment=rank_environment() if environment is None else environment,
             ),

@@ -30,7 +30,7 @@ def program_named(name: str, *arguments: str, folder: Path = PROGRAMS, **variabl
         interpreter=sys.executable,
         target={"script": name},
         arguments=list(arguments),
-        passes_local_rank=False,
+        local_rank_option="",
         model_dir=folder,
         environment={**os.environ, **variables},
     )

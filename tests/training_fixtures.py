@@ -167,13 +167,13 @@ class Trainings:
             interpreter=sys.executable,
             target=target,
             arguments=arguments,
-            passes_local_rank=False,
+            local_rank_option="",
             model_dir=folder / "model",
             environment={**rank_environment(), **environment},
         )
         order = TrainingOrder(
             program=program.target,
-            passes_local_rank=False,
+            local_rank_option="",
             arguments=program.arguments,
             ds_config={},
             is_in_code=False,

@@ -83,7 +83,7 @@ def _program(folder: Path, layers: int, environment: Mapping[str, str]) -> Progr
         interpreter=sys.executable,
         target={"script": "train.py"},
         arguments=["--deepspeed_config", str(folder / "ds_config.json"), "--layers", str(layers)],
-        passes_local_rank=False,
+        local_rank_option="",
         model_dir=folder,
         environment=dict(environment),
     )

@@ -62,7 +62,7 @@ def compared(rows: list[dict[str, Any]], options: list[str]) -> Iterator[dict[st
             interpreter=sys.executable,
             target={"script": "train.py"},
             arguments=["--deepspeed_config", str(folder / "ds_config.json"), *SHAPES["125m"].options, *options],
-            passes_local_rank=False,
+            local_rank_option="",
             model_dir=folder,
             environment=dict(os.environ),
         )

@@ -81,7 +81,7 @@ def program_of(shape: Shape, folder: Path) -> Program:
         interpreter=sys.executable,
         target={"script": "train.py"},
         arguments=["--deepspeed_config", str(folder / "ds_config.json"), *shape.options],
-        passes_local_rank=False,
+        local_rank_option="",
         model_dir=folder,
         environment=dict(os.environ),
     )

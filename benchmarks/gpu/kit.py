@@ -198,7 +198,7 @@ class Kit:
                 interpreter=sys.executable,
                 target=target,
                 arguments=[*words, *options],
-                passes_local_rank=False,
+                local_rank_option="",
                 model_dir=MODELS,
                 environment={**self.environment, **(environment or {})},
             ),

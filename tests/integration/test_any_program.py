@@ -390,7 +390,7 @@ def test_a_raw_program_follows_the_candidate_as_it_is(trials, name, arguments, v
         window=SHORT,
         model_dir=PROGRAMS / "any",
         environment={**os.environ, **variables},
-        passes_local_rank=True,
+        local_rank_option="--local_rank",
     )
     if arguments is None:
         # It knows no file of a configuration.

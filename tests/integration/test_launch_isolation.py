@@ -38,7 +38,7 @@ def inspected(trials, request, monkeypatch):
         slots=2,
         window=SHORT,
         environment=environment,
-        passes_local_rank=True,
+        local_rank_option="--local_rank",
     )
     return environment, result, [found_by(trials, result, rank) for rank in range(2)]
 

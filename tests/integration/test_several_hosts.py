@@ -35,7 +35,7 @@ def over_hosts(trials: Trials, script: str, **options: object) -> TrialResult:
 
 @pytest.mark.long
 def test_a_trial_has_the_ranks_of_all_hosts_and_each_leaves_its_record(trials: Trials) -> None:
-    result = over_hosts(trials, "inspects.py", passes_local_rank=True)
+    result = over_hosts(trials, "inspects.py", local_rank_option="--local_rank")
     assert result.outcome is Outcome.COMPLETED, result.reason
     assert result.metrics["throughput"] > 0
     assert len(result.memory.peak) == 2

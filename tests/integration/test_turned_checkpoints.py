@@ -70,7 +70,7 @@ class Runs:
         own = self._config.parent
         return TrainingOrder(
             program={"script": str(FOLDER / "saves.py")},
-            passes_local_rank=False,
+            local_rank_option="",
             arguments=arguments,
             ds_config={},
             is_in_code=False,

@@ -137,7 +137,7 @@ def test_a_training_at_full_length_has_what_the_trials_had(turned: dict[str, Any
     (tmp_path / "train.py").write_text(TRAINED)
     order = TrainingOrder(
         program={"script": str(tmp_path / "train.py")},
-        passes_local_rank=False,
+        local_rank_option="",
         arguments=[],
         ds_config={},
         is_in_code=False,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune, left_in
 
+from trial_lib.command.entrypoint import parse_entrypoint
 from trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from trial_lib.study.opening.followed import Followed, followed
 from trial_lib.wire.errors import InputError
@@ -29,6 +30,21 @@ import torch.distributed as dist
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 open("after", "w").close()
 """
+CALLS_THE_RUNNER = """
+import sys
+from deepspeed.launcher import runner
+runner.main(["--num_gpus", "2", "--master_port", "29519", "train.py", *sys.argv[1:]])
+open("after", "w").close()
+"""
+MODULES = {
+    "torch.distributed.launch --nproc_per_node 2 train.py --x": "",
+    "torch.distributed.run --nproc_per_node 2 train.py": "",
+    "deepspeed.launcher.runner --num_gpus 2 train.py": "",
+    "deepspeed.launcher.launch --world_info=eyJsb2NhbGhvc3QiOiBbMSwgM119 --master_port=4 train.py": (
+        "deepspeed.launcher.runner --include localhost:1,3 --master_port 4 train.py"
+    ),
+    "accelerate.commands.launch --use_deepspeed --num_processes 2 train.py": "",
+}
 IN_WORKERS = """
 import torch.distributed as dist, torch.multiprocessing as mp
 def work(rank):
@@ -76,6 +92,22 @@ def test_the_launcher_that_a_wrapper_starts_is_what_is_tuned(folder: Path, comma
     assert found.folder == (folder / "code" if command == "make train" else folder)
     assert f"`{' '.join(found.words)}`. ZeroTune tunes that command." in found.notes[0]
     assert (folder / "prepared").exists() == ("launcher.py" in command)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_launcher_that_is_a_module_is_followed_wherever_it_stands(folder: Path, module: str) -> None:
+    (folder / "run.sh").write_text(f"python -u -m {module}\ntouch after\n")
+    words = ["python", "-m", *(MODULES[module] or module).split()]
+    assert list(follow(folder, "bash run.sh").words) == words
+    # As it is typed without a shell.
+    assert parse_entrypoint(["python", "-m", *module.split()], folder=folder, shell=dict(os.environ)).slots == 2
+
+
+def test_a_program_that_calls_deepspeeds_launcher_as_a_function_is_followed(folder: Path) -> None:
+    """As GPT-NeoX's `deepy.py` does."""
+    (folder / "deepy.py").write_text(CALLS_THE_RUNNER)
+    words = "python -m deepspeed.launcher.runner --num_gpus 2 --master_port 29519 --log_level info train.py --x"
+    assert list(follow(folder, "python deepy.py --x").words) == words.split()
 
 
 def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_group(folder: Path) -> None:

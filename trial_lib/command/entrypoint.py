@@ -40,7 +40,8 @@ class Entrypoint(BaseModel):
         devices: the devices that the launcher's options choose, by their numbers on this host. None is any.
         excluded_devices: the devices that the launcher's options exclude.
         hosts: the slots of each host in the launcher's hostfile, if there are several hosts.
-        passes_local_rank: whether the script expects `--local_rank=N` as its first argument, which `deepspeed` passes.
+        local_rank_option: the option in front of the arguments by which the launcher passes the local rank, such as
+            `--local_rank` of `deepspeed`. Empty if it passes none.
         notes: one sentence for each part of the command that was left out.
     """
 
@@ -64,7 +65,7 @@ class Entrypoint(BaseModel):
     devices: tuple[int, ...] | None = None
     excluded_devices: tuple[int, ...] = ()
     hosts: dict[str, int] = Field(default_factory=dict)
-    passes_local_rank: bool = False
+    local_rank_option: str = ""
     notes: tuple[str, ...] = ()
 
     @property

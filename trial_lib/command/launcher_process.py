@@ -3,15 +3,22 @@
 A rank imports this module, so it imports neither pydantic nor torch.
 """
 
+import base64
+import binascii
+import json
 import os
 import re
 from collections.abc import Sequence
 
-from trial_lib.command.launchers import LAUNCHERS, all_modules, launcher_of
+from trial_lib.command.launchers import DEEPSPEED_LAUNCH, LAUNCHERS, all_modules, launcher_of
 
 _PYTHON = re.compile(r"python[\d.]*")
 # A launcher with one of these options prints and exits. It starts no rank.
 _ABOUT_ITSELF = ("--version", "-V", "-version", "--help", "-h")
+_WORLD = "--world_info"
+# DeepSpeed's launcher adds these itself, and tells the module its hosts and devices in base64.
+_ITS_OWN = ("--node_rank", "--master_addr", "--save_pid", "--enable_each_rank_log")
+_SWITCHES = ("--module", "--no_python", "--no_local_rank", "--bind_cores_to_rank", "--quiet", "-q")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -36,13 +43,47 @@ def launcher_in(words: Sequence[str]) -> list[str] | None:
         script = words[position:]
         return list(script) if _starts_ranks(script) else None
     for launcher in LAUNCHERS.values():
-        for module in (*launcher.modules, *launcher.other_modules):
+        for module in launcher.modules:
             named = module.split()
             if list(words[position : position + len(named)]) == named:
+                started = runner_words(words[position + 1 :]) if module == DEEPSPEED_LAUNCH else None
+                if started is not None:
+                    return [words[0], "-m", launcher.modules[0], *started]
                 # A module with a subcommand is typed by the module that the subcommand is.
                 typed = launcher.modules[0] if len(named) > 1 else module
                 return [words[0], "-m", typed, *words[position + len(named) :]]
     return None
+
+
+def runner_words(words: Sequence[str]) -> list[str] | None:
+    """Returns the words of `deepspeed.launcher.runner` that start the same ranks as `deepspeed.launcher.launch`.
+
+    Args:
+        words: behind the name of the module. None is returned for several hosts.
+
+    Example:
+        >>> runner_words(["--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19", "train.py", "--lr", "0.1"])
+        ['--num_gpus', '2', 'train.py', '--lr', '0.1']
+    """
+    rest, kept, world = list(words), [], ""
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest.pop(0).partition("=")
+        if not equals and flag not in _SWITCHES and rest:
+            value = rest.pop(0)
+        if flag == _WORLD:
+            world = value
+        elif flag not in _ITS_OWN:
+            kept += [flag] if flag in _SWITCHES else [flag, value]
+    try:
+        hosts: dict[str, list[int]] = json.loads(base64.urlsafe_b64decode(world))
+        ((_, devices),) = hosts.items()
+    except (binascii.Error, ValueError, AttributeError):
+        return None
+    if devices == list(range(len(devices))):
+        chosen = ["--num_gpus", str(len(devices))]
+    else:
+        chosen = ["--include", "localhost:" + ",".join(map(str, devices))]
+    return [*chosen, *kept, *rest]
 
 
 def is_python(program: str) -> bool:

@@ -19,6 +19,11 @@ from trial_lib.command.launcher_options import (
     Option,
 )
 
+TORCH_LAUNCH = "torch.distributed.launch"
+"""torchrun's older module."""
+DEEPSPEED_LAUNCH = "deepspeed.launcher.launch"
+"""The module by which DeepSpeed's launcher starts the ranks of one host."""
+
 
 @dataclass(frozen=True)
 class UserLauncher:
@@ -34,7 +39,6 @@ class UserLauncher:
             name the launcher.
         count: the options that say how many ranks start, for the readers that use them. The first that is typed counts.
         modules: the modules behind `python -m` that are the launcher, each with the words that belong to its name.
-        other_modules: modules of the launcher that start ranks in a way that ZeroTune does not follow.
         comes_with_python: whether it is installed beside a Python, which then runs the ranks.
         runs_command: whether a whole command follows, and not a Python script.
         is_environment: whether it starts no ranks, and only runs the command in an environment of its own.
@@ -56,7 +60,6 @@ class UserLauncher:
     yaml_options: Mapping[str, Option] | None = None
     count: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    other_modules: tuple[str, ...] = ()
     comes_with_python: bool = False
     runs_command: bool = False
     is_environment: bool = False
@@ -88,8 +91,7 @@ _RECORDS = (
         read="trial_lib.command.launcher_readers:read_deepspeed",
         options=DEEPSPEED,
         yaml_options=DEEPSPEED_IN_YAML,
-        modules=("deepspeed.launcher.runner",),
-        other_modules=("deepspeed.launcher.launch",),
+        modules=("deepspeed.launcher.runner", DEEPSPEED_LAUNCH),
         comes_with_python=True,
         sets_local_size=True,
         overrides_visible_devices=True,
@@ -100,8 +102,7 @@ _RECORDS = (
         read="trial_lib.command.launcher_readers:read_torchrun",
         options=TORCHRUN,
         yaml_options=TORCHRUN_IN_YAML,
-        modules=("torch.distributed.run",),
-        other_modules=("torch.distributed.launch",),
+        modules=("torch.distributed.run", TORCH_LAUNCH),
         comes_with_python=True,
         gives_one_thread=True,  # torch/distributed/run.py
         rank_variables={
@@ -227,7 +228,7 @@ def python_programs() -> tuple[str, ...]:
 def all_modules() -> Iterator[str]:
     """Yields every module of a launcher, each with the words that belong to its name."""
     for launcher in LAUNCHERS.values():
-        yield from (*launcher.modules, *launcher.other_modules)
+        yield from launcher.modules
 
 
 def launchers_listed() -> str:

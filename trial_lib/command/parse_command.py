@@ -13,7 +13,14 @@ from typing import Any
 
 from trial_lib.command.elsewhere.started import started_elsewhere
 from trial_lib.command.launcher_options import DETERMINED
-from trial_lib.command.launchers import NONE, UserLauncher, all_modules, launcher_of_module, launcher_of_program
+from trial_lib.command.launcher_process import runner_words
+from trial_lib.command.launchers import (
+    DEEPSPEED_LAUNCH,
+    NONE,
+    UserLauncher,
+    launcher_of_module,
+    launcher_of_program,
+)
 from trial_lib.command.read_options import read_options
 from trial_lib.command.words import Words
 
@@ -147,12 +154,20 @@ def _parse_module(words: Words, module: str, interpreter: str | None) -> dict[st
     launcher = launcher_of_module(module)
     if launcher is not None and (words.follows or launcher.yaml_options is not None):
         _take_rest_of_name(words, launcher.modules, module)
+        words.program = module
+        if module == DEEPSPEED_LAUNCH:
+            words.rest = _runner_words(words)
         return _launched(words, launcher, interpreter)
-    if module in all_modules():
-        raise words.error(f"the launcher {module} is not understood.")
     if not _MODULE.fullmatch(module):
         raise words.error(f"{module!r} is not the name of a module.")
     return {"module": module}
+
+
+def _runner_words(words: Words) -> list[str]:
+    found = runner_words(words.rest)
+    if found is None:
+        raise words.error(f"{DEEPSPEED_LAUNCH} is given no devices, or several hosts.", "Type `deepspeed` instead.")
+    return found
 
 
 def _trial_class(words: Words, name: str) -> dict[str, Any]:

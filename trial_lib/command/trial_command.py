@@ -9,11 +9,14 @@ from trial_lib.command.entrypoint import Entrypoint, split_flag
 from trial_lib.command.file_targets import FileTarget, text_in_file
 from trial_lib.command.mapping_targets import is_variable, with_switch
 from trial_lib.command.switches import SwitchValue, text_of
+from trial_lib.deepspeed_config.deepspeed_json import named_alike
 from trial_lib.deepspeed_config.overrides import setting_at
 from trial_lib.wire.turned import in_command
 
 COMMAND_FILES = "command_files"
 """The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
+
+_SHOWN = 20
 
 WordChange = tuple[str, str]
 """A change in a command: the old text, which is empty if something was added, and the new text."""
@@ -76,7 +79,12 @@ def trial_command(
         copies[file.path] = str(copy)
         changes += _with_path(arguments, file.positions(entrypoint.arguments, folder), copy)
     named = [(position, split_flag(arguments[position])[0]) for position in entrypoint.config_positions]
-    changes += _with_path(arguments, named, config_path)
+    for position, before in named:
+        typed = arguments[position].removeprefix(before)
+        word = named_alike(typed, config_values, config_path)
+        arguments[position] = f"{before}{word}"
+        # The configuration itself is too long to be shown.
+        changes.append((typed if word == str(config_path) else f"{typed[:_SHOWN]}...", str(config_path)))
     variables = {name: str(config_path) for name in entrypoint.config_variables}
     # Words by their numbers come first, because other targets may add words.
     for target, value in sorted(mapped.items(), key=lambda item: not item[0].startswith("argv:")):

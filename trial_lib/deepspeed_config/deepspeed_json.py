@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,38 @@ def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]
         is_path = False
     if is_path:
         return read_deepspeed_json(folder / value)
-    if value.lstrip().startswith("{"):
-        return _parse(value, where)
-    try:
-        decoded = base64.urlsafe_b64decode(value).decode()
-    except (binascii.Error, ValueError):
-        decoded = ""
-    if decoded.lstrip().startswith("{"):
-        return _parse(decoded, where)
+    text = value if value.lstrip().startswith("{") else _decoded(value)
+    if text:
+        return _parse(text, where)
     raise InputError(
         f"the DeepSpeed configuration {value} does not exist.",
         where=where,
         remedy=f"Name an existing JSON file, relative to {folder}.",
     )
+
+
+def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:
+    """Returns the value that names another configuration in the form that the user chose.
+
+    Code that decodes its configuration itself takes no path.
+
+    Args:
+        value: the user's, of any form that `read_named_config` reads.
+        config: the other configuration.
+        path: the file of the other configuration.
+    """
+    if value.lstrip().startswith("{"):
+        return json.dumps(config)
+    return base64.urlsafe_b64encode(json.dumps(config).encode()).decode() if _decoded(value) else str(path)
+
+
+def _decoded(value: str) -> str:
+    """Returns the text of an object that is written in base64; empty for anything else."""
+    try:
+        decoded = base64.urlsafe_b64decode(value).decode()
+    except (binascii.Error, ValueError):
+        return ""
+    return decoded if decoded.lstrip().startswith("{") else ""
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def foresee(
     now = time.time()
     order = ForeseeOrder(
         program=program.target,
-        passes_local_rank=program.passes_local_rank,
+        local_rank_option=program.local_rank_option,
         arguments=program.arguments,
         model_dir=str(program.model_dir),
         scratch=str(scratch),

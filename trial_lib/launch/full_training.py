@@ -190,7 +190,7 @@ def _run(
     program, ranks = plan.program, range(plan.slots)
     order = TrainingOrder(
         program=program.target,
-        passes_local_rank=program.passes_local_rank,
+        local_rank_option=program.local_rank_option,
         arguments=program.arguments,
         ds_config=plan.ds_config,
         is_in_code=plan.is_in_code,

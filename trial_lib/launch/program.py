@@ -17,7 +17,7 @@ class Program:
         interpreter: the Python that runs it.
         target: `{"script": path}` or `{"module": name}`.
         arguments: the arguments of its command line.
-        passes_local_rank: whether each rank gets `--local_rank=N` before them, as `deepspeed` passes it.
+        local_rank_option: as `RankOrder` has it.
         model_dir: its working directory.
         environment: all its environment variables, except those of the rank.
         launched_by: the name of the user's launcher, as in `Entrypoint`.
@@ -28,7 +28,7 @@ class Program:
     interpreter: str
     target: dict[str, str]
     arguments: list[str]
-    passes_local_rank: bool
+    local_rank_option: str
     model_dir: Path
     environment: dict[str, str]
     launched_by: str | None = None

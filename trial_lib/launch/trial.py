@@ -224,7 +224,7 @@ def order_of(plan: TrialPlan, launched_at: float) -> RankOrder:
     """
     return RankOrder(
         program=plan.program.target,
-        passes_local_rank=plan.program.passes_local_rank,
+        local_rank_option=plan.program.local_rank_option,
         model_dir=str(plan.program.model_dir),
         scratch=str(plan.paths.scratch),
         protected_before=launched_at if plan.protected_before is None else plan.protected_before,

@@ -183,7 +183,8 @@ def _let_config_count(turned: Mapping[str, Any], _deepspeed: ModuleType) -> None
 
 
 def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[str]:
-    return [f"--local_rank={os.environ['LOCAL_RANK']}", *arguments] if order.passes_local_rank else arguments
+    option = order.local_rank_option
+    return [f"{option}={os.environ['LOCAL_RANK']}", *arguments] if option else arguments
 
 
 def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_built: bool) -> None:

@@ -67,7 +67,7 @@ def program_of(
         interpreter=interpreter_of(experiment),
         target=target,
         arguments=arguments,
-        passes_local_rank=entrypoint.passes_local_rank,
+        local_rank_option=entrypoint.local_rank_option,
         model_dir=experiment.model_dir,
         environment=environment,
         launched_by=entrypoint.launched_by,

@@ -158,7 +158,7 @@ def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> lis
     started = [ranks, str(resources.slots_per_trial)]
     if resources.hosts:
         started = ["--hostfile", str(paths.trial(0).hostfile)]
-    local_rank = [] if entrypoint.passes_local_rank else ["--no_local_rank"]
+    local_rank = [] if entrypoint.local_rank_option else ["--no_local_rank"]
     return [_beside(interpreter_of(experiment), "deepspeed"), *started, *local_rank, *target]
 
 

@@ -25,7 +25,7 @@ class ForeseeOrder:
 
     Attributes:
         program: `{"script": path}` or `{"module": name}`.
-        passes_local_rank: whether `--local_rank=0` comes before the arguments, as `deepspeed` passes it.
+        local_rank_option: as `RankOrder` has it.
         arguments: the program's command line.
         model_dir: the working directory.
         scratch: a folder that replaces the user's files for everything that the program would write.
@@ -46,7 +46,7 @@ class ForeseeOrder:
     """
 
     program: dict[str, str]
-    passes_local_rank: bool = False
+    local_rank_option: str = ""
     arguments: list[str] = field(default_factory=list)
     model_dir: str
     scratch: str

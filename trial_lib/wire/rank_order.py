@@ -103,7 +103,8 @@ class RankOrder:
 
     Attributes:
         program: `{"script": path}` or `{"module": name}`.
-        passes_local_rank: whether each rank passes `--local_rank=N` before the arguments, as `deepspeed` does.
+        local_rank_option: the option that tells the program its local rank, before the arguments, as `deepspeed` passes
+            `--local_rank=N`. Empty if the launcher passes none.
         model_dir: the working directory.
         scratch: a folder that replaces the user's files for everything that the program would write.
         protected_before: seconds since the epoch. The ranks never change a file of the user's that is older.
@@ -118,7 +119,7 @@ class RankOrder:
     """
 
     program: dict[str, str]
-    passes_local_rank: bool
+    local_rank_option: str
     model_dir: str
     scratch: str
     protected_before: float
@@ -154,7 +155,7 @@ class TrainingOrder:
 
     Attributes:
         program: as `RankOrder` has it.
-        passes_local_rank: as `RankOrder` has it.
+        local_rank_option: as `RankOrder` has it.
         arguments: the program's command line.
         ds_config: the DeepSpeed configuration to train with.
         is_in_code: whether the program's own configuration is in its code, so that the rank has to merge `ds_config`.
@@ -165,7 +166,7 @@ class TrainingOrder:
     """
 
     program: dict[str, str]
-    passes_local_rank: bool
+    local_rank_option: str
     arguments: list[str]
     ds_config: dict[str, Any]
     is_in_code: bool

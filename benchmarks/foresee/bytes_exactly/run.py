@@ -144,7 +144,7 @@ class Foreseer:
             interpreter=sys.executable,
             target={"script": script.name},
             arguments=list(arguments),
-            passes_local_rank=False,
+            local_rank_option="",
             model_dir=script.parent,
             environment=dict(os.environ),
         )

@@ -66,7 +66,7 @@ def test_what_the_deepspeed_launcher_decides_is_left_out_with_a_note() -> None:
     entrypoint = parse_entrypoint("deepspeed --num_gpus 4 --master_port=29501 --num_nodes 1 train.py --num_gpus 7")
     assert entrypoint.script == "train.py"
     assert entrypoint.arguments == ("--num_gpus", "7")
-    assert entrypoint.passes_local_rank
+    assert entrypoint.local_rank_option == "--local_rank"
     assert entrypoint.notes == (
         "--num_gpus 4 is left out: resources.slots_per_trial says how many ranks start.",
         "--master_port 29501 is left out: every trial has a port of its own.",
@@ -84,7 +84,7 @@ def test_torchrun_is_understood_in_both_spellings(launcher: str) -> None:
     entrypoint = parse_entrypoint(f"{launcher} --standalone --nnodes 1 --nproc-per-node=2 train.py --x")
     assert entrypoint.script == "train.py"
     assert entrypoint.arguments == ("--x",)
-    assert not entrypoint.passes_local_rank
+    assert entrypoint.local_rank_option == ""
     assert len(entrypoint.notes) == 3
 
 
@@ -127,7 +127,7 @@ REFUSALS = {
     "python3.10 train.py": "may be another Python than ZeroTune's own",
     "bash run.sh": "begins with 'bash', which ZeroTune cannot start",
     "accelerate launch train.py": "begins with 'accelerate'",
-    "python -m torch.distributed.launch train.py": "the launcher torch.distributed.launch is not understood",
+    "python -m torch.distributed.launch --nnodes=2 train.py": "--nnodes 2 asks for several nodes",
     "deepspeed --hostfile hosts train.py": "the option --hostfile of the launcher deepspeed is not supported",
     "deepspeed --include=localhost:0 train.py": "the option --include of",
     "deepspeed --num_nodes 2 train.py": "--num_nodes 2 asks for several nodes",

@@ -16,6 +16,11 @@ BIN = "/opt/env/bin"
         (f"{BIN}/python {BIN}/accelerate-launch train.py", f"{BIN}/accelerate-launch train.py"),
         ("python -m torch.distributed.run train.py", "python -m torch.distributed.run train.py"),
         ("python -X dev -m deepspeed.launcher.runner train.py", "python -m deepspeed.launcher.runner train.py"),
+        ("python -m torch.distributed.launch train.py", "python -m torch.distributed.launch train.py"),
+        (
+            "python -u -m deepspeed.launcher.launch --world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19 --master_port=4 t.py --x",
+            "python -m deepspeed.launcher.runner --num_gpus 2 --master_port 4 t.py --x",
+        ),
         ("python -m accelerate.commands.launch train.py", "python -m accelerate.commands.launch train.py"),
         (
             "python -m accelerate.commands.accelerate_cli launch train.py",

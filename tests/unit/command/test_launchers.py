@@ -14,6 +14,8 @@ from trial_lib.command.launcher_options import DEEPSPEED, TORCHRUN
 from trial_lib.command.launchers import LAUNCHERS
 from trial_lib.wire.errors import InputError
 
+# {"localhost": [0, 1]}, as DeepSpeed's launcher writes it.
+WORLD = "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19"
 ROOT = Path(__file__).parents[3]
 
 
@@ -24,7 +26,7 @@ def typed(command: str, folder: Path = Path(), **variables: str) -> Entrypoint:
 @pytest.mark.parametrize(
     ("command", "fields"),
     [
-        ("deepspeed train.py", {"slots": "memory_nodes", "passes_local_rank": True}),
+        ("deepspeed train.py", {"slots": "memory_nodes", "local_rank_option": "--local_rank"}),
         ("deepspeed --num_gpus 2 train.py", {"slots": 2}),
         ("deepspeed --num_accelerators=2 train.py", {"slots": 2}),
         ("deepspeed --num_gpu 2 train.py", {"slots": 2}),  # as argparse has it
@@ -36,9 +38,19 @@ def typed(command: str, folder: Path = Path(), **variables: str) -> Entrypoint:
         (f"deepspeed --include {socket.gethostname()}:0 train.py", {"slots": 1, "devices": (0,)}),
         ("deepspeed --exclude localhost:0 train.py", {"slots": "all", "excluded_devices": (0,)}),
         ("deepspeed --module pkg.train", {"script": None, "module": "pkg.train"}),
-        ("deepspeed --no_local_rank train.py", {"passes_local_rank": False}),
+        ("deepspeed --no_local_rank train.py", {"local_rank_option": ""}),
         ("python -m deepspeed.launcher.runner --num_gpus 2 train.py", {"slots": 2}),
-        ("torchrun train.py", {"slots": 1, "passes_local_rank": False}),
+        (f"python -m deepspeed.launcher.launch {WORLD} --node_rank=0 train.py", {"slots": 2, "devices": None}),
+        (
+            "python -u -m deepspeed.launcher.launch --world_info eyJoIjogWzEsIDNdfQ== --no_local_rank --module train",
+            {"script": None, "module": "train", "devices": (1, 3), "local_rank_option": ""},
+        ),
+        (
+            "python -m torch.distributed.launch --nproc_per_node=2 train.py",
+            {"slots": 2, "launched_by": "torchrun", "local_rank_option": "--local-rank"},
+        ),
+        ("python -m torch.distributed.launch --use-env train.py", {"slots": 1, "local_rank_option": ""}),
+        ("torchrun train.py", {"slots": 1, "local_rank_option": ""}),
         ("torchrun --nproc-per-node=2 train.py", {"slots": 2}),
         ("torchrun --nproc_per_node 2 --nnodes 1 --standalone train.py", {"slots": 2}),
         ("torchrun --nproc_per_node gpu train.py", {"slots": "gpu"}),
@@ -192,7 +204,8 @@ REFUSALS = {
     "torchrun --virtual-local-rank train.py": "a rank finds its device by its LOCAL_RANK",
     "torchrun --nprocs 2 train.py": "the option --nprocs of the launcher torchrun is not supported",
     "accelerate test": "accelerate starts a training by `accelerate launch`",
-    "python -m torch.distributed.launch train.py": "the launcher torch.distributed.launch is not understood",
+    "python -m deepspeed.launcher.launch --world_info=None train.py": "deepspeed.launcher.launch is given no devices",
+    "python -m torch.distributed.launch --nnodes 2 train.py": "asks for several nodes",
     "python -c 1": "option -c is not supported",
     "bash run.sh": "begins with 'bash', which ZeroTune cannot start",
     "env -u A python train.py": "begins with '-u'",

@@ -1,5 +1,6 @@
 """What the ranks of a trial are given of the user's command, and what is read off the command as it was typed."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def test_a_trials_configuration_takes_the_place_of_the_users() -> None:
     assert found.arguments == [f"--deepspeed={CONFIG}", "--x"]
     assert found.changes == [("lr=1/ds.json", str(CONFIG))]
     assert entrypoint.arguments == ("--deepspeed=lr=1/ds.json", "--x")
+
+
+def test_a_configuration_that_is_an_argument_itself_keeps_its_form() -> None:
+    """GPT-NeoX's `train.py` decodes its own arguments, and would not find a path there."""
+    values: dict[str, object] = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+    own = base64.urlsafe_b64encode(b'{"train_batch_size": 4}').decode()
+    (_, encoded, _) = command(f"--deepspeed_config {own} --x", {}, values).arguments
+    assert json.loads(base64.urlsafe_b64decode(encoded)) == values
+    found = command('--deepspeed={"train_batch_size":4}', {}, values)
+    assert json.loads(found.arguments[0].removeprefix("--deepspeed=")) == values
+    # Thousands of letters are no news.
+    assert found.changes == [('{"train_batch_size":...', str(CONFIG))]
 
 
 TYPED = [

@@ -30,7 +30,7 @@ SIZE = SizeOrder(
 )
 ORDER = RankOrder(
     program={"script": "train.py"},
-    passes_local_rank=True,
+    local_rank_option="--local_rank",
     model_dir="/code",
     scratch="/s/scratch",
     protected_before=12.5,
@@ -44,7 +44,7 @@ ORDER = RankOrder(
 )
 TRAINING = TrainingOrder(
     program={"module": "train"},
-    passes_local_rank=False,
+    local_rank_option="",
     arguments=[],
     ds_config={"train_batch_size": 8},
     is_in_code=True,

@@ -60,7 +60,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
 
         foreseeing = Foreseeing(order, end)
         foreseeing.install()
-        arguments = [*(["--local_rank=0"] if order.passes_local_rank else []), *order.arguments]
+        arguments = [*([f"{order.local_rank_option}=0"] if order.local_rank_option else []), *order.arguments]
         run_program(order.program, arguments)
     except SystemExit as stop:
         if stop.code not in (None, 0):

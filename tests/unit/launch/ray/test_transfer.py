@@ -28,7 +28,7 @@ def plan(root: Path) -> TrialPlan:
             interpreter="python",
             target={"script": "train.py"},
             arguments=[f"--deepspeed_config={paths.ds_config}", "--lr", "0.1"],
-            passes_local_rank=True,
+            local_rank_option="--local_rank",
             model_dir=Path("/code"),
             environment={"SPEC": str(paths.training_spec), "HOME": "/home/me"},
         ),
