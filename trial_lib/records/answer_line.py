@@ -9,12 +9,15 @@ NO_GAIN = "There is no measurement of your configuration, so there is no gain to
 NONE_FASTER = "No configuration was faster than yours."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
 NONE_FASTER_ALIKE = "No configuration that trains as yours does was faster than yours."
+PROCESSOR_TIME = " in processor time"
 NONE_FOUND = "No configuration was found."
 NOTHING_CONFIRMED = "Nothing could be measured a second time."
 NONE_CONFIRMED = "Of the configurations that may be faster than yours ({}) none could be measured a second time."
 
 
-def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05) -> str:
+def gain_line(
+    gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05, by: str = ""
+) -> str:
     """Returns the answer of a study with a faster configuration.
 
     Args:
@@ -22,6 +25,7 @@ def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None 
         name: the configuration, by `name_of`. Empty if it is unknown.
         interval: the ends of the gain's confidence interval. None for a gain from one measurement each.
         error: the probability that the interval misses the true gain.
+        by: `PROCESSOR_TIME` if that was compared, and not the clock.
 
     Example:
         >>> gain_line(2.534, "ZeRO 0, micro-batch 64, accumulation 2", (2.185, 2.919))
@@ -31,7 +35,7 @@ def gain_line(gain: float, name: str = "", interval: tuple[float, float] | None 
     if interval is not None:
         low, high = interval
         sure = f"{confidence_level(error)} {low:.2f} to {high:.2f}"
-    return f"{gain:.2f}x faster than your configuration ({sure}){name and f': {name}'}"
+    return f"{gain:.2f}x faster than your configuration{by} ({sure}){name and f': {name}'}"
 
 
 def confidence_level(error: float) -> str:

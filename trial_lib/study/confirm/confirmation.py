@@ -34,7 +34,14 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
-from trial_lib.study.confirm.finding import ConfirmationVerdict, Confirmed, Estimate, Finding, learning_rate_advice
+from trial_lib.study.confirm.finding import (
+    ConfirmationVerdict,
+    Confirmed,
+    Estimate,
+    Finding,
+    learning_rate_advice,
+    micro_batch_advice,
+)
 from trial_lib.study.confirm.finding_devices import said_of_devices
 from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 from trial_lib.wire.traced_step import TRACE
@@ -398,7 +405,8 @@ class Confirmation:
 
 
 def _advice(own: Candidate, chosen: Candidate) -> str:
-    return learning_rate_advice(global_batch(own), global_batch(chosen))
+    of_rate = learning_rate_advice(global_batch(own), global_batch(chosen))
+    return " ".join(filter(None, (of_rate, micro_batch_advice(own.micro_batch_size, chosen.micro_batch_size))))
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:

@@ -10,6 +10,7 @@ from trial_lib.records.answer_line import (
     NONE_FASTER_ALIKE,
     NONE_FASTER_BEYOND_NOISE,
     NOTHING_CONFIRMED,
+    PROCESSOR_TIME,
     confidence_level,
     gain_line,
 )
@@ -76,7 +77,7 @@ class Finding(FrozenRecord):
         own: the user's configuration. None if it was not measured.
         candidates: the others, best first.
         winner: the configuration to train with. None if no configuration could be measured again.
-        advice: on the learning rate, if the winner has another global batch. Empty otherwise.
+        advice: on the learning rate and on the code, if the winner has another batch. Empty otherwise.
         freeing: the expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
         in_code: a change that the winner needs in the code. Empty if none.
         left_out: configurations that were not tried because two trials had failed alike, a sentence each.
@@ -109,16 +110,20 @@ class Finding(FrozenRecord):
             is_own = self.own is not None and self.own.verdict == "own"
             return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
         if self.winner.verdict == "own":
-            if any(candidate.verdict == "disagrees" for candidate in self.candidates):
-                return NONE_FASTER_ALIKE
-            is_near = any(candidate.verdict == "equal" for candidate in self.candidates)
-            return NONE_FASTER_BEYOND_NOISE if is_near else NONE_FASTER
+            verdicts = {candidate.verdict for candidate in self.candidates}
+            none = NONE_FASTER_BEYOND_NOISE if "equal" in verdicts else NONE_FASTER
+            none = NONE_FASTER_ALIKE if "disagrees" in verdicts else none
+            return f"{none.removesuffix('.')}{self._by}."
         if self.winner.gain is None:
             value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
             said = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
             return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
         gain = self.winner.gain
-        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error)
+        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error, self._by)
+
+    @property
+    def _by(self) -> str:
+        return "" if self.quantity == self.metric else PROCESSOR_TIME
 
     @property
     def failure(self) -> str:
@@ -193,6 +198,16 @@ def freeing_advice(micro_batch_size: int, factor: float) -> str:
     return (
         f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
         f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
+    )
+
+
+def micro_batch_advice(own: int, winner: int) -> str:
+    """Returns what another micro-batch may change in a training of the same global batch; empty if it is the same."""
+    if own == winner:
+        return ""
+    return (
+        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
+        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
     )
 
 

@@ -7,6 +7,7 @@ from trial_lib.study.confirm.finding import (
     Estimate,
     Finding,
     learning_rate_advice,
+    micro_batch_advice,
     partition_advice,
 )
 
@@ -83,6 +84,22 @@ def test_a_winner_below_stage_3_says_what_it_needs_of_code_that_partitions_its_m
     advice = partition_advice(2, partitions_its_model=True)
     assert advice.endswith("give it enabled=False at stage 2.")
     assert advice in finding(in_code=advice).lines
+
+
+def test_the_headline_says_that_processor_time_was_compared() -> None:
+    by_time = {"quantity": "processor time per sample"}
+    assert finding(**by_time).sentence == (
+        "1.83x faster than your configuration in processor time (95 % CI 1.79 to 1.87): ZeRO 2, micro-batch 24"
+    )
+    none = finding(**by_time, winner=OWN, candidates=(confirmed(verdict="slower"),)).sentence
+    assert none == "No configuration was faster than yours in processor time."
+
+
+def test_another_micro_batch_comes_with_what_depends_on_it() -> None:
+    assert micro_batch_advice(4, 4) == ""
+    advice = micro_batch_advice(4, 16)
+    assert advice.startswith("The micro-batch is 16 and yours 4. Whatever depends on it trains differently")
+    assert "BatchNorm" in advice
 
 
 def test_another_global_batch_comes_with_advice_on_the_learning_rate() -> None:

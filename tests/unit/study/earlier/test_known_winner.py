@@ -191,10 +191,10 @@ def test_the_study_after_a_regression_compares_with_what_it_found(tuned: Experim
 
 def test_where_the_user_s_own_had_won_it_is_confirmed_against_the_best_of_the_others(team: Experiment) -> None:
     team.speed = lambda candidate: 50.0 if candidate.zero_stage is not None else 100.0
-    assert team.tune().record.finding == "No configuration was faster than yours."
+    assert team.tune().record.finding == "No configuration was faster than yours in processor time."
     study = team.tune()
     assert Purpose.SEARCH not in team.purposes
-    assert study.record.finding == "No configuration was faster than yours."
+    assert study.record.finding == "No configuration was faster than yours in processor time."
     team.versions = {**team.versions, "torch": "2.7.0"}
     with team.opened() as study:
         team.finish(study)
