@@ -1,6 +1,8 @@
 """The answer of a study is worded in one place, as a line that stands alone."""
 
-from trial_lib.records.answer_line import gain_line, name_of
+from pathlib import Path
+
+from trial_lib.records.answer_line import PROCESSOR_TIME, gain_line, name_of
 from trial_lib.records.candidate import Candidate
 
 
@@ -10,6 +12,12 @@ def test_the_answer_has_the_gain_its_interval_and_the_configuration() -> None:
         "2.53x faster than your configuration (95 % CI 2.19 to 2.92): ZeRO 0, micro-batch 64, accumulation 2"
     )
     assert "(99 % CI " in gain_line(2.5, "ZeRO 1", (2.0, 3.0), error=0.01)
+
+
+def test_the_example_of_the_first_pages_is_what_a_study_prints() -> None:
+    line = gain_line(1.99, "ZeRO 2, micro-batch 64, accumulation 2", (1.76, 2.26), by=PROCESSOR_TIME)
+    for page in ("README.md", "docs/index.md", "docs/tuning.md"):
+        assert line in (Path(__file__).parents[3] / page).read_text(), page
 
 
 def test_a_gain_without_an_interval_says_that_it_is_not_confirmed() -> None:
