@@ -28,6 +28,7 @@ from tasks.telling import impatient_if_away
 from tasks.without_secrets import keep_secrets_from_prefect
 from trial_lib.full_experiment.driver import LONGEST_END_S
 from trial_lib.full_experiment.open import full_experiment_of
+from trial_lib.launch.classify import REFUSED
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
@@ -184,7 +185,9 @@ def run_study(study: OpenStudy) -> RunFailures:
     driver = study.driver
     profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED:
-        return RunFailures(study=profile_failure(profile, had_engine(driver.setup, profile)))
+        failure = profile_failure(profile, had_engine(driver.setup, profile))
+        # The program's own error may be a consequence of the refusal, in other words.
+        return RunFailures(study=failure if REFUSED in failure else f"{study.config_check.warned} {failure}".lstrip())
     study.profiled()
     tell_profile(driver)
     if driver.setup.arguments.from_earlier and not driver.state.has_searched:

@@ -27,12 +27,14 @@ TYPED: dict[str, Triple] = {
     "fire_function": (4, 4, 32),
     "launcher_yaml": (4, 2, 16),
     "megatron_flags": (4, 4, 32),
+    "autotuner_lists": (2, 2, 8),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
     "fire_function": "fire",
     "trainer_custom_loss": "accelerate",
     "launcher_yaml": "accelerate",
+    "autotuner_lists": "accelerate",
 }
 # Of the study that `make test` has time for.
 SHORT = ("--max-trials", "3")
@@ -273,6 +275,33 @@ def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk
     assert headline in study.paths.report.read_text()
     assert not study.paths.best_command.exists()
     assert f"{headline} {document['reason']}" in study.paths.log.read_text()
+
+
+@STUDY
+@pytest.mark.long
+def test_a_configuration_with_a_section_of_the_autotuner_is_tuned_without_it(desk: Desk) -> None:
+    tuned = desk.at("autotuner_lists").tune()
+    # The plain program ends in the autotuner's own run, after some steps.
+    expect_answered(tuned, TYPED["autotuner_lists"])
+    best = json.loads(tuned.study.paths.best_ds_config.read_text())
+    assert "autotuning" not in best
+    micro, accumulation, _ = engine_of_best(tuned)
+    assert best["train_batch_size"] == 8 == 2 * micro * accumulation
+
+
+@STUDY
+def test_a_list_of_the_autotuner_is_told_with_what_to_type_here_and_has_a_report(desk: Desk) -> None:
+    typed = desk.at("autotuner_lists")
+    path = typed.folder / "ds_tuned.json"
+    path.write_text(path.read_text().replace('"stage": 2', '"stage": [2, 3]'))
+    ended = typed.type()
+    assert ended.returncode == 1, ended.stderr
+    answer = ended.stderr[ended.stderr.index("No configuration was found.") :]
+    assert "zero_optimization.stage: the list [2, 3] is a search space of DeepSpeed's autotuner" in answer
+    assert "zerotune tune -z 2 -z 3 -- COMMAND" in answer
+    assert "the report was not written" not in ended.stderr
+    assert "[2, 3]" in typed.study.paths.report.read_text()
+    assert "[2, 3]" in read_study(typed.study.paths.root).reason
 
 
 def best_of(tuned: Tuned) -> TrialResult:

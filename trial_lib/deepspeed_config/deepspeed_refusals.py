@@ -19,6 +19,14 @@ _COMPLAINT = re.compile(r"  (?P<what>\S.*?)(?: \[type=(?P<type>[\w.]+).*\]| \(ty
 _UNKNOWN = ("extra_forbidden", "value_error.extra")
 _LINK = re.compile(r" ?See https?://\S+|\n.*", re.DOTALL)
 _LONGEST = 300  # characters of DeepSpeed's own words
+# "Input should be 0, 1, 2, 3 or 3": DeepSpeed's stages have two names for the last one.
+_CHOICES = re.compile(r"(?P<before>Input should be )(?P<values>\S+(?:, \S+)* or \S+)$")
+# Sections, and the key in them that a single value is meant for.
+_SECTIONS = {
+    **{"optimizer": "type", "scheduler": "type", "zero_optimization": "stage"},
+    **{"offload_optimizer": "device", "offload_param": "device"},
+    **dict.fromkeys(("fp16", "bf16", "bfloat16", "amp", "flops_profiler", "torch_autocast"), "enabled"),
+}
 # Words for a batch that belongs to another number of replicas: ours, and DeepSpeed's (deepspeed/runtime/config.py).
 _OF_REPLICAS = ("* the replicas, of which", "Check batch related parameters")
 
@@ -75,7 +83,7 @@ def complaints_in(text: str) -> list[Complaint]:
         elif key and not line.startswith("    ") and (said := _COMPLAINT.match(line)):
             is_unknown = (said["type"] or said["old_type"]) in _UNKNOWN
             steps = tuple(re.split(r"\.| -> ", key))
-            complaints.append(Complaint(steps, "" if is_unknown else said["what"]))
+            complaints.append(Complaint(steps, "" if is_unknown else _CHOICES.sub(_each_once, said["what"])))
             key = ""
     return complaints
 
@@ -98,6 +106,11 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
     if refusal.is_unknown_key:
         near = difflib.get_close_matches(names.rpartition(".")[2], known, n=1, cutoff=0.8)
         return f"{names}: {deepspeed} has no such key.", f'Did you mean "{near[0]}"?' if near else "Remove it."
+    inner = None if isinstance(value, dict) else _SECTIONS.get(names.rpartition(".")[2])
+    if inner is not None:
+        return _no_section(names, value, inner, deepspeed)
+    if isinstance(value, list):
+        return _list(names, value, deepspeed)
     if isinstance(value, str) and _is_more_than_text(value):
         remedy = f"Write it without quotes: {value.strip().lower()}."
         return f'{names}: {deepspeed} takes no text here, and "{value}" is one.', remedy
@@ -107,8 +120,43 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
         return f"{names}: {deepspeed} refuses them together: {said}.", "Change one of them."
     if " has been removed" in said:
         return f"{names}: {deepspeed} refuses it: {said}.", "Remove it."
-    remedy = "Write the one value to train with." if isinstance(value, list) else "Change it."
-    return f"{names}: {deepspeed} refuses {_short(value)}: {said}.", remedy
+    return f"{names}: {deepspeed} refuses {_short(value)}: {said}.", "Change it."
+
+
+def _each_once(found: re.Match[str]) -> str:
+    *values, last = dict.fromkeys(re.split(", | or ", found["values"]))
+    return found["before"] + (f"{', '.join(values)} or {last}" if values else last)
+
+
+def _no_section(name: str, value: Any, inner: str, deepspeed: str) -> tuple[str, str]:
+    """Returns the fault and the remedy for a value in the place of a section, such as `"optimizer": "AdamW"`."""
+    what = f"{name}: {deepspeed} takes a section in braces here, and {_short(value)} is none."
+    if inner == "enabled":
+        is_on = str(value).strip().lower() not in ("false", "0", "none", "[]")
+        return what, f'Write {{"enabled": {json.dumps(is_on)}}}.'
+    if inner == "device" and not isinstance(value, str):
+        return what, 'Write {"device": "cpu"}, or leave it out.'
+    if isinstance(value, (str, int)) and not isinstance(value, bool):
+        is_number = isinstance(value, str) and _is_number(value)
+        return what, f'Write {{"{inner}": {value if is_number else json.dumps(value)}}}.'
+    return what, f'Write {{"{inner}": ...}}.'
+
+
+def _list(name: str, values: list[Any], deepspeed: str) -> tuple[str, str]:
+    """Returns the fault and the remedy for a list in the place of one value."""
+    shown = _short(values)
+    what = (
+        f"{name}: the list {shown} is a search space of DeepSpeed's autotuner, and {deepspeed} trains with one value."
+    )
+    if name == "zero_optimization.stage":
+        stages = " ".join(f"-z {value}" for value in values if type(value) is int)
+        return what, f"Write one of them, and let ZeroTune try the others: zerotune tune {stages} -- COMMAND."
+    if name in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION):
+        return what, "Write the one to train with. ZeroTune tries other sizes without a list."
+    return (
+        what,
+        f"Write one of them, and the values to try in an experiment's YAML: search_space: {{{name}: {shown}}}.",
+    )
 
 
 def is_of_replicas(refused: str) -> bool:

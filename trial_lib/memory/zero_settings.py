@@ -69,9 +69,8 @@ class ZeroSettings:
             ds_config: the configuration. It may have the sections of switches and of layouts.
             bytes_per_param: as in `ModelProfile`.
         """
-        zero = ds_config.get("zero_optimization") or {}
-        optimizer = ds_config.get("optimizer") or {}
-        stage = int(_get(zero, "stage", 0))
+        zero, optimizer = _section(ds_config, "zero_optimization"), _section(ds_config, "optimizer")
+        stage = _number(zero, "stage", 0)
         precision = precision_of(ds_config, bytes_per_param)
         return cls(
             stage=stage,
@@ -80,15 +79,15 @@ class ZeroSettings:
             precision=precision,
             optimizer_bytes=_optimizer_bytes(optimizer) * precision.state_bytes // STATE_BYTES,
             torch_adam=_is_torch_adam(optimizer),
-            reduce_bucket_size=int(_get(zero, "reduce_bucket_size", _BUCKET)),
+            reduce_bucket_size=_number(zero, "reduce_bucket_size", _BUCKET),
             overlap_comm=bool(_get(zero, "overlap_comm", stage == 3)),
             contiguous_gradients=bool(_get(zero, "contiguous_gradients", True)),
             # A parameter is freed if it is not needed soon, or if there is no room for it.
             max_live_parameters=min(
-                int(_get_of_stage_3(zero, "max_live_parameters", _LIVE)),
-                int(_get_of_stage_3(zero, "max_reuse_distance", _REUSE)),
+                _number_of_stage_3(zero, "max_live_parameters", _LIVE),
+                _number_of_stage_3(zero, "max_reuse_distance", _REUSE),
             ),
-            sub_group_size=int(_get(zero, "sub_group_size", _SUB_GROUP)),
+            sub_group_size=_number(zero, "sub_group_size", _SUB_GROUP),
             layout=Layout.of(ds_config),
         )
 
@@ -150,8 +149,11 @@ def _value_of(path: str, ds_config: Mapping[str, Any], settings: ZeroSettings) -
 def arm_label(ds_config: Mapping[str, Any]) -> str:
     """Returns the label of an arm, such as `z3-offload-optimizer`, without finer differences."""
     settings = ZeroSettings.of(ds_config)
+    stage = _get(_section(ds_config, "zero_optimization"), "stage", 0)
     offloads = {"optimizer": settings.offload_optimizer, "param": settings.offload_param}
-    return f"z{settings.stage}" + "".join(f"-offload-{what}" for what, where in offloads.items() if where != "none")
+    # A report may be of a configuration that DeepSpeed refuses.
+    named = f"z{settings.stage}" if isinstance(stage, (int, str, float)) else "z?"
+    return named + "".join(f"-offload-{what}" for what, where in offloads.items() if where != "none")
 
 
 _OFFLOADS: Mapping[str, Callable[[ZeroSettings], str]] = {
@@ -165,25 +167,38 @@ def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if value is None or value == "auto" else value
 
 
-def _get_of_stage_3(zero: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Returns a setting of stage 3, by its documented name or by its name without the stage."""
-    return _get(zero, f"stage3_{key}", _get(zero, key, default))
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Returns a section; an empty one for a value that DeepSpeed refuses there. Such a study has a report too."""
+    section = config.get(key)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _number(section: Mapping[str, Any], key: str, default: int) -> int:
+    """Returns a number, which DeepSpeed also takes as a text; the default for anything else."""
+    try:
+        return int(_get(section, key, default))
+    except (TypeError, ValueError, OverflowError):
+        return default
+
+
+def _number_of_stage_3(zero: Mapping[str, Any], key: str, default: int) -> int:
+    """Returns a number of stage 3, by its documented name or by its name without the stage."""
+    return _number(zero, f"stage3_{key}", _number(zero, key, default))
 
 
 def _offload(zero: Mapping[str, Any], key: str) -> str:
-    section = _get(zero, key, {})
-    return str(_get(section, "device", "none")) if section else "none"
+    return str(_get(_section(zero, key), "device", "none"))
 
 
 def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
     """Returns the bytes of one parameter's states in 32 bits. They are Adam's if the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
     if name == "sgd":
-        return 4 if _get(optimizer.get("params") or {}, "momentum", 0) else 0
+        return 4 if _get(_section(optimizer, "params"), "momentum", 0) else 0
     return _STATE_BYTES.get(name, ADAM_STATE_BYTES)
 
 
 def _is_torch_adam(optimizer: Mapping[str, Any]) -> bool:
     """Returns whether PyTorch's own Adam runs: the configuration asks for it, or the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
-    return not name or (name in ("adam", "adamw") and _get(optimizer.get("params") or {}, "torch_adam", False) is True)
+    return not name or (name in ("adam", "adamw") and _get(_section(optimizer, "params"), "torch_adam", False) is True)

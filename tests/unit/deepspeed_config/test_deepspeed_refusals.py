@@ -97,8 +97,33 @@ def said_of(keys: list[str], value: Any, said: str = "TypeError: no", what: str 
         ),
         (
             said_of(["zero_optimization.stage"], [0, 1], what="Input should be 0, 1, 2 or 3"),
-            "zero_optimization.stage: DeepSpeed 0.19.8 refuses [0, 1]: Input should be 0, 1, 2 or 3. "
-            "Write the one value to train with.",
+            "zero_optimization.stage: the list [0, 1] is a search space of DeepSpeed's autotuner, and DeepSpeed 0.19.8 "
+            "trains with one value. Write one of them, and let ZeroTune try the others: zerotune tune -z 0 -z 1 -- "
+            "COMMAND.",
+        ),
+        (
+            said_of(["train_micro_batch_size_per_gpu"], [1, 2]),
+            "train_micro_batch_size_per_gpu: the list [1, 2] is a search space of DeepSpeed's autotuner, and DeepSpeed "
+            "0.19.8 trains with one value. Write the one to train with. ZeroTune tries other sizes without a list.",
+        ),
+        (
+            said_of(["zero_optimization.overlap_comm"], [True, False]),
+            "zero_optimization.overlap_comm: the list [true, false] is a search space of DeepSpeed's autotuner, and "
+            "DeepSpeed 0.19.8 trains with one value. Write one of them, and the values to try in an experiment's YAML: "
+            "search_space: {zero_optimization.overlap_comm: [true, false]}.",
+        ),
+        (
+            said_of(["zero_optimization.offload_optimizer"], "cpu"),
+            'zero_optimization.offload_optimizer: DeepSpeed 0.19.8 takes a section in braces here, and "cpu" is none. '
+            'Write {"device": "cpu"}.',
+        ),
+        (
+            said_of(["optimizer"], "AdamW"),
+            'optimizer: DeepSpeed 0.19.8 takes a section in braces here, and "AdamW" is none. Write {"type": "AdamW"}.',
+        ),
+        (
+            said_of(["fp16"], True),
+            'fp16: DeepSpeed 0.19.8 takes a section in braces here, and true is none. Write {"enabled": true}.',
         ),
         (
             said_of(["curriculum_learning"], {"enabled": True}, REMOVED),
@@ -123,3 +148,11 @@ def said_of(keys: list[str], value: Any, said: str = "TypeError: no", what: str 
 )
 def test_a_refusal_is_told_with_its_key_and_a_remedy(found: str, sentence: str) -> None:
     assert found == sentence
+
+
+def test_a_value_with_two_names_is_a_choice_once() -> None:
+    text = (
+        "1 validation error for DeepSpeedZeroConfig\nstage\n  Input should be 0, 1, 2, 3 or 3 "
+        "[type=enum, input_value=4, input_type=int]"
+    )
+    assert [complaint.what for complaint in complaints_in(text)] == ["Input should be 0, 1, 2 or 3"]

@@ -1,6 +1,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trial_lib.command.switches import PROGRAM
 from trial_lib.memory.zero_settings import ZeroSettings, arm_key, arm_label
@@ -148,3 +150,34 @@ def test_an_arm_is_called_by_its_stage_and_what_it_offloads():
     cpu = {"device": "cpu"}
     assert arm_label(config(stage=1)) == "z1"
     assert arm_label(config(stage=3, offload_optimizer=cpu, offload_param=cpu)) == "z3-offload-optimizer-offload-param"
+
+
+ANY = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+)
+ZERO_KEYS = ("stage", "offload_optimizer", "offload_param", "reduce_bucket_size", "stage3_max_live_parameters")
+
+
+def sections(keys: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    return ANY | st.dictionaries(st.sampled_from(keys), ANY | st.dictionaries(st.just("device"), ANY))
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "zero_optimization": sections(ZERO_KEYS),
+            "optimizer": sections(("type", "params")),
+            "bf16": sections(("enabled",)),
+            "tensor_parallel": sections(("autotp_size",)),
+        },
+    )
+)
+def test_a_configuration_that_deepspeed_refuses_has_a_label_and_a_key(refused: dict[str, Any]):
+    """Its study has a report, and `zerotune show` shows it."""
+    assert arm_label(refused).startswith("z")
+    assert arm_key(refused)
+
+
+def test_a_stage_that_is_none_is_not_called_stage_0():
+    assert arm_label(config(stage=[2, 3])) == "z?"

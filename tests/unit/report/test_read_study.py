@@ -1,9 +1,11 @@
 """What people are shown of a study's folder, whatever state it is in."""
 
 import fcntl
+import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_fixtures import (
@@ -19,9 +21,11 @@ from report_fixtures import (
     recorded_study,
     study_with_failures,
 )
+from rich.console import Console
 
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.read_study import read_study
+from trial_lib.report.tables import print_study
 from trial_lib.report.write_report import write_report
 from trial_lib.study.kept.find_study import find_study
 from trial_lib.wire.errors import InputError
@@ -263,3 +267,30 @@ def test_the_study_of_the_pictures_keeps_its_batch_and_its_report_can_be_made(tm
     assert not any("learning rate" in note for note in view.notes)
     write_report(paths)
     assert view.headline in paths.report.read_text()
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a list of stages": {"zero_optimization": {"stage": [2, 3]}},
+    "offload as a text": {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}},
+    "an optimizer as a text": {"optimizer": "AdamW"},
+    "sections that are lists": {"optimizer": [], "zero_optimization": [{"stage": 1}], "bf16": [True]},
+    "sizes as texts": {"train_micro_batch_size_per_gpu": "8", "zero_optimization": {"stage": "2"}},
+    "sizes as lists": {"train_micro_batch_size_per_gpu": [1, 2], "gradient_accumulation_steps": {"a": 1}},
+    "nothing of a configuration": {"zero_optimization": None, "optimizer": {"type": ["Adam"], "params": "lr"}},
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
+def test_a_study_of_a_configuration_that_deepspeed_refuses_has_its_report(
+    tmp_path: Path, refused: dict[str, Any]
+) -> None:
+    own = json.loads((recorded_study(tmp_path / "own").record).read_text())["ds_config"]
+    paths = recorded_study(tmp_path, ds_config={**own, **refused})
+    for lines in (None, 2):
+        if lines is not None:
+            only_history(paths, lines)
+        view = read_study(paths.root)
+        assert json.dumps(view.document())
+        print_study(view, Console(file=io.StringIO()))
+        write_report(paths)
+        assert paths.report.exists()

@@ -31,6 +31,9 @@ class ConfigCheck:
         experiment: what the user submitted.
         starter: of its trials; None if they run elsewhere.
         log: gets refusals that may not apply, and failures of the question itself.
+
+    Attributes:
+        warned: the refusals that may not apply, in sentences. Empty if there are none, or DeepSpeed has not answered.
     """
 
     def __init__(self, experiment: Experiment, starter: RankStarter | None, log: logging.Logger) -> None:
@@ -39,7 +42,7 @@ class ConfigCheck:
         self._log = log
         self._judgement: Judgement | None = None
         self._thread: threading.Thread | None = None
-        self._has_warned = False
+        self.warned = ""
 
     def ask(self) -> None:
         """Asks and returns at once, so that other servers can start meanwhile."""
@@ -68,11 +71,10 @@ class ConfigCheck:
         experiment, errors = self._experiment, told(self._experiment, self._judgement)
         if is_handed_over(experiment.entrypoint, experiment.model_dir):
             return one_error(errors, experiment.config_source)
-        if not self._has_warned:
-            self._has_warned = True
-            sentences = " ".join(map(str, errors))
+        if not self.warned:
+            self.warned = " ".join(map(str, errors))
             self._log.warning(
-                "%s Your program still runs, because it may hand DeepSpeed another configuration.", sentences
+                "%s Your program still runs, because it may hand DeepSpeed another configuration.", self.warned
             )
         return None
 
