@@ -18,6 +18,7 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.leaderboard import LeaderboardRow, ranked, row_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.kept.history import HistoryReader, Told
+from trial_lib.study.kept.waiting import waiting_trials
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
 from trial_lib.wire.errors import InputError
@@ -35,6 +36,7 @@ class LiveView:
     """
 
     def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
+        self._paths = paths
         self._history = HistoryReader(paths.history)
         self._arguments = arguments
         self._metric = arguments.metric
@@ -116,12 +118,15 @@ class LiveView:
 
     def _picture(self) -> Group:
         rows = self._rows
-        named = [f"{number:04d} {self._state.label(number)}" for number in self._state.running]
+        waits = waiting_trials(self._paths, self._state.running)
+        labels = {number: f"{number:04d} {self._state.label(number)}" for number in self._state.running}
+        named = [label for number, label in labels.items() if number not in waits]
         parts: list[Text | Table] = [Text(self._headline(), style="bold")]
         if rows:
             parts.append(self._table(rows))
         if named:
             parts.append(Text("running: " + ", ".join(named)))
+        parts += [Text(f"waiting for slots: {labels[number]}: {wait}") for number, wait in waits.items()]
         parts.append(Text(self._message, style="dim"))
         return Group(*parts)
 

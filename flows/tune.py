@@ -23,6 +23,7 @@ from tasks.known_winner import tell_since_last, tell_start
 from tasks.profile import tell_profile
 from tasks.progress import Progress
 from tasks.report import report, report_none
+from tasks.slot_waits import SlotWaits
 from tasks.submit import TrialFuture, submit
 from tasks.telling import impatient_if_away
 from tasks.without_secrets import keep_secrets_from_prefect
@@ -41,6 +42,7 @@ from trial_lib.study.earlier.earlier_studies import record_of
 from trial_lib.study.earlier.known_winner import holds, next_known_plan
 from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
 from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.kept.waiting import waiting_trials
 from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile.profile_report import had_engine, profile_failure
@@ -291,10 +293,13 @@ def confirm(study: OpenStudy) -> None:
 
 def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
     """Waits for a trial to end. Removes its work from the list if it was the work's last trial."""
+    waits = SlotWaits(driver.log)
     while True:
         end = driver.next_ended(timeout_s=0.5)
         # First, because the result of an interrupted trial must not be used.
         interrupts.check()
+        numbers = [] if end is not None else [number for work, _ in running for number in work.numbers]
+        waits.tell(list(waiting_trials(driver.setup.paths, numbers).values()), len(numbers))
         if end is not None:
             leave(running, end.number)
             return end

@@ -104,6 +104,9 @@ class TableStarter:
             whole["program"] = None
             Path(record).write_text(json.dumps(whole))
 
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """Has nothing to wait for."""
+
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """Has nothing to build."""
         return {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beside_fixtures import own_first, shared_folder
+from beside_fixtures import own_first
 from device_fixtures import need
 
 from trial_lib.device.host.this_host import this_host
@@ -185,7 +185,7 @@ class Trainings:
         host = this_host()
         if host.device == "cuda":
             need(slots)
-        with reserved_port(shared_folder(self.root) / "locks") as port:
+        with reserved_port() as port:
             # On a host with fewer cores, ranks share them; NCCL refuses two ranks on one GPU.
             ranks = rank_requests(program, host, (own_first(host.slots) * slots)[:slots], port, logs)
             request = LaunchRequest(

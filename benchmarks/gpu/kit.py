@@ -25,7 +25,6 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.slots.lock_dir import host_lock_dir
-from trial_lib.slots.own_folder import own_folder
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.step_window import StepWindow
@@ -94,7 +93,7 @@ class Kit:
         self._count = 0
         self._part, self._parts = part
         # Parts share the device, so each has locks of its own.
-        self._locks = host_lock_dir() if self.is_alone else own_folder(work / "locks")
+        self._locks = host_lock_dir() if self.is_alone else work / "locks"
 
     @property
     def is_alone(self) -> bool:
@@ -239,7 +238,7 @@ class Kit:
     def alone(self) -> Iterator[tuple[dict[str, str], list[str]]]:
         """Holds a slot; yields the environment of a plain rank on it, and what to begin its command with."""
         locks = self._locks
-        with held_slots(locks, self.host, 1, lambda: False) as slots, reserved_port(locks) as port:
+        with held_slots(locks, self.host, 1, lambda: False) as slots, reserved_port() as port:
             assert slots is not None
             cores = ",".join(map(str, self._kind.cores(slots.names[0])))
             environment = {

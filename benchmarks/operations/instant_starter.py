@@ -40,6 +40,9 @@ class InstantStarter:
     def start(self) -> None:
         """Has nothing to prime."""
 
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """Has nothing to wait for."""
+
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """Has nothing to build."""
         return {}

@@ -112,7 +112,7 @@ def compared(trials: Trials, folder: Path, training: list[str], trial_first: boo
     """Returns what a training takes of the processor time of a trial of the same steps, a sample."""
 
     def train() -> None:
-        with reserved_port(folder) as port:
+        with reserved_port() as port:
             command = ["deepspeed", "--master_port", str(port), *training]
             subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
 

@@ -14,7 +14,6 @@ from flows.interrupts import interrupts
 from flows.servers.held_port import LOOPBACK, HeldPort
 from flows.servers.owners_only import CREDENTIAL, drawn_credential
 from flows.servers.service import ServerError, Service, migrate
-from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.ports import reserved_port
 from trial_lib.study.kept.data_folder import made_in_data_folder, require_data_folder
 from trial_lib.tracking.tracking_uri import in_uri
@@ -61,7 +60,7 @@ class PrefectServer:
 
     def __init__(self) -> None:
         migrate_own_database()
-        with reserved_port(host_lock_dir()) as free:
+        with reserved_port() as free:
             self._port = HeldPort(free)
         idle = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
         settings = {**idle, **_NO_BLOCKS}

@@ -172,7 +172,7 @@ class Runs:
     def plainly(self, case: Case) -> Triple:
         """Returns the batch of the engine where nothing of ZeroTune's has a hand in it."""
         log = self.folder.parent / "plain.log"
-        with reserved_port(self.lock_dir) as port:
+        with reserved_port() as port:
             ranks = {
                 "RANK": "0",
                 "LOCAL_RANK": "0",

@@ -13,6 +13,7 @@ from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.launch.ray.host import HostSetup, RayHost
 from trial_lib.launch.ray.transfer import unpack
 from trial_lib.launch.trial import take_result
+from trial_lib.slots.lock_dir import own_folder
 from trial_lib.wire.step_window import StepWindow
 
 # Parts of this machine stand for hosts, each with a core of its own.
@@ -49,4 +50,4 @@ def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Tria
     assert result.logs == [str(plan.paths.log(rank)) for rank in range(2)]
     for one in (first, second):
         one.close()
-    assert not list((trials.lock_dir / "trials").iterdir())
+    assert not list((own_folder(trials.lock_dir) / "trials").iterdir())

@@ -14,6 +14,7 @@ import pytest
 
 from trial_lib.device.host.base import Host
 from trial_lib.slots import ports
+from trial_lib.slots.lock_dir import own_folder
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.errors import InputError
@@ -54,7 +55,7 @@ def test_no_slot_is_ever_held_twice(tmp_path, kind):
 
 
 def hold(lock_dir, ready):
-    with held_slots(lock_dir, HOST, 3, never, lambda text: ready.send("waits")):
+    with held_slots(lock_dir, HOST, 3, never, lambda wait: ready.send("waits")):
         ready.send("held")
         time.sleep(600)
 
@@ -102,7 +103,7 @@ class Waiting:
         assert self._waits.wait(timeout=10)
 
     def _run(self, lock_dir, host, count):
-        with held_slots(lock_dir, host, count, self._gave_up.is_set, lambda text: self._waits.set()) as held:
+        with held_slots(lock_dir, host, count, self._gave_up.is_set, lambda wait: self._waits.set()) as held:
             self.held = held
             self._has.set()
             self._may_end.wait()
@@ -123,11 +124,20 @@ def free(lock_dir, host=HOST):
 
 
 def test_the_first_to_wait_keeps_what_it_has_got_until_it_gives_up(tmp_path):
-    with held_slots(tmp_path, HOST, 2, never):
+    with held_slots(tmp_path, HOST, 1, never), held_slots(tmp_path, HOST, 1, never):
         waiting = Waiting(tmp_path, 2)
         assert free(tmp_path) is None
         waiting.end()
         assert free(tmp_path) == "2"
+
+
+def test_a_slot_that_the_first_to_wait_cannot_need_is_given_to_others(tmp_path):
+    # Both slots come free together, and then there are three for two.
+    with held_slots(tmp_path, HOST, 2, never):
+        waiting = Waiting(tmp_path, 2)
+        assert free(tmp_path) == "2"
+    assert waiting.has(timeout_s=2)
+    waiting.end()
 
 
 def test_only_the_first_to_wait_keeps_slots_so_that_two_never_wait_for_each_other(tmp_path):
@@ -190,9 +200,9 @@ def test_a_killed_waiter_s_slots_are_free_again_and_another_waits_first(tmp_path
     waiting.end()
 
 
-def is_left_alone(folder):
-    """Returns whether a cleaner passes a folder by: `systemd-tmpfiles` does where it cannot have its lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def is_left_alone(lock_dir):
+    """Returns whether a cleaner passes a user's folder by: `systemd-tmpfiles` does where it cannot have its lock."""
+    descriptor = os.open(own_folder(lock_dir), os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -202,11 +212,10 @@ def is_left_alone(folder):
     return False
 
 
-@pytest.mark.parametrize("hold", [lambda folder: held_slots(folder, HOST, 1, never), reserved_port])
-def test_cleaners_leave_the_locks_alone_while_a_slot_or_a_port_is_held(tmp_path, hold):
-    with hold(tmp_path):
+def test_cleaners_leave_the_locks_alone_while_a_slot_is_held(tmp_path):
+    with held_slots(tmp_path, HOST, 1, never):
         assert is_left_alone(tmp_path)
-        with hold(tmp_path):
+        with held_slots(tmp_path, HOST, 1, never):
             assert is_left_alone(tmp_path)
         assert is_left_alone(tmp_path)
     assert not is_left_alone(tmp_path)
@@ -228,7 +237,7 @@ def test_a_held_slot_outlives_systemd_s_cleaner(tmp_path):
             assert another is None
     clean()
     # It would have removed them.
-    assert not list(locks.glob("slot-*"))
+    assert not list(locks.glob("*/claims/*"))
     with held_slots(locks, HOST, 3, never) as held:
         assert held.names == SLOTS
 
@@ -266,22 +275,22 @@ def few_ports(monkeypatch):
     return three
 
 
-def test_ports_that_are_held_at_once_differ(tmp_path, few_ports):
-    with reserved_port(tmp_path) as first, reserved_port(tmp_path) as second, reserved_port(tmp_path) as third:
+def test_ports_that_are_held_at_once_differ(few_ports):
+    with reserved_port() as first, reserved_port() as second, reserved_port() as third:
         assert {first, second, third} == set(few_ports)
-        with pytest.raises(OSError, match="no free port"), reserved_port(tmp_path):
+        with pytest.raises(OSError, match="no free port"), reserved_port():
             pass
-    with reserved_port(tmp_path) as again:
+    with reserved_port() as again:
         assert again in few_ports
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.2"])
-def test_a_port_that_another_program_listens_on_is_not_given_out(tmp_path, few_ports, address):
+def test_a_port_that_another_program_listens_on_is_not_given_out(few_ports, address):
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind((address, few_ports[1]))
         other.listen()
-        with reserved_port(tmp_path) as first, reserved_port(tmp_path) as second:
+        with reserved_port() as first, reserved_port() as second:
             assert {first, second} == {few_ports[0], few_ports[2]}
 
 

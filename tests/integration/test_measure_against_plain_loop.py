@@ -36,11 +36,11 @@ def medians_with_one_more(values):
     return ordered[len(ordered) // 2 - 1], ordered[len(ordered) // 2]
 
 
-def plain_loop(config, lock_dir):
+def plain_loop(config):
     """Returns CPU seconds a sample, as the program itself measures them without ZeroTune."""
     slots = this_host().slots[:SLOTS]
     report = ["--report", str(WARM_UP + STEPS)]
-    with reserved_port(lock_dir) as port:
+    with reserved_port() as port:
         ranks = [
             subprocess.Popen(
                 ["taskset", "-c", slot, sys.executable, PROGRAM, "--deepspeed_config", config, *report],
@@ -85,7 +85,7 @@ def test_a_trial_measures_what_the_training_takes_without_it(trials, tmp_path):
     config.write_text(json.dumps(trials.plan("transformer.py", **options).ds_config))
     cold_over_plain, warm_over_cold = [], []
     for _ in range(ROUNDS):
-        plain = plain_loop(config, tmp_path)
+        plain = plain_loop(config)
         cold, warm = (trials.run("transformer.py", starter=name, **options) for name in ("cold", "warm"))
         cold_over_plain.append(cold.metrics["cpu_time_per_sample"] / plain)
         warm_over_cold.append(warm.metrics["cpu_time_per_sample"] / cold.metrics["cpu_time_per_sample"])

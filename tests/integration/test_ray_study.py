@@ -12,7 +12,7 @@ from switched_fixtures import COMMAND, ran_with, switched
 
 from trial_lib.records.candidate import Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.slots.lock_dir import host_lock_dir
+from trial_lib.slots.lock_dir import host_lock_dir, own_folder
 from trial_lib.study.kept.history import AskedSweep, Withdrawn
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(1, "cpu")]
@@ -74,7 +74,7 @@ def test_a_sweep_runs_on_one_host_and_nothing_stays_behind_on_any(
     assert all(measured)
     assert all(study.results[first].outcome is Outcome.COMPLETED for first, *_ in measured)
     assert all(study.results[number].swept for _, *later in measured for number in later)
-    assert not (host_lock_dir() / "trials" / study.record["study_id"]).exists()
+    assert not (own_folder(host_lock_dir()) / "trials" / study.record["study_id"]).exists()
     for node in cluster.nodes:
         assert not [process for process in cluster.processes_of(node) if "fork_server" in " ".join(words_of(process))]
 

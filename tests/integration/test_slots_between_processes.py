@@ -13,14 +13,19 @@ from pathlib import Path
 
 import pytest
 from conftest import Trials
+from prefect.client.orchestration import get_client
+from prefect.client.schemas import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from study_fixtures import Study, Zerotune
 
 from flows.servers.prefect_server import PrefectServer
+from tasks.slot_waits import STATE
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import this_host
 from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.launch.warm import WarmStarter
+from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.slots.slots import held_slots
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -141,5 +146,46 @@ def test_two_flow_runs_at_once_share_the_slots_of_their_host(tmp_path: Path, hom
     ), "they did not run at the same time"
     for one, other in itertools.product(first, second):
         assert one[1] <= other[0] or other[1] <= one[0]
-    waited = [(zerotune.study.paths.log.read_text()).count("which other studies hold") for zerotune in both]
-    assert sum(waited) > 0
+    waited = [result.waited for zerotune in both for result in zerotune.study.results.values() if result.waited]
+    assert any(place.seconds > 0.5 and "-000" in "".join(place.holders) for place in waited)
+
+
+def test_a_study_that_waits_for_slots_says_so_everywhere_and_ends_on_ctrl_c(
+    tmp_path: Path, home: Path, server: PrefectServer
+) -> None:
+    zerotune = Zerotune(tmp_path, home)
+    host = this_host()
+    with held_slots(host_lock_dir(), host, len(host.slots), never, what="another study"):
+        command = zerotune.start("random", "-mt", "2", "-z", "1", PREFECT_API_URL=server.api_url)
+        with temporary_settings({PREFECT_API_URL: server.api_url}), get_client(sync_client=True) as client:
+
+            def waiting_runs() -> list[FlowRun]:
+                return [run for run in client.read_flow_runs() if run.state is not None and run.state.name == STATE]
+
+            command.wait_until(waiting_runs, "a run in Prefect that waits", 60)
+            (run,) = waiting_runs()
+        held = f"place 1 in the queue. Held by another study of root (pid {os.getpid()}) since "
+        assert run.state is not None
+        assert held in str(run.state.message)
+        paths = zerotune.study.paths
+        assert held in paths.log.read_text()
+        shown = zerotune.run("show").stdout
+        assert "waiting for slots: 0000 profile" in shown
+        assert "\nrunning:" not in shown
+        command.process.send_signal(signal.SIGINT)
+        ended = command.end(timeout=30)
+    assert ended.returncode == 130
+    assert held in ended.stderr
+    assert zerotune.study.record["status"] == "cancelled"
+
+
+def test_the_record_of_a_trial_has_its_wait(trials: Trials) -> None:
+    plan = trials.plan("plain.py")
+    host = this_host()
+    with held_slots(trials.lock_dir, host, len(host.slots), never, what="another study"):
+        running = trials.start(plan)
+        trials.wait_until(plan.paths.waiting.exists, 60, "the trial to wait")
+    result = running.result()
+    assert result.waited is not None
+    assert result.waited.holders[0].startswith(f"another study of root (pid {os.getpid()}) since ")
+    assert not plan.paths.waiting.exists()

@@ -1,7 +1,6 @@
 """Checks this host: shared memory, the folders that studies write to and their room, the clock."""
 
 import contextlib
-import os
 import shlex
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 from trial_lib.doctor.check import Check, fail, ok, warn
 from trial_lib.launch.trial_files import layer_refusal
 from trial_lib.records.units import bytes_shown
-from trial_lib.slots.own_folder import own_folder
+from trial_lib.slots.lock_dir import own_folder
 from trial_lib.wire import shared_segments
 from trial_lib.wire.errors import InputError
 
@@ -92,8 +91,8 @@ def _write_access(what: str, folder: Path) -> Check:
     if not folder.is_absolute():
         return fail(what, "there is no home folder: HOME is not set, nor is one in the password database", _HOME)
     try:
-        if what == LOCKS and os.path.lexists(folder):
-            own_folder(folder)
+        if what == LOCKS:
+            folder = own_folder(folder)
         there = next(place for place in (folder, *folder.parents) if place.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"1")
@@ -120,7 +119,7 @@ def _elsewhere(what: str) -> str:
         STUDIES: "Run zerotune in a folder that you can write to.",
         DATA: "Mend its permissions, or set XDG_DATA_HOME to another folder.",
         BUILDS: "Mend its permissions, or set TORCH_EXTENSIONS_DIR to another folder.",
-        LOCKS: "It must belong to you. Remove it, or ask its owner to.",
+        LOCKS: "Let every user of this host write to it (chmod 1777).",
     }
     return ways[what]
 

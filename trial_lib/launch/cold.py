@@ -54,10 +54,14 @@ class ColdStarter:
         guard = self._start_guard("trial_lib.launch.processes.guard", request.to_json(), request)
         return Launched(guard, len(request.ranks))
 
-    def _prepare(self, request: LaunchRequest) -> None:
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """See `RankStarter.prepare`."""
         self._build()
         self.start_builds()
-        self.await_builds(request)
+        self.await_builds(beside_builds)
+
+    def _prepare(self, request: LaunchRequest) -> None:
+        self.prepare(request.beside_builds, request.starts_cold)
         # New ranks load the ops again, and would wait for a lock that a killed rank has left.
         clear_stale_locks(request.ranks[0].environment)
 
@@ -70,9 +74,9 @@ class ColdStarter:
         """Starts the builds for the trials after the profile trial, and returns at once."""
         self._builds.start(self._ahead)
 
-    def await_builds(self, request: LaunchRequest) -> None:
+    def await_builds(self, beside_builds: bool) -> None:
         """Waits for the builds, unless the launch may run beside them."""
-        if not request.beside_builds:
+        if not beside_builds:
             self._builds.wait()
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from trial_lib.launch.classify import RankRecord, classify, is_from_outside
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
+from trial_lib.launch.slot_wait import SlotWait
 from trial_lib.records.failure_cause import as_sentence
 from trial_lib.records.full_experiment_folder import FullExperimentPaths
 from trial_lib.records.result import Outcome
@@ -92,7 +93,10 @@ def run_training(
         note: called with a sentence on each crash, and on anything that delays the training.
         starting: called with the slots before each attempt, when no rank runs.
     """
-    with held_slots(lock_dir, host, plan.slots, cancelled.is_set, note) as slots:
+    slot_wait = SlotWait("the training", note)
+    starter.prepare(beside_builds=False, starts_cold=plan.program.starts_cold)
+    with held_slots(lock_dir, host, plan.slots, cancelled.is_set, slot_wait.tell, what=plan.paths.root.name) as slots:
+        slot_wait.end(slots is not None)
         if slots is None:
             return TrainingEnd(False, "Cancelled before it started.")
         attempts = plan.max_restarts + 1
@@ -100,7 +104,7 @@ def run_training(
         before: tuple[str, tuple[int, str]] | None = None
         for attempt in range(1, attempts + 1):
             starting(slots.names)
-            end = _attempt(plan, starter, host, slots, lock_dir, cancelled)
+            end = _attempt(plan, starter, host, slots, cancelled)
             if end.outcome is Outcome.COMPLETED:
                 return TrainingEnd(True)
             if end.outcome is Outcome.CANCELLED or end.is_invalid:
@@ -154,7 +158,6 @@ def _attempt(
     starter: RankStarter,
     host: Host,
     slots: HeldSlots,
-    lock_dir: Path,
     cancelled: threading.Event,
 ) -> _AttemptEnd:
     """Runs the ranks once."""
@@ -163,7 +166,7 @@ def _attempt(
         path.unlink(missing_ok=True)
     logs_before = [_size(paths.rank_log(rank)) for rank in ranks]
     kills_before = kernel_kills()
-    with reserved_port(lock_dir) as port:
+    with reserved_port() as port:
         ending = _run(plan, starter, host, slots, port, cancelled)
     records = [
         read_rank_record(

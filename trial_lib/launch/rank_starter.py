@@ -175,6 +175,14 @@ class StarterClosedError(Exception):
 class RankStarter(Protocol):
     """Starts trials. `close` ends the processes that it keeps between trials."""
 
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """Waits for all that a launch needs and that needs no slots: builds of ops, and a primed server.
+
+        Args:
+            beside_builds: as `LaunchRequest` has it.
+            starts_cold: as `LaunchRequest` has it.
+        """
+
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a trial's processes.
 

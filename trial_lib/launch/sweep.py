@@ -19,6 +19,7 @@ from trial_lib.device.host.base import Host
 from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
 from trial_lib.launch.device_watch import tell_devices, watched
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
+from trial_lib.launch.slot_wait import SlotWait
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial import (
     TrialPlan,
@@ -33,8 +34,8 @@ from trial_lib.launch.trial import (
     write_candidate,
 )
 from trial_lib.launch.trial_files import put_away
-from trial_lib.records.candidate import Sweep, Withdrawal
-from trial_lib.records.result import Outcome, TrialDevice, TrialResult
+from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
+from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
@@ -78,13 +79,19 @@ def run_sweep(
         write_candidate(plan)
         clear(plan)
     plans[0].paths.withdrawal.unlink(missing_ok=True)
+    first = plans[0]
+    label = f"trials {first.number:04d} to {plans[-1].number:04d}"
+    slot_wait = SlotWait(label, note, [plan.paths for plan in plans])
+    starter.prepare(first.purpose is Purpose.PROFILE, first.program.starts_cold)
     kills_before = kernel_kills()
-    started_at = time.time()
     with (
-        held_slots(lock_dir, host, plans[0].candidate.slots, cancelled.is_set, note) as slots,
-        reserved_port(lock_dir) as port,
+        held_slots(
+            lock_dir, host, first.candidate.slots, cancelled.is_set, slot_wait.tell, what=first.trial_id
+        ) as slots,
+        reserved_port() as port,
     ):
-        collector = _Collector(plans, host.device, started_at, measured)
+        slot_wait.end(slots is not None)
+        collector = _Collector(plans, host.device, time.time(), measured, slot_wait.waited)
         ending = ProcessesEnd("cancel", [])
         if slots is not None:
             for plan in plans:
@@ -95,7 +102,6 @@ def run_sweep(
             request = request_of(plans[0], order, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
             over, is_overdue = threading.Event(), False
-            label = f"trials {plans[0].number:04d} to {plans[-1].number:04d}"
             with contextlib.ExitStack() as told, ThreadPoolExecutor(1) as thread:
                 watch = told.enter_context(watched(host, slots.names))
                 collector.watch = watch.take
@@ -135,8 +141,9 @@ class _Collector:
     Args:
         plans: the sweep's trials.
         device: `cuda` or `cpu`.
-        started_at: when the search asked for it, in seconds since the epoch.
+        started_at: when it had its slots, in seconds since the epoch.
         measured: called with each result.
+        waited: its wait for them, which is the first size's.
 
     Attributes:
         results: so far.
@@ -152,7 +159,9 @@ class _Collector:
         device: str,
         started_at: float,
         measured: Callable[[int, TrialResult], None],
+        waited: WaitedForSlots | None,
     ) -> None:
+        self._waited = waited
         self.results: list[TrialResult] = []
         self.launched_at = time.time()
         self._plans = plans
@@ -218,6 +227,7 @@ class _Collector:
             ended_at - self._begins_at,
             swept=position > 0,
             devices=self.watch(),
+            waited=self._waited if position == 0 else None,
         )
 
     def _add(self, result: TrialResult) -> None:

@@ -20,10 +20,19 @@ from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
+from trial_lib.launch.slot_wait import SlotWait
 from trial_lib.launch.standing_ranks import told_of
 from trial_lib.launch.trial_files import layer_for, put_away, remove
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialDevice, TrialResult
+from trial_lib.records.result import (
+    Memory,
+    ModelProfile,
+    Outcome,
+    ProgramProfile,
+    TrialDevice,
+    TrialResult,
+    WaitedForSlots,
+)
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import bytes_shown
 from trial_lib.slots.ports import reserved_port
@@ -109,12 +118,23 @@ def run_trial(
     """
     write_candidate(plan)
     clear(plan)
-    started_at = time.time()
+    label = f"trial {plan.number:04d}"
+    slot_wait = SlotWait(label, note, [plan.paths])
+    starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
     kills_before = kernel_kills()
     with (
-        held_slots(lock_dir, host, plan.candidate.slots, cancelled.is_set, note, plan.preferred) as slots,
-        reserved_port(lock_dir) as port,
+        held_slots(
+            lock_dir,
+            host,
+            plan.candidate.slots,
+            cancelled.is_set,
+            slot_wait.tell,
+            plan.preferred,
+            plan.trial_id,
+        ) as slots,
+        reserved_port() as port,
     ):
+        slot_wait.end(slots is not None)
         launched_at = time.time()
         devices: list[TrialDevice] = []
         if slots is None:
@@ -122,7 +142,6 @@ def run_trial(
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             request = request_of(plan, order_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
-            label = f"trial {plan.number:04d}"
             with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), starter, cancelled)
                 watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
@@ -131,7 +150,9 @@ def run_trial(
             tell_devices(devices, label, note)
             put_away(plan.paths.scratch)
     killed, seconds = has_killed(kills_before), time.time() - launched_at
-    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices)
+    return take_result(
+        plan, ending, killed, host.device, launched_at, seconds, devices=devices, waited=slot_wait.waited
+    )
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -175,6 +196,7 @@ def clear(plan: TrialPlan) -> None:
             plan.paths.engine_built(rank),
         ):
             path.unlink(missing_ok=True)
+    plan.paths.waiting.unlink(missing_ok=True)
     remove(plan.paths.scratch)
 
 
@@ -301,6 +323,7 @@ def take_result(
     seconds: float,
     swept: bool = False,
     devices: Sequence[TrialDevice] = (),
+    waited: WaitedForSlots | None = None,
 ) -> TrialResult:
     """Combines the ranks' records, writes the result to the trial's folder and returns it.
 
@@ -309,13 +332,14 @@ def take_result(
         ending: how its processes ended.
         kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
         device: `cuda` or `cpu`.
-        started_at: seconds since the epoch.
+        started_at: when it was launched, in seconds since the epoch.
         seconds: since its launch.
         swept: whether its ranks had measured another size before.
         devices: its devices, with their states during the trial.
+        waited: its wait for slots.
     """
     result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
-    result = result.model_copy(update={"devices": list(devices)})
+    result = result.model_copy(update={"devices": list(devices), "waited": waited})
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
     return result
 

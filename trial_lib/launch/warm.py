@@ -108,10 +108,21 @@ class WarmStarter:
         self._ready = False
         self._primed = set()
 
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """See `RankStarter.prepare`. If the server dies meanwhile, the launch starts another."""
+        self._cold.start_builds()
+        self._cold.await_builds(beside_builds)
+        if starts_cold or self._doubt:
+            self._cold.prepare(beside_builds, starts_cold)
+            return
+        with self._lock, contextlib.suppress(OSError, EOFError):
+            if self._channel is not None:
+                self._wait_until_ready()
+
     def launch(self, request: LaunchRequest) -> Launched:
         """Forks a trial when the server is primed."""
         self._cold.start_builds()
-        self._cold.await_builds(request)
+        self._cold.await_builds(request.beside_builds)
         if request.starts_cold and not self._closed:
             return self._cold.launch(request)
         with self._lock:

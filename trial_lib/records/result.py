@@ -294,6 +294,20 @@ class TrialDevice(FrozenRecord):
     company: list[Neighbour] = Field(default_factory=list)
 
 
+class WaitedForSlots(FrozenRecord):
+    """A trial's wait for slots of its host.
+
+    Attributes:
+        seconds: from its arrival to its slots.
+        place: its first place among those that waited for the same slots, from 1.
+        holders: who had slots that it could have run on, and since when, at its arrival.
+    """
+
+    seconds: float
+    place: int
+    holders: list[str] = Field(default_factory=list)
+
+
 class SwapDisk(FrozenRecord):
     """A disk to which arms may swap.
 
@@ -345,7 +359,8 @@ class TrialResult(FrozenRecord):
         trained_on: the kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
         host: name of the machine.
         versions: of python, torch, deepspeed and the device's driver.
-        started_at: seconds since the epoch.
+        started_at: seconds since the epoch. The trial had its slots then.
+        waited: its wait for slots before that. None if it had them at once.
         devices: its devices, in rank order, of one host. Empty if unknown.
         traced: where the time of its steps goes. None if it was not to be traced.
         unbuildable: why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in
@@ -384,6 +399,7 @@ class TrialResult(FrozenRecord):
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     started_at: float = 0.0
+    waited: WaitedForSlots | None = None
     devices: list[TrialDevice] = Field(default_factory=list)
     traced: TracedStep | None = None
     unbuildable: dict[str, str] = Field(default_factory=dict)

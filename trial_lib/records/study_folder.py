@@ -92,6 +92,11 @@ class TrialPaths:
         return self.root / "withdrawal.json"
 
     @property
+    def waiting(self) -> Path:
+        """What the trial waits for (JSON). It exists only while the trial waits for slots."""
+        return self.root / "waiting.json"
+
+    @property
     def scratch(self) -> Path:
         """Files that the program would have written among the user's. The folder exists only while the trial runs."""
         return self.root / "scratch"

@@ -75,6 +75,15 @@ def bytes_shown(count: float) -> str:
     return f"{count / _KIB:.0f} KiB" if abs(count) >= _KIB else f"{count:.0f} bytes"
 
 
+def duration(seconds: float) -> str:
+    """Returns a duration for people, such as `1 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def _scale(value: float, unit: str) -> tuple[float, str]:
     if unit == "FLOP/s":
         return next(((size, f"{letter}{unit}") for size, letter in _PREFIXES if abs(value) >= size), (1.0, unit))

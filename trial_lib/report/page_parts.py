@@ -10,9 +10,9 @@ from typing import Any
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from trial_lib.records.units import bytes_shown, quantity
+from trial_lib.records.units import bytes_shown, duration, quantity
 from trial_lib.report.figures import Drawn
-from trial_lib.report.study_view import duration, setting_text
+from trial_lib.report.study_view import setting_text
 
 
 def drawings(figures: Sequence[Drawn]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import fcntl
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from trial_lib.study.confirm.finding import Finding
 from trial_lib.study.foresight.kept_arms import foreseen_in
 from trial_lib.study.kept.history import read_history
 from trial_lib.study.kept.record_file import read_own_text, read_record
+from trial_lib.study.kept.waiting import waiting_trials
 from trial_lib.study.known_program import completed_config, learned_switches
 from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
@@ -111,6 +112,7 @@ def read_study(root: Path) -> StudyView:
         planned=PlannedTrials.in_file(paths.planned_trials),
         why=_why(measured),
     )
+    view = replace(view, waiting=waiting_trials(paths, view.running))
     return shown_view(view, secrets)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trial_lib.command.switches import is_switch, place_of
@@ -170,6 +170,7 @@ class StudyView:
         facts: its circumstances by name: versions, hosts, the model, the arguments.
         planned: what the plan foresaw that the study began with. None without one, or before a trial has ended.
         why: where the time of a step goes, the winner's first. Empty before the answer.
+        waiting: what those of the running trials wait for that have no slots yet.
     """
 
     study_id: str
@@ -205,6 +206,7 @@ class StudyView:
     facts: Mapping[str, str]
     planned: PlannedTrials | None = None
     why: tuple[StepAccount, ...] = ()
+    waiting: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def ranked(self) -> list[TrialView]:
@@ -246,21 +248,15 @@ class StudyView:
             "failed": self.failed,
             "withdrawn": self.withdrawn,
             "seconds": self.seconds,
-            "running": [{"trial": number, "label": label} for number, label in self.running.items()],
+            "running": [
+                {"trial": number, "label": label, "waits_for": self.waiting.get(number)}
+                for number, label in self.running.items()
+            ],
             "trials": [_trial_document(trial) for trial in self.ranked],
             "facts": dict(self.facts),
             "why": [account.document() for account in self.why],
             "planned": None if self.planned is None else self.planned.document(),
         }
-
-
-def duration(seconds: float) -> str:
-    """Returns a duration for people, such as `1 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def setting_text(value: Any) -> str:

@@ -7,10 +7,11 @@ from rich.text import Text
 
 from trial_lib.command.switches import place_of
 from trial_lib.records.planned_trials import PlannedTrials
+from trial_lib.records.units import duration
 from trial_lib.report.failures import failure_groups
 from trial_lib.report.foreseen.planned_rows import planned_rows
 from trial_lib.report.knob_effects import knob_effects, percent
-from trial_lib.report.study_view import Interval, StudyView, duration, setting_text
+from trial_lib.report.study_view import Interval, StudyView, setting_text
 
 _STATUS_STYLES = {"completed": "green", "failed": "red", "running": "cyan"}
 _KNOBS_SHOWN = 8
@@ -35,8 +36,10 @@ def _tables(view: StudyView) -> list[RenderableType]:
         parts += ["", _trials(view)]
     if view.planned is not None and view.planned.trials:
         parts += ["", _planned(view.planned)]
-    if view.running:
-        parts.append(Text("running: " + ", ".join(f"{number:04d} {label}" for number, label in view.running.items())))
+    labels = {number: f"{number:04d} {label}" for number, label in view.running.items()}
+    if running := [label for number, label in labels.items() if number not in view.waiting]:
+        parts.append(Text("running: " + ", ".join(running)))
+    parts += [Text(f"waiting for slots: {labels[number]}: {wait}") for number, wait in view.waiting.items()]
     if view.failed:
         parts += ["", _failures(view)]
     effects = _knobs(view)

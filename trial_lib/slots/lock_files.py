@@ -5,24 +5,23 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trial_lib.slots.own_folder import own_folder
+from trial_lib.slots.lock_dir import own_folder
 
 
-def hold_folder(folder: Path) -> int:
-    """Returns a descriptor that keeps `systemd-tmpfiles` out of a folder while it is open in any process.
+def hold_folder(lock_dir: Path) -> int:
+    """Returns a descriptor that keeps `systemd-tmpfiles` out of this user's folder while it is open in any process.
 
-    systemd-tmpfiles skips a directory that is flock'ed, including everything below it. If somebody deletes a held lock
-    file by hand, the next caller creates a new file and gets the same slot.
+    systemd-tmpfiles skips a directory that is flock'ed, including everything below it. If you delete a claim's file by
+    hand, its slots can be given out twice.
 
     Args:
-        folder: is made for this user alone if it does not exist.
+        lock_dir: the folder that all users share. This user's folder in it is made if it does not exist.
 
     Raises:
-        InputError: it is not this user's.
+        InputError: it cannot be made.
     """
     while True:
-        own_folder(folder)
-        descriptor = _locked(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, fcntl.LOCK_SH)
+        descriptor = _locked(own_folder(lock_dir), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, fcntl.LOCK_SH)
         if descriptor is not None:
             return descriptor
 

@@ -1,18 +1,23 @@
-"""The slots of a host: one allocator hands them out to all studies."""
+"""The slots of a host: one queue hands them out to the studies of all users."""
 
 import contextlib
-import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trial_lib.device.host.base import Host
-from trial_lib.slots.lock_files import hold_folder, lock_file, release
+from trial_lib.slots.claims import Claim, OthersClaims, OwnClaim, now_since_boot, one_at_a_time
+from trial_lib.slots.lock_files import hold_folder, release
+from trial_lib.slots.queue import QueueWait, may_take, wait_of
 from trial_lib.wire.errors import InputError
 
 _POLL_S = 0.05
-_WAITING = "waiting.lock"
+# Seldom, because a poll sees every change that matters, unless two fall into one tick of the file system's clock.
+_LOOK_S = 2.0
+# All users' claims are read in milliseconds.
+_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class HeldSlots:
 
     Attributes:
         names: of the slots.
-        descriptors: of their locked files, and of the folder, which they protect from cleaners. A process with a copy
-            of them holds the slots as long as it lives, even if the process that took them has died.
+        descriptors: of the claim's locked file, and of the folder, which they protect from cleaners. A process with a
+            copy of them holds the slots as long as it lives, even if the process that took them has died.
     """
 
     names: list[str]
@@ -35,24 +40,26 @@ def held_slots(
     host: Host,
     count: int,
     is_cancelled: Callable[[], bool],
-    note: Callable[[str], None] = lambda text: None,
+    tell: Callable[[QueueWait], None] = lambda wait: None,
     preferred: Sequence[str] = (),
+    what: str = "a process",
 ) -> Iterator[HeldSlots | None]:
     """Yields `count` slots that no other process on this host holds meanwhile; None if cancelled while waiting.
 
-    A slot is a locked file. The kernel frees it at once when the last of its holders dies.
+    The claims of all users' processes are served in the order of arrival (`queue.py`). The kernel ends a claim at once
+    when the last of its holders dies.
 
     Args:
-        lock_dir: the folder of the locks, the same for all studies on the host.
+        lock_dir: the folder of the locks, the same for all users and studies on the host.
         host: the host with the slots.
-        count: the number of slots, which are given all at once. The first study in the queue gets the slots that come
-            free.
+        count: the number of slots, which are given all at once.
         is_cancelled: called while it waits.
-        note: called with a sentence if it has to wait.
+        tell: called every few seconds while it has to wait.
         preferred: devices that are taken first if they are free.
+        what: names the claim for those that wait for it.
 
     Raises:
-        InputError: the host has fewer, so that the wait would never end.
+        InputError: the host has fewer, so that the wait would never end. Or there is no place for the locks.
     """
     if count > len(host.slots):
         raise InputError(
@@ -60,98 +67,73 @@ def held_slots(
             where="resources.slots_per_trial",
             remedy=f"Ask for at most {len(host.slots)}, or run on a host that has more.",
         )
-    folder = hold_folder(lock_dir)
-    taking = _Taking(lock_dir, host, count, preferred)
-    try:
-        has_all = taking.take()
-        if not has_all:
-            note(f"waiting for {count} of this host's {len(host.slots)} slots, which other studies hold")
-        while not has_all:
-            if is_cancelled():
-                taking.give_back()
-                yield None
-                return
-            time.sleep(_POLL_S)
-            has_all = taking.take()
+    # Users of one host may see devices of other kinds. Numbers of cores and of GPUs are different slots.
+    slots = {f"{host.device} {host.device_of(slot)}": slot for slot in host.slots}
+    in_order = sorted(slots, key=lambda device: host.device_of(slots[device]) not in preferred)
+    with contextlib.ExitStack() as held:
+        folder = hold_folder(lock_dir)
+        held.callback(release, [folder])
+        turn = _Turn(lock_dir, tuple(in_order), count, what)
+        held.callback(turn.end)
+        devices = turn.wait(is_cancelled, tell)
+        if devices is None:
+            yield None
+            return
         # In the host's order, which is the order of the ranks.
-        names = [slot for slot in host.slots if slot in taking.held]
-        yield HeldSlots(names, (*(taking.held[name] for name in names), folder))
-    finally:
-        taking.give_back()
-        release([folder])
+        names = [slot for device, slot in slots.items() if device in devices]
+        yield HeldSlots(names, (turn.descriptor, folder))
 
 
-class _Taking:
-    """Takes slots: all at once, or one after another for the first in the queue.
+class _Turn:
+    """One claim, from its arrival to its end."""
 
-    Only the first in the queue, which holds the lock `waiting.lock`, keeps the slots that it has got so far. So no two
-    studies can wait for each other. The file names the slots that it waits for, and no other study takes these.
-    Otherwise a trial with many slots would get none beside small ones that come and go.
-
-    Args:
-        lock_dir: see `held_slots`.
-        host: see `held_slots`.
-        count: see `held_slots`.
-        preferred: see `held_slots`.
-
-    Attributes:
-        held: the descriptor of each slot's locked file.
-    """
-
-    def __init__(self, lock_dir: Path, host: Host, count: int, preferred: Sequence[str]) -> None:
+    def __init__(self, lock_dir: Path, wants: tuple[str, ...], count: int, what: str) -> None:
         self._lock_dir = lock_dir
-        in_order = sorted(host.slots, key=lambda slot: host.device_of(slot) not in preferred)
-        self._files = {slot: f"slot-{host.device_of(slot).replace('/', '-')}.lock" for slot in in_order}
-        self._count = count
-        self._waiting: int | None = None
-        self.held: dict[str, int] = {}
+        self._wants, self._count, self._what = wants, count, what
+        self._own: OwnClaim | None = None
 
-    def take(self) -> bool:
-        """Takes free slots. Returns whether all of them are held now."""
-        # One study at a time. Two that each take half would both fail for ever.
-        allocator = lock_file(self._lock_dir / "slots.lock", fcntl.LOCK_EX)
-        try:
-            waited_for = self._waited_for_by_another()
-            for slot, file in self._files.items():
-                if slot not in self.held and file not in waited_for:
-                    with contextlib.suppress(BlockingIOError):
-                        self.held[slot] = lock_file(self._lock_dir / file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if len(self.held) == self._count:
-                    self._stop_waiting()
-                    return True
-            if not self._is_first_to_wait():
-                self.give_back()
-            return False
-        finally:
-            release([allocator])
+    @property
+    def descriptor(self) -> int:
+        assert self._own is not None
+        return self._own.descriptor
 
-    def _waited_for_by_another(self) -> set[str]:
-        """Returns the lock files of the slots that are reserved for another, which is first in the queue."""
-        if self._waiting is not None:
-            return set()
-        path = self._lock_dir / _WAITING
-        try:
-            release([lock_file(path, fcntl.LOCK_SH | fcntl.LOCK_NB)])
-        except BlockingIOError:
-            return set(path.read_text().splitlines())
-        return set()
+    def wait(self, is_cancelled: Callable[[], bool], tell: Callable[[QueueWait], None]) -> tuple[str, ...] | None:
+        """Returns the claim's devices when its turn has come; None if it was cancelled first."""
+        began = time.time()
+        claim: Claim | None = None
 
-    def _is_first_to_wait(self) -> bool:
-        if self._waiting is None:
-            path = self._lock_dir / _WAITING
-            with contextlib.suppress(BlockingIOError):
-                self._waiting = lock_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.write_text("\n".join(self._files.values()))
-        return self._waiting is not None
+        def gives_up(seconds: float) -> bool:
+            if seconds < _PATIENCE_S:
+                return False
+            locker = f"a process that keeps {self._lock_dir} locked (/proc/locks has its number)"
+            tell(QueueWait(self._count, len(self._wants), 1, ((locker, began),), began))
+            return is_cancelled()
 
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            release([self._waiting])
-            self._waiting = None
+        while True:
+            with one_at_a_time(self._lock_dir, gives_up) as is_alone:
+                if not is_alone:
+                    return None
+                if claim is None:
+                    claim = Claim(now_since_boot(), self._wants, self._count, (), began, self._what, os.getpid())
+                    self._own = OwnClaim(self._lock_dir, claim)
+                assert self._own is not None
+                others = OthersClaims(self._lock_dir, self._own)
+                devices = may_take(claim, others.claims)
+                if devices is not None:
+                    self._own.write(replace(claim, holds=devices, since=time.time()))
+            try:
+                if devices is not None:
+                    return devices
+                tell(wait_of(claim, others.claims))
+                look_at = time.monotonic() + _LOOK_S
+                while not others.have_changed() and time.monotonic() < look_at:
+                    if is_cancelled():
+                        return None
+                    time.sleep(_POLL_S)
+            finally:
+                others.close()
 
-    def give_back(self) -> None:
-        """Releases everything at once."""
-        # Closing alone is not enough, because a guard that is about to end has them too.
-        release(self.held.values())
-        self.held.clear()
-        self._stop_waiting()
+    def end(self) -> None:
+        """Gives everything back at once."""
+        if self._own is not None:
+            self._own.withdraw()

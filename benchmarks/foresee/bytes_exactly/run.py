@@ -65,7 +65,7 @@ def by_moment(run: ForeseenRun) -> list[tuple[str, int, dict[str, int]]]:
 
 def real(script: Path, arguments: Sequence[str], world: int, folder: Path) -> ForeseenRun:
     """Runs real ranks over gloo, and returns the record of rank 0."""
-    with reserved_port(folder / "locks") as port:
+    with reserved_port() as port:
         try:
             return _real(script, arguments, world, folder, port)
         finally:

@@ -138,7 +138,7 @@ def trained(kit: Kit, shape: Shape, model: Path, config: Mapping[str, Any], step
     folder.mkdir()
     (folder / "ds_config.json").write_text(json.dumps(dict(config)))
     locks, kind = host_lock_dir(), kind_of(kit.host.device)
-    with held_slots(locks, kit.host, 1, lambda: False) as slots, reserved_port(locks) as port:
+    with held_slots(locks, kit.host, 1, lambda: False) as slots, reserved_port() as port:
         assert slots is not None
         launch = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "1", "--master_port", str(port)]
         program = ["train.py", "--deepspeed_config", str(folder / "ds_config.json"), *shape.options]

@@ -109,9 +109,9 @@ def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPat
     assert "while it ran" in check.said
 
 
-def test_a_folder_of_locks_that_somebody_else_has_laid_there_is_told(tmp_path: Path) -> None:
-    (tmp_path / "locks").symlink_to(tmp_path)
+def test_a_place_where_no_folder_of_locks_can_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "locks").touch()
     (check,) = check_write_access({LOCKS: tmp_path / "locks"})
     assert check.verdict is Verdict.FAIL
-    assert "not a folder of yours" in check.said
-    assert "It must belong to you" in check.remedy
+    assert "cannot be kept there (File exists)" in check.said
+    assert "chmod 1777" in check.remedy

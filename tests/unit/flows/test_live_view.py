@@ -1,6 +1,8 @@
 """The table that a terminal shows while a study runs."""
 
+import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,22 @@ def test_a_note_follows_the_lines_of_the_trials_that_ended_before_it(
     assert shown[-1] == "The search is over."
     assert sum(line.startswith("trial 00") for line in shown) > 4
     assert len(set(shown)) == len(shown)
+
+
+def test_a_trial_that_waits_for_slots_is_not_called_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    asked = (RECORDED / "history.jsonl").read_text().splitlines(keepends=True)[0]
+    (tmp_path / "history.jsonl").write_text(asked)
+    paths = StudyPaths(tmp_path)
+    paths.trial(0).root.mkdir(parents=True)
+    paths.trial(0).waiting.write_text(json.dumps({"waiting": "2 of 8 slots", "since": time.time() - 200}))
+    arguments = StudyArguments(config_path=tmp_path / "experiment.yaml", model_dir=tmp_path)
+    with LiveView(paths, arguments):
+        pass
+    shown = capsys.readouterr().err
+    assert "waiting for slots: 0000 profile" in shown
+    assert ": 2 of 8 slots, after 3 min 20 s" in shown
+    assert "running:" not in shown

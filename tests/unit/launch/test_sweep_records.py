@@ -33,6 +33,9 @@ class Ranks:
         self._act = act
         self.request: LaunchRequest | None = None
 
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        pass
+
     def launch(self, request: LaunchRequest) -> "Ranks":
         self.request = request
         return self

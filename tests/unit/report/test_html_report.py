@@ -8,10 +8,10 @@ import pytest
 from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_with_failures
 
 from trial_lib.records.study_folder import StudyPaths
+from trial_lib.records.units import duration
 from trial_lib.report.figures import draw_figures
 from trial_lib.report.html_report import render_figures, render_report
 from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import duration
 from trial_lib.report.write_report import write_report
 
 

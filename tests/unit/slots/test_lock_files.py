@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.slots.lock_dir import own_folder
 from trial_lib.slots.lock_files import hold_folder, lock_file, release
 
 
@@ -37,9 +38,8 @@ def test_who_opened_a_file_before_it_was_removed_takes_the_one_that_stands_there
 
 
 def test_who_opened_the_folder_before_it_was_removed_makes_it_again(tmp_path: Path) -> None:
-    folder = tmp_path / "locks"
-    folder.mkdir()
-    held = lock_while_it_is_removed(folder, lambda: hold_folder(folder), os.O_RDONLY, folder.rmdir)
+    folder = own_folder(tmp_path)
+    held = lock_while_it_is_removed(folder, lambda: hold_folder(tmp_path), os.O_RDONLY, folder.rmdir)
     assert os.path.samestat(os.fstat(held), folder.stat())
     release([held])
 

@@ -1,27 +1,28 @@
-"""Locks of ports: held by one at a time, in any thread, and nothing but one empty file stays."""
+"""Names of ports: held by one at a time, in any thread, and nothing stays behind."""
 
 import contextlib
+import os
 import threading
-from pathlib import Path
 
 import pytest
 
 from trial_lib.slots import ports
 from trial_lib.slots.ports import reserved_port
 
+# Numbers that no port has, because other trials of this host reserve ports meanwhile.
+PORTS = range(100_000 + 20 * os.getpid(), 100_016 + 20 * os.getpid())
 
-def test_threads_at_once_are_given_different_ports_and_only_one_empty_file_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def test_threads_at_once_are_given_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_is_free", lambda port: True)
-    monkeypatch.setattr(ports, "_PORTS", range(21000, 21016))
+    monkeypatch.setattr(ports, "_PORTS", PORTS)
     everyone, held, given = threading.Barrier(16), set(), []
 
     def reserve(until: contextlib.ExitStack) -> int:
         while True:
             # A port may become free behind a search, and the next one be taken before it.
             with contextlib.suppress(OSError):
-                return until.enter_context(reserved_port(tmp_path))
+                return until.enter_context(reserved_port())
 
     def hold() -> None:
         for _ in range(20):
@@ -42,23 +43,22 @@ def test_threads_at_once_are_given_different_ports_and_only_one_empty_file_stays
         thread.join()
     # A thread that was given another's port has not come to its end.
     assert len(given) == 16 * 20
-    assert held == set(range(21000, 21016))
-    assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("ports.lock", 0)]
+    assert held == set(PORTS)
 
 
-def test_a_port_is_free_again_when_its_holder_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_is_free_again_when_its_holder_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_is_free", lambda port: True)
-    monkeypatch.setattr(ports, "_PORTS", range(21000, 21001))
-    with pytest.raises(KeyError), reserved_port(tmp_path) as port:
+    monkeypatch.setattr(ports, "_PORTS", PORTS[:1])
+    with pytest.raises(KeyError), reserved_port() as port:
         raise KeyError(port)
-    with reserved_port(tmp_path) as again:
-        assert again == 21000
-        with pytest.raises(OSError, match="no free port"), reserved_port(tmp_path):
+    with reserved_port() as again:
+        assert again == PORTS[0]
+        with pytest.raises(OSError, match="no free port"), reserved_port():
             pass
 
 
-def test_a_port_that_something_else_listens_on_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_PORTS", range(21000, 21003))
-    monkeypatch.setattr(ports, "_is_free", lambda port: port == 21001)
-    with reserved_port(tmp_path) as port:
-        assert port == 21001
+def test_a_port_that_something_else_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_PORTS", PORTS[:3])
+    monkeypatch.setattr(ports, "_is_free", lambda port: port == PORTS[1])
+    with reserved_port() as port:
+        assert port == PORTS[1]

@@ -21,6 +21,7 @@ from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStart
 from trial_lib.launch.ray.host_folder import HostFolder
 from trial_lib.launch.ray.order import ClusterOrder, Delivery
 from trial_lib.launch.ray.transfer import FileContents, moved, packed, result_from
+from trial_lib.launch.slot_wait import SlotWait
 from trial_lib.launch.trial import ENTRY, TrialPlan, clear, order_of, run_to_end, write_candidate
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Purpose, Withdrawal
@@ -126,7 +127,7 @@ class RayHost:
     def meet(self, name: str) -> int:
         """Reserves a port for the rendezvous of a trial over several hosts until its part here ends."""
         self._meetings[name] = contextlib.ExitStack()
-        return self._meetings[name].enter_context(reserved_port(self._setup.lock_dir))
+        return self._meetings[name].enter_context(reserved_port())
 
     def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> PartEnd:
         """Runs this host's ranks of a trial over several hosts to their end.
@@ -142,11 +143,15 @@ class RayHost:
         kills_before = kernel_kills()
         write_candidate(there)
         clear(there)
-        with (
-            self._cancellable(plan.trial_id) as cancelled,
-            held_slots(lock_dir, host, part.slots, cancelled.is_set, self._notes.append) as slots,
-            self._meetings.pop(plan.trial_id, contextlib.ExitStack()),
-        ):
+        slot_wait = SlotWait(f"trial {plan.number:04d}", self._notes.append)
+        with contextlib.ExitStack() as held:
+            cancelled = held.enter_context(self._cancellable(plan.trial_id))
+            self._starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
+            slots = held.enter_context(
+                held_slots(lock_dir, host, part.slots, cancelled.is_set, slot_wait.tell, what=plan.trial_id)
+            )
+            held.enter_context(self._meetings.pop(plan.trial_id, contextlib.ExitStack()))
+            slot_wait.end(slots is not None)
             ending = ProcessesEnd("cancel", [None] * part.slots)
             if slots is not None:
                 there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)

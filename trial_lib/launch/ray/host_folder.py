@@ -4,7 +4,9 @@ import fcntl
 import shutil
 from pathlib import Path
 
+from trial_lib.slots.lock_dir import own_folder
 from trial_lib.slots.lock_files import hold_folder, lock_file, release
+from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 
 class HostFolder:
@@ -13,7 +15,7 @@ class HostFolder:
     Two nodes of a cluster may be on one machine. Their actors share the folder.
 
     Args:
-        lock_dir: the folder with the locks of slots and ports. The studies' folders are beside it.
+        lock_dir: the folder of the locks. The studies' folders are in this user's folder there.
         study_id: the study's id.
 
     Attributes:
@@ -21,11 +23,12 @@ class HostFolder:
     """
 
     def __init__(self, lock_dir: Path, study_id: str) -> None:
-        self.path = lock_dir / "trials" / study_id
+        own = own_folder(lock_dir)
+        self.path = own / "trials" / study_id
         self._locks = [hold_folder(lock_dir)]
-        self.path.parent.mkdir(exist_ok=True)
+        self.path.parent.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
         # One actor at a time does this, because a new lock file is not locked at once.
-        starting = lock_file(lock_dir / "trials.lock", fcntl.LOCK_EX)
+        starting = lock_file(own / "trials.lock", fcntl.LOCK_EX)
         try:
             for other in self.path.parent.iterdir():
                 if other.is_dir() and other != self.path:

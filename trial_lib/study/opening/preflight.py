@@ -6,8 +6,7 @@ from pathlib import Path
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.slots.lock_dir import host_lock_dir
-from trial_lib.slots.own_folder import own_folder
+from trial_lib.slots.lock_dir import host_lock_dir, own_folder
 from trial_lib.wire.errors import InputError
 
 

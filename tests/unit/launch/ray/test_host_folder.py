@@ -3,23 +3,24 @@
 from pathlib import Path
 
 from trial_lib.launch.ray.host_folder import HostFolder
+from trial_lib.slots.lock_dir import own_folder
 
 
 def test_a_study_s_folder_goes_when_it_ends(tmp_path: Path) -> None:
     folder = HostFolder(tmp_path, "one")
     (folder.path / "0001").mkdir()
     folder.remove()
-    assert not list((tmp_path / "trials").iterdir())
+    assert not list((own_folder(tmp_path) / "trials").iterdir())
 
 
 def test_the_folder_of_a_study_whose_actor_was_killed_goes_when_another_begins(tmp_path: Path) -> None:
-    killed = tmp_path / "trials" / "killed"
+    killed = own_folder(tmp_path) / "trials" / "killed"
     (killed / "0001").mkdir(parents=True)
-    (tmp_path / "trials" / "killed.lock").touch()
+    (own_folder(tmp_path) / "trials" / "killed.lock").touch()
     lives = HostFolder(tmp_path, "lives")
     begins = HostFolder(tmp_path, "begins")
     assert not killed.exists()
-    assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == [
+    assert sorted(path.name for path in (own_folder(tmp_path) / "trials").iterdir()) == [
         *("begins", "begins.lock"),
         *("lives", "lives.lock"),
     ]
@@ -34,4 +35,4 @@ def test_two_nodes_on_one_machine_share_the_study_s_folder(tmp_path: Path) -> No
     assert first.path.exists()
     for folder in (first, second, other):
         folder.remove()
-    assert not list((tmp_path / "trials").iterdir())
+    assert not list((own_folder(tmp_path) / "trials").iterdir())
