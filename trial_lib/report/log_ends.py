@@ -57,7 +57,9 @@ def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
     # It is another trial's if that has run the same configuration.
     folder = written.parent.parent if written.parent.name == typed else written.parent
     run = TrialPaths(paths.trials / folder.name).run_of(result.logs[rank])
-    log = run.log(rank) if run.log(rank).exists() else written
+    # In a folder that somebody has sent, a name or a link may lead to any file of this user's.
+    logs = [log for log in (run.log(rank), written) if log.resolve().is_relative_to(paths.root.resolve())]
+    log, *_ = [*filter(Path.exists, logs), *logs, paths.root]
     return read_rank_record(run.measurement(rank), run.failure(rank), log)
 
 

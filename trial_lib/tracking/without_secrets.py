@@ -24,6 +24,8 @@ def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
             for name, value in content.tags.items()
         },
         params={name: cut(secrets.hide(value), PARAM_CHARACTERS) for name, value in content.params.items()},
+        # ZeroTune writes no links. One in a folder that somebody has sent may lead to any file of this user's.
+        artifacts=[file for file in content.artifacts if not file.is_symlink()],
     )
 
 

@@ -78,3 +78,18 @@ def test_an_older_record_that_does_not_say_which_rank_failed_shows_the_first_ran
     del record["failed_rank"]
     shown, name = LogEnds(paths, KnownSecrets(())).of(TrialResult.model_validate(record))
     assert (shown, name) == ("its last words", str(paths.trial(3).log(0).relative_to(paths.root)))
+
+
+@pytest.mark.parametrize("as_link", [True, False])
+def test_a_folder_that_somebody_has_sent_shows_no_file_outside_itself(
+    paths: StudyPaths, tmp_path: Path, as_link: bool
+) -> None:
+    result = failed(3, paths.trial(3)).model_copy(update={"failed_rank": 0})
+    key, log = tmp_path / "id_rsa", paths.trial(3).log(0)
+    key.write_text("private")
+    log.unlink()
+    if as_link:
+        log.symlink_to(key)
+    else:
+        result = result.model_copy(update={"logs": [str(paths.root / ".." / "id_rsa")]})
+    assert "private" not in LogEnds(paths, KnownSecrets(())).of(result)[0]

@@ -66,3 +66,12 @@ def test_a_log_that_is_not_utf_8_keeps_its_bytes(tmp_path: Path) -> None:
     file = tmp_path / "rank_0.log"
     file.write_bytes(b"\xff\xfe " + SECRET.encode())
     assert shown_copy(file, tmp_path / "copies", SECRETS).read_bytes() == b"\xff\xfe <redacted>"
+
+
+def test_a_link_is_not_followed_to_a_file_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("private")
+    (tmp_path / "rank0.log").symlink_to(tmp_path / "id_rsa")
+    (tmp_path / "result.json").write_text("{}")
+    files = [tmp_path / "rank0.log", tmp_path / "result.json"]
+    content = RunContent("1", "a", "FINISHED", 0.0, None, {}, {}, artifacts=files)
+    assert without_secrets(content, SECRETS).artifacts == [tmp_path / "result.json"]
