@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flows.terminal import say, shown
+from flows.terminal import say
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.search_metrics import SEARCH_METRICS
@@ -22,6 +22,7 @@ from trial_lib.study.kept.waiting import waiting_trials
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.plain_text import plain
 
 _REFRESH_S = 0.5
 _ROWS = 8
@@ -54,7 +55,7 @@ class LiveView:
 
     def note(self, message: str) -> None:
         """Shows what the study is doing. It may be called from any thread."""
-        self._message = shown(message)
+        self._message = plain(message)
         if not self._console.is_terminal:
             with self._saying:
                 # Trials that have ended before come first. A damaged history is reported by the study itself.

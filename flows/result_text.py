@@ -16,7 +16,6 @@ from trial_lib.records.study_folder import StudyStatus
 from trial_lib.report.leaderboard import LeaderboardRow, leaderboard
 from trial_lib.report.log_ends import first_failed
 from trial_lib.search.methods import METHODS
-from trial_lib.secrets.by_name import redact
 from trial_lib.study.confirm.of_study import Answer, answer_of, since_last_study
 from trial_lib.study.kept.history import SUBMITTED_NUMBER
 from trial_lib.study.opening.open_study import OpenStudy
@@ -53,7 +52,7 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
         "command": study.paths.best_command.read_text() if found else None,
-        "full_experiment": None if full_experiment is None else redact(full_experiment.model_dump(mode="json")),
+        "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
         "report": str(study.paths.report) if study.paths.report.exists() else None,
         "tracking_uri": study.tracker.tracking_uri,
         "trials": [row.model_dump(mode="json") for row in rows],

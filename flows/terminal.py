@@ -1,4 +1,8 @@
-"""A command's output: sentences on standard error, JSON on standard output, both without secrets."""
+"""A command's output: sentences on standard error, JSON on standard output.
+
+Both are for the study's owner, who typed the secrets and owns the folder that has them. So nothing in them is hidden:
+a printed path exists, and a printed command runs.
+"""
 
 import contextlib
 import io
@@ -17,14 +21,6 @@ from trial_lib.wire.plain_text import plain
 _WORD_S = 4.0
 
 
-def shown(text: str) -> str:
-    """Returns a text without secrets and control characters."""
-    # `zerotune --help` has no time for this import.
-    from trial_lib.secrets.by_value import known_here
-
-    return known_here().hide(plain(text))
-
-
 def say(text: str = "", to_people: bool = True) -> None:
     """Prints one or more lines.
 
@@ -32,7 +28,7 @@ def say(text: str = "", to_people: bool = True) -> None:
         text: the lines.
         to_people: whether to print on standard error. Else the lines are the command's result.
     """
-    click.echo(shown(text), err=to_people)
+    click.echo(plain(text), err=to_people)
 
 
 def say_error(error: Exception | str) -> None:
@@ -81,9 +77,7 @@ def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
 
 def print_document(document: Any) -> None:
     """Prints one JSON document on standard output."""
-    from trial_lib.secrets.by_value import known_here
-
-    click.echo(json.dumps(known_here().hide_in(document), indent=2))
+    click.echo(json.dumps(document, indent=2))
 
 
 def open_streams() -> None:

@@ -1,6 +1,7 @@
 """A plan's answer and its tables in Prefect."""
 
 import logging
+from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
@@ -11,6 +12,7 @@ from tasks.telling import told_if_possible
 from trial_lib.foresee.plan.answer import fewest_sentence, likelihood
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.records.units import bytes_shown
+from trial_lib.secrets.sent_command import sent_command
 from trial_lib.tracking.tracker import Tracker
 
 _LOG = logging.getLogger(__name__)
@@ -20,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 def report_plan(record: PlanRecord, paths: PlanPaths, tracker: Tracker) -> None:
     """Shows a plan in Prefect, with a link to MLflow."""
     get_run_logger().info(record.answer)
-    command = ["```sh", record.best_command.rstrip(), "```"] if record.best_command else []
+    command = ["```sh", sent_command(record.best_command, Path(record.model_dir)), "```"] if record.best_command else []
     tables = [line for devices in record.devices for line in _table(devices)]
     lines = [
         f"## {record.answer}",

@@ -10,6 +10,7 @@ from tasks.mlflow_links import in_words, link_to_mlflow
 from tasks.telling import told_if_possible
 from trial_lib.command.switches import deepspeed_part
 from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.secrets.sent_command import sent_command
 from trial_lib.study.answer import write_answer
 from trial_lib.study.confirm.of_study import Answer, NoAnswer
 from trial_lib.study.driver import StudyDriver
@@ -43,8 +44,9 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
                     config,
                     "```",
                     "```sh",
-                    driver.setup.paths.best_command.read_text().rstrip(),
+                    sent_command(driver.setup.paths.best_command.read_text(), driver.setup.experiment.model_dir),
                     "```",
+                    f"- the whole command: `sh {driver.setup.paths.best_command}`",
                     f"- report, once the study has ended: `{driver.setup.paths.report}`",
                     f"- trials in MLflow: {in_words(tracker.ways)}",
                     f"- answer in MLflow: {in_words(tracker.run_ways)}",

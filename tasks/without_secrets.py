@@ -5,6 +5,7 @@ clients of its API and of its events, which all of it passes through.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
@@ -12,6 +13,7 @@ from prefect.events import Event
 from prefect.events.clients import EventsClient
 
 from trial_lib.secrets.by_value import KnownSecrets, known_here
+from trial_lib.secrets.sent_command import sent_document, sent_text
 
 # Prefect's own values: ids, and words of its protocol.
 _PROTOCOL = frozenset({"id", "key", "type", "sort", "event", "occurred", "timestamp", "kind", "operator"})
@@ -54,7 +56,7 @@ def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
     """
     if isinstance(value, dict):
         if name in _NAMED_BY_PEOPLE:
-            return secrets.hide_in(value)
+            return secrets.hide_in(sent_document(value, Path(str(value.get("model_dir") or "."))))
         return {inner_name: hidden(inner, secrets, inner_name) for inner_name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [hidden(inner, secrets, name) for inner in value]
@@ -66,4 +68,4 @@ def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
             return json.dumps(secrets.hide_in(json.loads(value)))
         except ValueError:
             pass
-    return secrets.hide(value)
+    return secrets.hide(sent_text(value))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from flows.servers.prefect_check import check_prefect
-from flows.terminal import print_document, shown
+from flows.terminal import print_document
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.doctor.builds import (
     check_compiler,
@@ -34,10 +34,12 @@ from trial_lib.doctor.host import (
 from trial_lib.doctor.mlflow import check_mlflow
 from trial_lib.launch.cold import rank_environment
 from trial_lib.records.study_folder import STUDIES as STUDIES_FOLDER
+from trial_lib.secrets.by_value import known_here
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.kept.data_folder import data_folder
 from trial_lib.study.opening.build_folder import build_root, with_build_folder
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.plain_text import plain
 
 # The operators that `flows.prepare` builds, by DeepSpeed's names.
 _COMMON_OPS = {"cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"), "cuda": ("fused_adam", "cpu_adam")}
@@ -122,6 +124,11 @@ def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputErr
 def _tell(check: Check) -> None:
     """Prints a check. A rich table would break a remedy into lines, and a broken command cannot be copied."""
     mark = click.style(f"{check.verdict.value:5}", fg=_COLOURS[check.verdict], bold=check.verdict is not Verdict.OK)
-    click.echo(f"{mark}{check.name:15}{shown(check.said)}")
+    click.echo(f"{mark}{check.name:15}{_shown(check.said)}")
     if check.remedy:
-        click.echo(f"{'':5}{'':15}-> {shown(check.remedy)}")
+        click.echo(f"{'':5}{'':15}-> {_shown(check.remedy)}")
+
+
+def _shown(text: str) -> str:
+    """Returns a text without secrets, because people pass on what the doctor said."""
+    return known_here().hide(plain(text))

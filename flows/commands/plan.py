@@ -15,7 +15,7 @@ from rich.table import Table
 
 from flows.interrupts import interrupts
 from flows.plan_to_end import PlanEnd, plan_to_end
-from flows.terminal import print_document, say, say_error, say_ways, shown
+from flows.terminal import print_document, say, say_error, say_ways
 from trial_lib.command.switches import deepspeed_part
 from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, likelihood, money
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
@@ -23,6 +23,7 @@ from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, Planne
 from trial_lib.foresee.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
 from trial_lib.study.planning.plan_run import PLANNED_FOR
+from trial_lib.wire.plain_text import plain
 
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
@@ -96,9 +97,9 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
         console.print()
         console.print(_table(devices))
         for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
-            console.print(shown(line), highlight=False)
+            console.print(plain(line), highlight=False)
     for line in _remarks(record):
-        console.print(shown(line), highlight=False)
+        console.print(plain(line), highlight=False)
     tell("")
     tell(record.answer)
     if record.best_command:

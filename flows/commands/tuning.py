@@ -14,7 +14,7 @@ from flows.result_text import result_document, tell_failed_training, tell_result
 from flows.running_study import RunningStudy
 from flows.servers.prefect_server import prefect_server, require_home, require_server_for_all
 from flows.servers.service import ServerError
-from flows.terminal import print_document, say, shown
+from flows.terminal import print_document, say
 from trial_lib.records.full_experiment_folder import full_experiment_id
 from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.arguments import StudyArguments
@@ -22,6 +22,7 @@ from trial_lib.study.kept.folder import INTERRUPTED
 from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, open_planned, plan_study, resume_study
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.plain_text import plain
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -161,4 +162,4 @@ class NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Shows one message."""
-        self._show(shown(record.getMessage()))
+        self._show(plain(record.getMessage()))

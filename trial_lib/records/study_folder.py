@@ -117,11 +117,6 @@ class ExperimentFolder:
         """The experiment's YAML as submitted."""
         return self.root / "experiment.yaml"
 
-    @property
-    def shown_experiment(self) -> Path:
-        """The experiment's YAML without values that look like secrets, to be shown to others."""
-        return self.root / "experiment.redacted.yaml"
-
 
 @dataclass(frozen=True)
 class AnswerFolder(ExperimentFolder):

@@ -18,10 +18,10 @@ class LogEnds:
 
     Args:
         paths: the study's files.
-        secrets: values to hide.
+        secrets: values to hide. None hides nothing.
     """
 
-    def __init__(self, paths: StudyPaths, secrets: KnownSecrets) -> None:
+    def __init__(self, paths: StudyPaths, secrets: KnownSecrets | None) -> None:
         self._paths = paths
         self._secrets = secrets
         self._left = _ALL_CHARACTERS
@@ -38,7 +38,9 @@ class LogEnds:
         text = record.log_tail
         if record.failure is not None and not record.failure.get("ended_early"):
             text = str(record.failure.get("traceback") or text)
-        shown = _end(self._secrets.hide(text), *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))
+        # A secret at the cut would lose the part that it is known by.
+        text = text if self._secrets is None else self._secrets.hide(text)
+        shown = _end(text, *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))
         if len(shown) > self._left:
             shown = ""
         self._left -= len(shown)

@@ -23,7 +23,7 @@ from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.report.confirmed_view import confirmed_views
-from trial_lib.report.leaderboard import LeaderboardRow, row_of
+from trial_lib.report.leaderboard import row_of
 from trial_lib.report.log_ends import LogEnds
 from trial_lib.report.memory_views import memory_views
 from trial_lib.report.shown_view import shown_view
@@ -53,11 +53,12 @@ class _Answer:
     command: str
 
 
-def read_study(root: Path) -> StudyView:
+def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
     """Returns the view of a study.
 
     Args:
         root: its folder.
+        secrets: values to hide, with all that looks like a secret. None hides nothing, for the study's owner.
 
     Raises:
         InputError: the folder has no study, or its files are damaged.
@@ -65,12 +66,12 @@ def read_study(root: Path) -> StudyView:
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
     state = StudyState(read_history(paths.history))
-    secrets = KnownSecrets.of_study(paths)
+    shown = dict if secrets is None else redact
     base = _base_config(record, state.profile)
     answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
     measured = {} if answer is None else answer.measured
-    best_config = None if answer is None else redact(answer.config)
-    best = None if best_config is None else _with_switches(best_config, record, state)
+    best_config = None if answer is None else shown(answer.config)
+    best = None if best_config is None else shown(_with_switches(best_config, record, state))
     finding = _finding(measured)
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, state, base, secrets)
@@ -95,7 +96,7 @@ def read_study(root: Path) -> StudyView:
         after=measured.get("metrics") or {},
         best_config=best_config,
         best_command="" if answer is None else answer.command,
-        changes=() if best is None else _changes(redact(base), best, state.profile),
+        changes=() if best is None else _changes(shown(base), best, state.profile),
         trials=trials,
         # A study that was ended asks for its last trials again when it is resumed.
         running={number: state.label(number) for number in state.running} if status == StudyStatus.RUNNING else {},
@@ -217,7 +218,7 @@ def _with_switches(best_config: dict[str, Any], record: StudyRecord, state: Stud
     candidate = state.candidates.get(record.best_number or 0)
     if not record.switches or candidate is None:
         return best_config
-    return {**best_config, PROGRAM: redact({**record.switches, **candidate.switches})}
+    return {**best_config, PROGRAM: {**record.switches, **candidate.switches}}
 
 
 def _changes(
@@ -245,7 +246,7 @@ def setting_changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[Se
 
 
 def _trials(
-    paths: StudyPaths, record: StudyRecord, state: StudyState, base: Mapping[str, Any], secrets: KnownSecrets
+    paths: StudyPaths, record: StudyRecord, state: StudyState, base: Mapping[str, Any], secrets: KnownSecrets | None
 ) -> tuple[TrialView, ...]:
     varied = sorted({path for candidate in state.candidates.values() for path, _ in leaves(candidate.knobs)})
     memory = memory_views(base, state.candidates, state.results, foreseen_in(paths.foreseen))
@@ -255,9 +256,10 @@ def _trials(
         config = state.candidates[number].complete(base)
         started = max(0.0, result.started_at - record.started_at)
         log, log_path = logs.of(result)
+        row = row_of(result, state.candidates[number], state.names[number], record.metric)
         views.append(
             TrialView(
-                row=_shown_row(row_of(result, state.candidates[number], state.names[number], record.metric)),
+                row=row if secrets is None else row.model_copy(update={"knobs": redact(row.knobs)}),
                 arm=arm_label(config),
                 settings={path: value for path in varied if (value := _setting(config, path)) is not None},
                 started=started,
@@ -275,10 +277,6 @@ def _trials(
 def _setting(config: Mapping[str, Any], path: str) -> Any:
     value = get_knob(config, path)
     return AS_TYPED if value is None and is_switch(path) else value
-
-
-def _shown_row(row: LeaderboardRow) -> LeaderboardRow:
-    return row.model_copy(update={"knobs": redact(row.knobs)})
 
 
 def _throughput(result: TrialResult) -> Interval | None:

@@ -1,4 +1,7 @@
-"""What is shown of a study or a plan, without secrets, and without control characters that a terminal would obey."""
+"""What is shown of a study or a plan, without control characters that a terminal would obey.
+
+Its owner's terminal shows the secrets that the owner has typed. A page, which people pass on, does not.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -13,17 +16,19 @@ from trial_lib.wire.plain_text import plain
 View = TypeVar("View")
 
 
-def shown_view(view: View, secrets: KnownSecrets) -> View:
-    """Returns a view or a record without secrets and control characters, at any depth."""
+def shown_view(view: View, secrets: KnownSecrets | None) -> View:
+    """Returns a view or a record without secrets and control characters, at any depth. Names of settings stay."""
     shown: View = _shown(view, secrets)
     return shown
 
 
-def _shown(value: Any, secrets: KnownSecrets) -> Any:
+def _shown(value: Any, secrets: KnownSecrets | None) -> Any:
     if isinstance(value, str):
-        return value if isinstance(value, Enum) else secrets.hide(plain(value))
+        if isinstance(value, Enum):
+            return value
+        return plain(value) if secrets is None else secrets.hide(plain(value))
     if isinstance(value, Mapping):
-        return {_shown(name, secrets): _shown(inner, secrets) for name, inner in value.items()}
+        return {_shown(name, None): _shown(inner, secrets) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_shown(inner, secrets) for inner in value)
     if isinstance(value, BaseModel):

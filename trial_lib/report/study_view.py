@@ -155,7 +155,7 @@ class StudyView:
         before: the metrics of the user's configuration, by name. Empty if it was not measured.
         after: the metrics of the winner, by name. Empty without one.
         best_config: the winner's DeepSpeed configuration, without secrets.
-        best_command: the command to train with it, without secrets.
+        best_command: the command to train with it.
         changes: its changes to the user's configuration.
         trials: the ended trials, in the order of their numbers.
         running: the running trials, with their names.

@@ -4,6 +4,7 @@ from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.figures import draw_figures
 from trial_lib.report.html_report import render_figures, render_report
 from trial_lib.report.read_study import read_study
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.wire.whole_files import OWNERS_FOLDER, write_whole
 
 
@@ -14,7 +15,7 @@ def write_report(paths: StudyPaths) -> None:
         InputError: the study's record or history is damaged.
         OSError: the disk is full.
     """
-    view = read_study(paths.root)
+    view = read_study(paths.root, KnownSecrets.of_study(paths))
     figures = draw_figures(view)
     write_whole(paths.report, render_report(view, figures))
     paths.figures.mkdir(mode=OWNERS_FOLDER, exist_ok=True)

@@ -5,12 +5,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trial_lib.secrets.random_text import without_random
+
 REDACTED = "<redacted>"
 
-_WORD = r"(?:token|secret|passw(?:or)?d|passphrase|pgpass|_pwd|credential|key|auth)s?(?![a-z])"
+# A short word ends a name, as in DB_PASS: `pin_memory` and `bypass` are others.
+_SHORT_WORD = r"(?<![a-z])(?:pass|pw|(?<=[_-])pwd|tok|pin|psk|otp|sig|jwt|sas|pat|dsn|creds?)(?![\w-]*[a-z])"
+_PASSWORD = rf"secret|passw(?:or)?d|passphrase|pgpass|passcode|credential|{_SHORT_WORD}"
+_CERTAIN = rf"token|(?:api|access|private)[_-]?key|signature|cookie|webhook|{_PASSWORD}"
+_WORD = rf"(?:{_CERTAIN}|key|auth)s?(?![a-z])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 # A number under one of the other names counts or measures: max_tokens, key_dim.
-_SECRET_NUMBER = re.compile(r"secret|passw(or)?d|passphrase|pgpass|_pwd|credential", re.IGNORECASE)
+_SECRET_NUMBER = re.compile(_PASSWORD, re.IGNORECASE)
+# A word under one of the other names is one, such as DB_KEY=status.
+_CERTAIN_NAME = re.compile(_CERTAIN, re.IGNORECASE)
+_ORDINARY = re.compile(r"[A-Za-z]+(?:[-_. /][A-Za-z]+)*")
+_LONGEST_WORD = 12
+_SEVERAL = re.compile(rf"-[\w-]*{_WORD}(?<=s)$", re.IGNORECASE)
 # A password may contain characters that should be escaped, such as "/". A port with a path behind it is no password.
 _URL_WITH_PASSWORD = re.compile(
     r"(?<![\w+.:-])[\w+.:-]*://(?:[^/@\s'\"]{0,200}:(?!\d+(?:/|$)|\*+@)[^\s'\"]{1,500}|[^/@:\s'\"]{16,500})@[^\s'\"]*"
@@ -29,23 +40,29 @@ _QUOTED_PAIR = re.compile(
     rf"(?P<name>(?P<quote>['\"])(?=[\w.-]*{_WORD})[\w.-]+(?P=quote)\s*:\s*)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')",
     re.IGNORECASE,
 )
-# `Authorization: Bearer value`, `X-Api-Key: value`, `password: value`.
+# `Authorization: Bearer value`, `X-Api-Key: value`, `password: value`, `token = value`, and a line of .netrc.
 _HEADER = re.compile(
-    r"(?P<name>(?<![\w-])(?:(?:proxy-)?authorization|[\w-]*api[_-]?key|[\w-]*password|x-[\w-]*(?:key|token))\s*:\s*"
+    r"(?P<name>(?:(?<![\w-])(?:(?:proxy-)?authorization|[\w-]*api[_-]?key|[\w-]*(?:password|secret|passphrase|passcode)"
+    r"|(?:access_|auth_|api_)?token|pass|pw|pwd|pin|tok|x-[\w-]*(?:key|token))\s*[:=]\s*"
+    r"|\blogin\s+\S+\s+password\s+|(?<!\S)-{1,2}u(?:ser)?[\s=]+(?=\S+:))"
     r"(?:(?:bearer|basic|token|digest)\s+)?)([^\s'\"{}\[\],]+)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"(?P<name>\bbearer\s+)([\w.~+/-]{8,}=*)", re.IGNORECASE)
 # Keys of well-known services, under any name.
 _ISSUED = re.compile(
-    r"(?P<name>)(?<![\w-])(hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+    r"(?P<name>)(?<![\w-])(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
     r"|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+)
+_COOKIE = re.compile(r"(?P<name>\b(?:set-)?cookie\s*:\s*)([^\n'\"]+)", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(
+    r"(?P<name>)(-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*KEY-----|\Z))", re.DOTALL
 )
 # Counts, measures and switches, as text.
 _PLAIN = re.compile(r"[-+]?(?:\d{1,9}|\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto", re.IGNORECASE)
 # MLflow's parameter for a saved view, in the links that ZeroTune prints.
 _PUBLIC_NAMES = ("viewStateShareKey=",)
-_PATTERNS = (_IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
+_PATTERNS = (_PRIVATE_KEY, _COOKIE, _IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
 
 
 def redact(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +123,7 @@ class _Redaction:
             text = _URL_WITH_PASSWORD.sub(self._leave_out, text)
         for pattern in _PATTERNS:
             text = pattern.sub(self._leave_out, text)
-        return text
+        return without_random(text, REDACTED)
 
     def _leave_out(self, found: re.Match[str]) -> str:
         if found.re is _URL_WITH_PASSWORD:
@@ -116,8 +133,14 @@ class _Redaction:
         is_public = found["name"] in _PUBLIC_NAMES and "=" not in value
         if is_public or REDACTED in value or _is_plain(value.strip("'\""), found["name"]):
             return found[0]
-        self.left_out.append(value)
+        self._learn(value, found["name"] or "token")
         return f"{found['name']}{REDACTED}"
+
+    def _learn(self, value: str, *names: str) -> None:
+        """Adds a value to `left_out`, unless it is an ordinary word that nobody would choose as a secret."""
+        is_word = value.isalpha() and len(value) < _LONGEST_WORD
+        if not _ORDINARY.fullmatch(value) or (any(map(_CERTAIN_NAME.search, names)) and not is_word):
+            self.left_out.append(value)
 
     def _shown(self, value: Any, names: tuple[str, ...]) -> Any:
         """Returns a value without secrets.
@@ -133,7 +156,7 @@ class _Redaction:
         if value is None or isinstance(value, bool):
             return value
         if any(map(_SECRET_NAME.search, names)) and not _is_plain(str(value), *names):
-            self.left_out.append(value if isinstance(value, str) else json.dumps(value, default=str))
+            self._learn(value if isinstance(value, str) else json.dumps(value, default=str), *names)
             return REDACTED
         return self.text(value) if isinstance(value, str) else value
 
@@ -144,14 +167,15 @@ class _Redaction:
         for value in values:
             assignment = _SECRET_ASSIGNMENT.match(value) if isinstance(value, str) else None
             if assignment and not _is_plain(value[assignment.end() :], assignment["name"]):
-                self.left_out.append(value[assignment.end() :])
+                self._learn(value[assignment.end() :], assignment["name"])
                 shown.append(f"{assignment['name']}={REDACTED}")
             elif option == "-k" and isinstance(value, str) and _KEY_FLAG.match(f"-k {value}"):
                 self.left_out.append(value)
                 shown.append(REDACTED)
             else:
                 shown.append(self._shown(value, (*names, option)))
-            option = value if isinstance(value, str) and value.startswith("-") and not assignment else ""
+            if not isinstance(value, str) or value.startswith("-") or assignment or not _SEVERAL.match(option):
+                option = value if isinstance(value, str) and value.startswith("-") and not assignment else ""
         return shown
 
 

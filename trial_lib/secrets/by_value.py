@@ -1,7 +1,7 @@
 """Hides secrets whose values are known, because a log may contain them without their names or in another spelling.
 
-This is the one filter for everything that leaves a study's folder, towards Prefect, MLflow, the terminal and the
-report.
+This is the one filter for all that leaves a study's folder, towards Prefect and MLflow, and for the report, which
+people pass on. The terminal of the study's owner is not filtered.
 """
 
 import contextlib
@@ -66,7 +66,10 @@ class KnownSecrets:
         """Returns the secrets of documents such as an experiment's YAML, and of this process's environment."""
         found = [value for document in (os.environ, *documents) for value in secrets_in(document)]
         parts = {part for value in [*found, *_basic_credentials(os.environ)] for part in _parts(value)}
-        spelled = {spelling for part in parts if len(part) >= _SHORTEST for spelling in _spellings(part)}
+        # The folder's own path is no secret, whatever else has the same name.
+        here = os.getcwd()  # noqa: PTH109 - a path that begins with a link is to stay as it is
+        hidden = (part for part in parts if len(part) >= _SHORTEST and part not in here)
+        spelled = {spelling for part in hidden for spelling in _spellings(part)}
         return cls(tuple(sorted(spelled, key=lambda value: (-len(value), value))))
 
     def __add__(self, other: "KnownSecrets") -> "KnownSecrets":
@@ -91,7 +94,7 @@ class KnownSecrets:
 
     def hide_in(self, document: Any) -> Any:
         """Returns a document, such as one of JSON, without these values and those that look like secrets, at any
-        depth.
+        depth. Its keys stay, because programs read them.
         """
         return self._without(redact(document) if isinstance(document, Mapping) else redact({"": document})[""])
 
@@ -100,7 +103,7 @@ class KnownSecrets:
 
     def _without(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {self._without_whole(str(name)): self._without(inner) for name, inner in value.items()}
+            return {str(name): self._without(inner) for name, inner in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._without(inner) for inner in value]
         return self.hide_values(value) if isinstance(value, str) else value
@@ -128,7 +131,7 @@ def _document(file: Path) -> Mapping[str, Any]:
     """Returns the content of a file; nothing if it is damaged or missing."""
     try:
         document = json.loads(file.read_text()) if file.suffix == ".json" else read_yaml(file).data
-    except (InputError, OSError, ValueError):
+    except (InputError, OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, Mapping) else {}
 

@@ -18,7 +18,6 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
-from trial_lib.secrets.by_name import redact_text
 from trial_lib.study.opening.build_folder import with_build_folder
 from trial_lib.wire.training_spec import SPEC_VARIABLE
 
@@ -139,7 +138,7 @@ class CommandChanges:
             self._told.add(what)
             said = f"{old} -> {new}" if old else f"{new} is added"
             level = logging.DEBUG if is_known else logging.INFO
-            self._log.log(level, "trial %04d, in the command: %s", number, redact_text(said))
+            self._log.log(level, "trial %04d, in the command: %s", number, said)
 
 
 def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,7 +16,8 @@ from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord
 from trial_lib.records.units import bytes_shown
-from trial_lib.secrets.by_name import redact, redact_text
+from trial_lib.secrets.by_name import redact
+from trial_lib.secrets.sent_command import sent_command
 
 _SHOWN_OF_A_TRIAL = ("throughput", "FLOPS_per_gpu", "latency")
 
@@ -31,7 +33,7 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     )
     if record.best_number is None or not answer:
         headline = record.finding or f"Status: {record.status.value}."
-        return f"**{headline}** {redact_text(record.reason)}".rstrip() + f"\n\n{tuned}"
+        return f"**{headline}** {record.reason}".rstrip() + f"\n\n{tuned}"
     lines = [
         f"**{record.finding or _of_an_older_version(record)}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
@@ -42,12 +44,12 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
     if planned is not None:
         lines.append(planned.sentence)
     notes = (answer.get("confirmation") or {}).get("notes", ())
-    lines.append("\n".join(f"- {redact_text(note)}" for note in notes))
+    lines.append("\n".join(f"- {note}" for note in notes))
     why = [f"- {account.sentences}" for account in step_accounts_of(answer)]
-    lines.append("**Where the time goes:**\n\n" + redact_text("\n".join(why)) if why else "")
+    lines.append("**Where the time goes:**\n\n" + "\n".join(why) if why else "")
     lines.append(_changes(record, paths))
-    command = redact_text(paths.best_command.read_text().rstrip())
-    lines.append(f"**To train with it** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
+    command = sent_command(paths.best_command.read_text(), Path(record.model_dir))
+    lines.append(f"**To train with it** (`sh {paths.best_command}`):\n\n```sh\n{command}\n```")
     lines.append(tuned)
     if paths.report.exists():
         lines.append("Every figure and every trial: `report.html`, among the artifacts.")
@@ -71,7 +73,7 @@ def trial_description(result: TrialResult, metric: str) -> str:
     """Returns the description of a trial's run: its metrics, the study's first, or the reason of its failure."""
     if result.outcome is not Outcome.COMPLETED:
         outcome = result.outcome.value.replace("_", " ")
-        return f"**{outcome}:** {redact_text(result.reason)}" if result.reason else f"**{outcome}**"
+        return f"**{outcome}:** {result.reason}" if result.reason else f"**{outcome}**"
     peak = f"peak memory {bytes_shown(max(result.memory.peak))}" if result.memory.peak else ""
     return ", ".join(filter(None, [_measured(result.metrics, metric), peak]))
 
@@ -83,7 +85,7 @@ def _measured(metrics: Mapping[str, float], first: str) -> str:
 
 def training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
     """Returns the description of a full experiment's run."""
-    lines = [f"**Status: {record.status.value}.** {redact_text(record.reason)}".rstrip()]
+    lines = [f"**Status: {record.status.value}.** {record.reason}".rstrip()]
     if record.best_checkpoint is not None:
         lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
     lines.append(f"The full experiment of **{record.name}**: trained at full length.")
@@ -93,10 +95,10 @@ def training_description(record: FullExperimentRecord, paths: FullExperimentPath
 def _program(record: StudyRecord, paths: StudyPaths) -> str:
     """Returns the trained program by the experiment's name for it; empty if there is none."""
     entrypoint: Any = record.arguments.get("command") or None
-    if entrypoint is None and paths.shown_experiment.exists():
-        entrypoint = yaml.safe_load(paths.shown_experiment.read_text()).get("entrypoint")
-    words = entrypoint if isinstance(entrypoint, str) or entrypoint is None else shlex.join(map(str, entrypoint))
-    return f": `{redact_text(words)}` in `{record.model_dir}`" if words else ""
+    if entrypoint is None and paths.experiment.exists():
+        entrypoint = yaml.safe_load(paths.experiment.read_text()).get("entrypoint")
+    text = entrypoint if isinstance(entrypoint, str) or entrypoint is None else shlex.join(map(str, entrypoint))
+    return f": `{sent_command(text, Path(record.model_dir))}` in `{record.model_dir}`" if text else ""
 
 
 def _changes(record: StudyRecord, paths: StudyPaths) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from trial_lib.foresee.plan.answer import fewest_sentence
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.records.study_folder import work_dir_of
-from trial_lib.secrets.by_name import redact_text
 from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.secrets.sent_command import sent_command
 from trial_lib.tracking.run_content import (
     DESCRIPTION,
     KIND,
@@ -67,7 +67,7 @@ class PlanSync:
 
 def plan_artifacts(paths: PlanPaths) -> list[Path]:
     """Returns the files of a plan that go to MLflow."""
-    return [paths.shown_experiment, paths.record, paths.best_ds_config, paths.best_command, paths.report]
+    return [paths.record, paths.best_ds_config, paths.report]
 
 
 def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
@@ -78,7 +78,7 @@ def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
         RECORD_ID: record.plan_id,
         KIND: PLAN,
         "finding": record.answer,
-        "reason": redact_text(record.stopped),
+        "reason": record.stopped,
         **best,
         **{f"version.{name}": version for name, version in record.versions.items()},
         DESCRIPTION: _description(record),
@@ -133,10 +133,10 @@ def _metrics(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
 
 
 def _description(record: PlanRecord) -> str:
-    lines = [f"**{redact_text(record.answer or record.stopped)}**"]
+    lines = [f"**{record.answer or record.stopped}**"]
     lines += [_of_devices(devices) for devices in record.devices]
     if record.best_command:
-        command = redact_text(record.best_command.rstrip())
+        command = sent_command(record.best_command, Path(record.model_dir))
         lines.append(f"**To start there** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
     lines.append(f"A plan for **{record.name}**. All figures are foreseen; no device has measured them.")
     return "\n\n".join(lines)

@@ -17,7 +17,8 @@ from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome, TrialDevice, TrialResult
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus, TrialPaths
-from trial_lib.secrets.by_name import redact, redact_text
+from trial_lib.secrets.by_name import redact
+from trial_lib.secrets.sent_command import sent_document
 from trial_lib.space.catalogue import KNOBS
 from trial_lib.space.knobs import get_knob
 from trial_lib.tracking.descriptions import (
@@ -100,15 +101,16 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
         **_step_metrics(step_accounts_of(answer)),
     }
     tags = {
-        "reason": redact_text(record.reason),
+        "reason": record.reason,
         "best_trial": "" if record.best_number is None else f"{record.best_number:04d}",
         "finding": record.finding,
-        "why": " ".join(redact_text(account.sentences) for account in step_accounts_of(answer)[:2]),
+        "why": " ".join(account.sentences for account in step_accounts_of(answer)[:2]),
         # Only set if there is one, so that a search for the tag finds only those studies.
         **({"regression": record.regression} if record.regression else {}),
         DESCRIPTION: study_description(record, paths, answer),
     }
-    params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **record.arguments}
+    arguments = sent_document(record.arguments, Path(record.model_dir))
+    params = {"method": record.method, "metric": record.metric, "model_dir": record.model_dir, **arguments}
     return RunContent(
         record_id=record.study_id,
         name=record.study_id,
@@ -168,16 +170,15 @@ def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
 
 
 def study_artifacts(paths: StudyPaths) -> list[Path]:
-    """Returns the files of a study that go to MLflow as soon as they exist."""
-    answer = [paths.best_ds_config, paths.best_ds_metrics, paths.best_command]
-    return [paths.shown_experiment, paths.profile, *answer, paths.report, *sorted(paths.figures.glob("*.html"))]
+    """Returns the files of a study that go to MLflow as soon as they exist. The user's texts and logs stay here."""
+    answer = [paths.best_ds_config, paths.best_ds_metrics]
+    return [paths.profile, *answer, paths.report, *sorted(paths.figures.glob("*.html"))]
 
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
     """Returns the child run of a trial that has ended."""
     result = TrialResult.model_validate_json(paths.result.read_text())
     candidate = Candidate.model_validate_json(paths.candidate.read_text())
-    logs = [paths.run_of(log).log(rank) for rank, log in enumerate(result.logs)]
     tags = {
         _PARENT: parent_run_id,
         STUDY_ID: record.study_id,
@@ -186,7 +187,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         PURPOSE: result.purpose.value,
         "outcome": result.outcome.value,
         "measured": "swept" if result.swept else "fresh",
-        "reason": redact_text(result.reason),
+        "reason": result.reason,
         "host": result.host,
         "config_hash": result.config_hash,
         DESCRIPTION: trial_description(result, record.metric),
@@ -204,7 +205,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
         tags=as_tags(tags),
         params=as_params(_knobs(candidate, {**record.ds_config, PROGRAM: record.switches})),
         metrics=[*as_points({**_trial_metrics(result), **_foreseen_metrics(paths, result.number), **shares}), *steps],
-        artifacts=[file for file in (paths.ds_config, paths.result, *logs) if file.exists()],
+        artifacts=[file for file in (paths.ds_config, paths.result) if file.exists()],
     )
 
 
@@ -288,7 +289,7 @@ def full_experiment_content(
         **({} if record.study_id is None else {STUDY_ID: record.study_id}),
         RECORD_ID: record.experiment_id,
         KIND: FULL_EXPERIMENT,
-        "reason": redact_text(record.reason),
+        "reason": record.reason,
         "attempts": str(record.attempts),
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
@@ -301,8 +302,6 @@ def full_experiment_content(
         "model_dir": record.model_dir,
         "hyperparameters": record.hparams,
     }
-    has_ended = record.ended_at is not None
-    artifacts = [*full_experiment_artifacts(paths), *([paths.log] if has_ended else [])]
     return RunContent(
         record_id=record.experiment_id,
         name=record.experiment_id,
@@ -311,13 +310,13 @@ def full_experiment_content(
         ended_at=record.ended_at,
         tags=as_tags(tags),
         params=as_params(params),
-        artifacts=[file for file in artifacts if file.exists()],
+        artifacts=[file for file in full_experiment_artifacts(paths) if file.exists()],
     )
 
 
 def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
     """Returns the files of a full experiment that go to MLflow from its beginning."""
-    return [paths.shown_experiment, paths.ds_config]
+    return [paths.ds_config]
 
 
 def as_params(values: Mapping[str, Any]) -> dict[str, str]:

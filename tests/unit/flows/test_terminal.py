@@ -1,4 +1,4 @@
-"""What a command says: without secrets and harmless; and streams that nobody reads, or that were closed."""
+"""What a command says: whole and harmless; and streams that nobody reads, or that were closed."""
 
 import json
 import os
@@ -9,23 +9,19 @@ import time
 import pytest
 
 from flows.terminal import print_document, say, say_ways, telling_still
-from trial_lib.secrets.by_value import KnownSecrets, keep_secret
-
-SECRET = "hunter-two-22"
 
 
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trial_lib.secrets.by_value._OfProcess.secrets", None)
-    keep_secret(KnownSecrets.within({"token": SECRET}))
-
-
-def test_people_and_programs_are_told_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    say(f"\x1b[2Jit said {SECRET}")
-    print_document({"reason": f"it said {SECRET}", "ds_config": {"api_key": "abc"}})
+def test_the_owner_is_told_all_and_a_terminal_obeys_none_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_KEY", "status")
+    monkeypatch.setenv("API_TOKEN", "hunter-two-22")
+    say("\x1b[2Jit said hunter-two-22: cd /home/hunter-two-22")
+    document = {"status": "it said hunter-two-22", "ds_config": {"api_key": "abc"}}
+    print_document(document)
     told = capsys.readouterr()
-    assert told.err == "it said <redacted>\n"
-    assert json.loads(told.out) == {"reason": "it said <redacted>", "ds_config": {"api_key": "<redacted>"}}
+    assert told.err == "it said hunter-two-22: cd /home/hunter-two-22\n"
+    assert json.loads(told.out) == document
 
 
 def test_what_has_to_be_typed_before_a_page_opens_stands_before_it(capsys: pytest.CaptureFixture[str]) -> None:

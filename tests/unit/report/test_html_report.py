@@ -13,6 +13,7 @@ from trial_lib.report.figures import draw_figures
 from trial_lib.report.html_report import render_figures, render_report
 from trial_lib.report.read_study import read_study
 from trial_lib.report.write_report import write_report
+from trial_lib.secrets.by_value import KnownSecrets
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
 
 @pytest.fixture(scope="module")
 def page(failed: StudyPaths) -> str:
-    view = read_study(failed.root)
+    view = read_study(failed.root, KnownSecrets.of_study(failed))
     return render_report(view, draw_figures(view))
 
 

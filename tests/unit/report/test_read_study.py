@@ -27,6 +27,7 @@ from trial_lib.report.failures import failure_groups
 from trial_lib.report.read_study import read_study
 from trial_lib.report.tables import print_study
 from trial_lib.report.write_report import write_report
+from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.study.kept.find_study import find_study
 from trial_lib.wire.errors import InputError
 
@@ -145,7 +146,9 @@ def test_logs_are_found_where_a_study_s_folder_has_been_moved_to(tmp_path: Path)
     assert trials[35].log == "rank 1 gave up at 128"
 
 
-def test_no_secret_is_in_anything_that_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_in_what_a_page_shows_and_the_owner_sees_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_API_KEY", "inherited-secret")
     paths = study_with_failures(tmp_path, reason=f"Could not log in with {SECRET}.")
     paths.trial(CRASH).log(0).write_text("inherited-secret")
@@ -153,11 +156,15 @@ def test_no_secret_is_in_anything_that_is_shown(tmp_path: Path, monkeypatch: pyt
     answer = json.loads(paths.best_ds_metrics.read_text())
     answer["confirmation"]["own"]["losses"] = f"{SECRET} in the losses"
     paths.best_ds_metrics.write_text(json.dumps(answer))
-    shown = json.dumps(read_study(paths.root).document()) + "".join(t.log for t in read_study(paths.root).trials)
+    view = read_study(paths.root, KnownSecrets.of_study(paths))
+    shown = json.dumps(view.document()) + "".join(trial.log for trial in view.trials)
     for secret in (SECRET, "hunter22", "inherited-secret"):
         assert secret not in shown
     assert "logging in with <redacted>" in shown
     assert "ValueError: no such column" in shown
+    whole = read_study(paths.root).document()
+    assert SECRET in json.dumps(whole)
+    assert whole.keys() == view.document().keys()
 
 
 def test_a_study_that_runs_shows_what_has_ended_and_what_has_not(tmp_path: Path) -> None:

@@ -90,5 +90,11 @@ def test_a_long_word_takes_no_time() -> None:
 
 
 def test_what_is_left_out_is_known() -> None:
-    values = {"A_TOKEN": "abc", "entrypoint": ["--key", "def", "-k", "x7Yp90Qrstu", "B_KEY=ghi"], "max_tokens": "9"}
-    assert secrets_in(values) == ["abc", "def", "x7Yp90Qrstu", "ghi"]
+    values = {"A_TOKEN": "ab1", "entrypoint": ["--key", "de2", "-k", "x7Yp90Qrstu", "B_KEY=gh3"], "max_tokens": "9"}
+    assert secrets_in(values) == ["ab1", "de2", "x7Yp90Qrstu", "gh3"]
+
+
+def test_an_ordinary_word_under_a_name_that_may_be_anything_is_hidden_there_and_nowhere_else() -> None:
+    values = {"DB_KEY": "status", "CACHE_KEY": "hello-deepspeed", "A_TOKEN": "open-sesame", "DB_PASS": "status"}
+    assert set(redact(values).values()) == {REDACTED}
+    assert secrets_in(values) == ["open-sesame"]

@@ -28,7 +28,6 @@ RECORD = FullExperimentRecord(
 def paths(tmp_path: Path) -> FullExperimentPaths:
     paths = FullExperimentPaths(tmp_path / "hello-1")
     paths.root.mkdir()
-    paths.shown_experiment.write_text("name: hello\n")
     paths.ds_config.write_text("{}")
     paths.log.write_text("it began\n")
     write_record(paths)
@@ -96,7 +95,7 @@ def test_one_that_has_ended_has_its_answer_and_its_log(paths: FullExperimentPath
     }
     assert "hello-1/checkpoints/batch-00000002" in run.data.tags["mlflow.note.content"]
     files = {file.path for file in MlflowClient(tracking_uri=store).list_artifacts(run.info.run_id)}
-    assert files == {"experiment.redacted.yaml", "ds_config.json", "train.log"}
+    assert files == {"ds_config.json"}
 
 
 def test_what_grows_is_sent_as_it_grows_and_repeated_batches_once(paths: FullExperimentPaths, store: str) -> None:

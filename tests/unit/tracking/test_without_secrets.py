@@ -32,8 +32,11 @@ def test_no_name_tag_or_param_holds_one_and_the_run_is_still_found() -> None:
     [
         ("ds_config.json", json.dumps({"comet": {"api_key": "short"}, "note": SECRET, "lr": 0.1})),
         ("rank_0.log", f"one\r\n{SECRET}\r\ntwo --api_key short\n"),
-        ("report.html", f"<p>{SECRET}</p>"),
-        ("experiment.redacted.yaml", f"name: {SECRET}\nentrypoint: train.py --api_key short\n"),
+        (
+            "report.html",
+            f'<p>{SECRET}</p><pre class="own">short &lt;</pre><td class="any own" data-label="">short</td>',
+        ),
+        ("plan.json", json.dumps({"command": ["train.py", "--note", "short"], "why": f"`python {SECRET} short`"})),
     ],
 )
 def test_a_file_arrives_as_a_copy_without_any(name: str, text: str, tmp_path: Path) -> None:
@@ -47,7 +50,7 @@ def test_a_file_arrives_as_a_copy_without_any(name: str, text: str, tmp_path: Pa
     assert "short" not in shown
     assert "<redacted>" in shown
     assert file.read_bytes().decode() == text
-    if name.endswith(".json"):
+    if name == "ds_config.json":
         assert json.loads(shown) == {"comet": {"api_key": "<redacted>"}, "note": "<redacted>", "lr": 0.1}
     if name.endswith(".log"):
         assert shown.count("\r\n") == 2

@@ -221,7 +221,7 @@ class PlanRecord(_Foreseen):
     Attributes:
         plan_id: unique on this and other machines.
         name: the experiment's; plans and studies of one experiment share it.
-        command: what was typed, or the entrypoint of the YAML, without secrets.
+        command: what was typed, or the entrypoint of the YAML.
         model_dir: the folder that it runs in, absolute.
         ds_config: the user's DeepSpeed configuration, completed by the program.
         train_batch_size: samples of an optimizer step, which all arms keep; None if they may change it.

@@ -11,14 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
 from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.experiment.yaml_document import read_yaml
 from trial_lib.records.whereabouts import Whereabouts
-from trial_lib.secrets.by_name import REDACTED, redact
-from trial_lib.secrets.by_value import KnownSecrets
 from trial_lib.study.kept.copies import is_copy
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
@@ -61,15 +57,14 @@ def new_id(name: str) -> str:
     return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown: Path) -> None:
+def new_folder(path: Path, what: str, experiment: Experiment, whole: Path) -> None:
     """Makes a folder that keeps the experiment's YAML.
 
     Args:
         path: the folder, or one in it. Folders above it are made as well.
         what: such as `study`, for messages.
         experiment: what was submitted.
-        whole: the file for the YAML as it is.
-        shown: the file for the YAML without values that look like secrets.
+        whole: the file for the YAML.
 
     Raises:
         InputError: it cannot be written.
@@ -77,7 +72,7 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
     try:
         make_own_folder(path.parent)
         path.mkdir(mode=OWNERS_FOLDER)
-        keep_experiment(experiment, whole, shown)
+        keep_experiment(experiment, whole)
     except OSError as error:
         raise InputError(
             f"the {what}'s folder cannot be written ({error.strerror}).",
@@ -86,24 +81,10 @@ def new_folder(path: Path, what: str, experiment: Experiment, whole: Path, shown
         ) from None
 
 
-def keep_experiment(experiment: Experiment, whole: Path, shown: Path) -> None:
-    """Keeps the YAML twice: as it is for this user alone, and without its secrets for all who see the folder.
-
-    Args:
-        experiment: what was submitted.
-        whole: the file for the YAML as it is. It may exist, and may be the submitted file.
-        shown: the file for the YAML without values that look like secrets. It has no comments, because they may hold
-            secrets.
-    """
-    text = experiment.text
-    if not whole.exists() or whole.read_text(encoding="utf-8") != text:
-        write_whole(whole, text, mode=0o600)
-    written = read_yaml(whole).data
-    shown_text = yaml.safe_dump(redact(written), sort_keys=False, allow_unicode=True, width=_LONG_LINE)
-    # A secret may also be elsewhere, such as a bare argument of the command.
-    for value in KnownSecrets.within(written).values:
-        shown_text = shown_text.replace(value, REDACTED)
-    write_whole(shown, shown_text)
+def keep_experiment(experiment: Experiment, whole: Path) -> None:
+    """Keeps the YAML, for this user alone, in a file that may exist and may be the submitted one."""
+    if not whole.exists() or whole.read_text(encoding="utf-8") != experiment.text:
+        write_whole(whole, experiment.text, mode=0o600)
 
 
 class _LogFile(logging.FileHandler):

@@ -17,7 +17,6 @@ from trial_lib.command.program_code import may_start_ranks, module_file
 from trial_lib.command.uv_run import command_within
 from trial_lib.command.words import ASSIGNMENT
 from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
-from trial_lib.secrets.by_name import redact_text
 from trial_lib.wire.errors import InputError
 
 _WHERE = "the command"
@@ -102,7 +101,7 @@ def followed(
         return as_typed
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
     typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
-    notes = [f"{shown} starts `{redact_text(_joined(typed))}`. ZeroTune tunes that command."]
+    notes = [f"{shown} starts `{_joined(typed)}`. ZeroTune tunes that command."]
     if end.folder != folder:
         notes.append(f"It does so in {end.folder}.")
     if end.unset:
@@ -198,7 +197,7 @@ def _starts_elsewhere(found: StartedElsewhere, wrapper: str = "") -> InputError:
 
 
 def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
-    said = f" It said last: {redact_text(end.last_words)}" if end.last_words else ""
+    said = f" It said last: {end.last_words}" if end.last_words else ""
     if end.status is None:
         what = f"{shown} has started no training within ten minutes.{said}"
     else:
@@ -208,7 +207,7 @@ def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
 
 def _shown(words: Sequence[str]) -> str:
     """Returns the short name of a wrapper."""
-    text = redact_text(_joined([Path(words[0]).name, *words[1:]]))
+    text = _joined([Path(words[0]).name, *words[1:]])
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 

@@ -258,7 +258,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
     study_id = new_id(known_here().hide(experiment.name))
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
-    new_folder(paths.trials, "study", experiment, paths.experiment, paths.shown_experiment)
+    new_folder(paths.trials, "study", experiment, paths.experiment)
     with disk_full_told(paths.root):
         write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
         if arguments.from_earlier:

@@ -204,7 +204,7 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     AllocatorSettings.of_environment(environment)
     plan_id = new_id(known_here().hide(experiment.name))
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
-    new_folder(paths.runs, "plan", experiment, paths.experiment, paths.shown_experiment)
+    new_folder(paths.runs, "plan", experiment, paths.experiment)
     speeds = device_speeds(work_dir / STUDIES) if read.arguments.from_earlier else {}
     return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), speeds)
 

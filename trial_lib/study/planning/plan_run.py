@@ -19,7 +19,6 @@ from trial_lib.foresee.plan.plan_record import PlannedAsk, PlannedDevices, PlanR
 from trial_lib.foresee.plan.planning import Planned, PlanProblem, plan
 from trial_lib.launch.program import Program
 from trial_lib.records.result import ProgramProfile
-from trial_lib.secrets.by_value import known_here
 from trial_lib.study.known_program import KnownProgram, require_switchable
 from trial_lib.study.planning.open_plan import DEVICE, OpenPlan, typed_overrides
 from trial_lib.study.profile.profile_report import program_notes
@@ -146,7 +145,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     record = PlanRecord(
         plan_id=opened.plan_id,
         name=read.experiment.name,
-        command=tuple(known_here().hide(word) for word in _command(opened)),
+        command=_command(opened),
         model_dir=str(read.experiment.model_dir),
         ds_config=dict(found.base_config),
         train_batch_size=_kept_batch(found),
