@@ -47,7 +47,7 @@ from trial_lib.study.opening.accepted_config import require_accepted_config
 from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.profile.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
-from trial_lib.study.search_time import MINUTES_OVER
+from trial_lib.study.study_time import MINUTES_OVER
 from trial_lib.study.unfinished import ElsewhereError
 from trial_lib.wire.errors import InputError
 
@@ -186,6 +186,8 @@ def run_study(study: OpenStudy) -> RunFailures:
     """Runs the remaining steps of a study. Returns why it failed."""
     driver = study.driver
     profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
+    if profile.outcome is not Outcome.COMPLETED and driver.time.is_over:
+        return RunFailures(study=f"The profile trial did not end in time. {driver.time.told}")
     if profile.outcome is not Outcome.COMPLETED:
         failure = profile_failure(profile, had_engine(driver.setup, profile))
         # The program's own error may be a consequence of the refusal, in other words.
@@ -252,14 +254,14 @@ def run_alone(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = Non
 def run_and_insist(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
     """Runs one trial alone, and again if a process outside the study has killed it. The next steps need its result."""
     result = run_alone(study, plan, known)
-    return run_alone(study, plan) if result.from_outside else result
+    return run_alone(study, plan) if result.from_outside and not study.driver.time.is_over else result
 
 
 def confirm_known_winner(study: OpenStudy) -> None:
     """Measures the last study's winner again if nothing has changed. If its gain holds, the study needs no search."""
     driver = study.driver
     tell_start(driver)
-    while (plan := next_known_plan(driver)) is not None:
+    while not driver.time.is_over and (plan := next_known_plan(driver)) is not None:
         run_alone(study, plan)
     if holds(driver):
         driver.stop("nothing has changed, and the known winner holds")
@@ -279,14 +281,14 @@ def search(study: OpenStudy) -> None:
             break
         take_in(study, next_ended(driver, running))
     progress.finish()
-    driver.stop(MINUTES_OVER if driver.time.is_over else "the search has ended")
+    driver.stop(MINUTES_OVER if driver.time.is_over_for_search else "the search has ended")
 
 
 def confirm(study: OpenStudy) -> None:
     """Measures the best candidates and the user's configuration again, one at a time, until their gains differ."""
     driver = study.driver
     tell_leader(driver)
-    while (plan := next_confirming_plan(driver)) is not None:
+    while not driver.time.is_over and (plan := next_confirming_plan(driver)) is not None:
         run_alone(study, plan)
     tell_finding(driver)
 

@@ -30,7 +30,8 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import TrialResult
 from trial_lib.search.base import Search
 from trial_lib.space.knobs import get_knob
-from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
+from trial_lib.study.confirm.confirmation import Confirmation
+from trial_lib.study.confirm.contender import Contender, ranking
 
 SWITCHED = Path(__file__).parent / "switched_tables"
 RESULTS = Path(__file__).parents[1] / "results" / "replay_never_worse.json"

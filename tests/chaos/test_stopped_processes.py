@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from study_fixtures import BIN
 from test_launch_chaos import completes, driven, gone, own_starter, ranks_of, started  # noqa: F401
 
 
@@ -124,3 +127,24 @@ def test_when_all_of_them_are_stopped_and_the_driver_is_killed_all_are_gone(tria
     driver.join()
     gone(trials, {*(process.pid for process in below), *ranks}, timeout_s=5.0)
     trials.wait_until(lambda: not [path for path in its_own if path.exists()], 5, f"the end of {its_own}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        # Stopped again and again, or at work without a step.
+        ("subprocess.run(['kill', '-STOP', str(os.getpid())])", "was stopped by SIGSTOP and did not go on"),
+        ("time.sleep(1000)", "The profile trial did not end in time. The 0.5 minutes of --max-minutes were over"),
+    ],
+)
+def test_a_program_that_stands_still_costs_no_more_than_the_minutes_of_its_study(tmp_path, home, line, words):
+    program = tmp_path / "train.py"
+    program.write_text(f"import deepspeed, os, subprocess, time\n{line}\n")
+    command = [str(BIN / "zerotune"), "tune", "--max-minutes", "0.5", "--", "deepspeed", "--num_gpus", "1", "train.py"]
+    environment = {**os.environ, "XDG_DATA_HOME": str(home)}
+    began = time.monotonic()
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 1, ended.stderr
+    assert time.monotonic() - began < 90
+    assert words in ended.stderr

@@ -36,7 +36,8 @@ class StudyArguments(FrozenRecord):
             addition.
         max_slots: use at most this many slots for all trials together. Default: all of this host.
         max_micro_batch: try no micro-batch size above this one, in samples. Default: what fits.
-        max_minutes: start no further trial of the search after this many minutes. Default: no limit.
+        max_minutes: end the study after this many minutes, with the profile trial, builds and waits. The last third is
+            left to confirm the winner. Default: no limit.
         train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
         free_batch: let the search choose the global batch. This changes the training.
         divisible_by: try only micro-batch sizes that are multiples of this number.

@@ -1,6 +1,7 @@
 """The driver of a study: decides on trials, runs them, and records how they ended."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -8,9 +9,10 @@ from functools import partial
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.memory.foreseen_bytes import ForeseenArm
-from trial_lib.records.candidate import Candidate, Purpose, Sweep
-from trial_lib.records.result import ModelProfile, TrialResult
+from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import Search
+from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 from trial_lib.study.admission import Admission
 from trial_lib.study.answer import best_result, ignored_batch_reason
@@ -45,13 +47,16 @@ from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candida
 from trial_lib.study.profile.own_reading import is_measured_beside, own_reading
 from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
-from trial_lib.study.search_time import SearchTime
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
+from trial_lib.study.study_time import StudyTime
 from trial_lib.study.unfinished import left_of, stays_open, unheard
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
+
+# An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.
+_END_S = 10.0
 
 
 class StudyDriver:
@@ -73,7 +78,7 @@ class StudyDriver:
         search: its search; None until the first candidate is asked for.
         edits: the user's files that were edited while it ran.
         plan: that it began with; None without one, or if it is of another program.
-        time: the time of its search.
+        time: the time that it may take.
     """
 
     def __init__(self, setup: StudySetup, place: Place, log: logging.Logger) -> None:
@@ -97,7 +102,9 @@ class StudyDriver:
         self._without_plan = ""
         self._history = History(setup.paths.history)
         self._replay(self._history.replayed)
-        self.time = SearchTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()))
+        confirms = METHODS[setup.arguments.method].confirms_winner
+        self.time = StudyTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()), confirms)
+        self._ended_at: float | None = None
 
     @property
     def metric(self) -> str:
@@ -178,7 +185,7 @@ class StudyDriver:
         self.tell(result)
 
     def _ask(self) -> Decided | None:
-        if self.time.is_over:
+        if self.time.is_over_for_search:
             return None
         is_first, search = self.search is None, self._searching()
         asked: Candidate | Sweep | None = self.head_start.winner(search.problem) if is_first else None
@@ -242,7 +249,16 @@ class StudyDriver:
         self._runner.await_begun(timeout_s)
 
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
-        """Waits for a trial to end; None if none has within the time-out. Meanwhile the caller can check signals."""
+        """Waits for a trial to end; None if none has within the time-out. Meanwhile the caller can check signals.
+
+        When the study's time is over, it ends all trials, and soon everything that they may wait for, such as a build.
+        """
+        if self.time.is_over and not self._runner.cancelled.is_set():
+            self.log.info("The minutes of --max-minutes are over. What still runs is ended.")
+            self._ended_at = time.monotonic()
+            self.cancel()
+        elif self._ended_at is not None and time.monotonic() > self._ended_at + _END_S:
+            self.place.close()
         return self._runner.next_ended(timeout_s)
 
     def lose(self, work: Work, reason: str) -> None:
@@ -282,9 +298,16 @@ class StudyDriver:
         """Records how a trial ended. One that was cut short stays open, and a resumed study runs it again."""
         self._admission.ended(end.number)
         if isinstance(end, Withdrawn):
-            if not self._runner.cancelled.is_set():
+            if not self._runner.cancelled.is_set() or self._ended_at is not None:
                 self._write(end)
             return
+        if end.outcome is Outcome.CANCELLED and self._ended_at is not None:
+            if end.purpose is Purpose.CONFIRM:
+                # It says nothing about its configuration.
+                self._write(Withdrawn(end.number, Withdrawal.ENDED))
+                return
+            end = end.model_copy(update={"outcome": Outcome.TIMED_OUT, "reason": self.time.told})
+            write_whole(self.setup.paths.trial(end.number).result, end.model_dump_json(indent=2))
         if stays_open(end):
             return
         if end.purpose is Purpose.PROFILE and self._foresight is not None:
@@ -347,7 +370,7 @@ class StudyDriver:
 
     def _take_in(self, event: Event) -> None:
         """Applies an event, new or replayed, to the state. The search learns of the ends of its trials."""
-        if isinstance(event, Withdrawn):
+        if isinstance(event, Withdrawn) and self.state.purposes[event.number] is Purpose.SEARCH:
             self._searching().withdraw(self.state.candidates[event.number], event.reason)
         self.state.apply(event)
         if isinstance(event, Told):

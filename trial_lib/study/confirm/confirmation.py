@@ -23,9 +23,7 @@ clearly less of their memory.
 import math
 import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from trial_lib.command.switches import other_switches
 from trial_lib.device.host.this_host import kind_of
@@ -34,6 +32,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.statistics.paired_ratios import Ratio, geometric_mean, ratios_to
+from trial_lib.study.confirm.contender import Contender, is_good
 from trial_lib.study.confirm.finding import (
     ConfirmationVerdict,
     Confirmed,
@@ -50,6 +49,7 @@ ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_FEWEST_ROUNDS = 2  # that give an interval, if a study has no time for more
 _LOOKS = (4, 6, 8)  # a fourth round halves the intervals of three: Student's t has few degrees of freedom
 _SHARE_OF_SEARCH = 0.5
 _FLOOR_S = 60.0  # half of a search of seconds would be too short to separate anything
@@ -63,52 +63,6 @@ _OF_LOADER = re.compile(r"loader|workers", re.IGNORECASE)
 _WINS = ("faster", "uncompared")
 # Outcomes that follow from the size, and not from chance.
 _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
-_NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A configuration to measure again.
-
-    Attributes:
-        candidate: the configuration, with its slots.
-        config: the complete DeepSpeed configuration, with the program's switches.
-        reading: its trial in the search, or the trial of the user's configuration.
-        expected: the metric that the search expects, in its unit; None if it expects the reading.
-    """
-
-    candidate: Candidate
-    config: Mapping[str, Any]
-    reading: TrialResult
-    expected: float | None = None
-
-    @property
-    def key(self) -> str:
-        """The name of the configuration in its trials."""
-        return self.reading.config_hash
-
-    def worth(self, metric: str) -> float:
-        """Returns its expected metric, in the metric's unit."""
-        return self.reading.metrics[metric] if self.expected is None else self.expected
-
-
-def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
-    """Returns the configurations that completed in the search, each once, best first, without the user's.
-
-    Configurations that failed in another trial come last.
-    """
-    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
-    doubtful = {one.key for one in readings if not one.reading.from_outside and one.reading.outcome not in _NO_FAILURE}
-
-    def order(one: Contender) -> tuple[bool, float, int]:
-        return one.key in doubtful, sign * one.worth(metric), one.reading.number
-
-    by_key: dict[str, Contender] = {}
-    for contender in sorted((one for one in readings if _is_good(one.reading, metric)), key=order):
-        by_key.setdefault(contender.key, contender)
-    if own is not None:
-        by_key.pop(own.key, None)
-    return list(by_key.values())
 
 
 class Confirmation:
@@ -200,6 +154,19 @@ class Confirmation:
         is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
         return contender is self._own and is_failure
 
+    def end_now(self) -> None:
+        """Ends the confirmation with its complete rounds, if they are enough for intervals, which are wide then.
+
+        Call it when there is no time for more rounds.
+        """
+        if self.next is None or self._round < _FEWEST_ROUNDS:
+            return
+        for contender in self._with_own(self._live):
+            if contender not in self._queue:
+                self._results[contender.key].pop()
+        self._queue.clear()
+        self._leave_out_other_training()
+
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def _next_heat(self) -> None:
@@ -258,14 +225,17 @@ class Confirmation:
     def _end_round(self) -> None:
         self._round += 1
         if self._round in self._looks:
-            for contender in self._live:
-                agreement = self._agreement(contender)
-                if not agreement.agrees:
-                    self._out[contender.key] = ("disagrees", agreement.said)
+            self._leave_out_other_training()
         if not self._live:
             self._next_heat()
         elif self._round not in self._looks or not self._is_settled():
             self._begin_round()
+
+    def _leave_out_other_training(self) -> None:
+        for contender in self._live:
+            agreement = self._agreement(contender)
+            if not agreement.agrees:
+                self._out[contender.key] = ("disagrees", agreement.said)
 
     def _is_settled(self) -> bool:
         """Returns whether the look at the end of this round is the last."""
@@ -296,7 +266,7 @@ class Confirmation:
     # -- measurements ---------------------------------------------------------------------------------------
 
     def _is_measured(self, result: TrialResult) -> bool:
-        return _is_good(result, self._metric) and (
+        return is_good(result, self._metric) and (
             not self._by_processor_time or result.metrics.get(_PROCESSOR_TIME, 0.0) > 0.0
         )
 
@@ -419,10 +389,6 @@ def _verdict(gain: Ratio | None, clock: Ratio | None) -> ConfirmationVerdict:
     if gain.low > 1.0:
         return "faster" if clock is None or clock.value >= 1.0 else "equal"
     return "slower" if gain.high < 1.0 else "equal"
-
-
-def _is_good(result: TrialResult, metric: str) -> bool:
-    return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
 
 
 def _seconds(reading: TrialResult) -> float:

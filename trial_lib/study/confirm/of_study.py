@@ -13,7 +13,8 @@ from trial_lib.records.study_folder import StudyStatus
 from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.study.answer import best_result, gain
-from trial_lib.study.confirm.confirmation import Confirmation, Contender, ranking
+from trial_lib.study.confirm.confirmation import Confirmation
+from trial_lib.study.confirm.contender import Contender, ranking
 from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.confirm.others import Others, others_of
 from trial_lib.study.confirm.why import step_accounts, traced_once
@@ -25,8 +26,8 @@ from trial_lib.study.earlier.known_winner import (
 )
 from trial_lib.study.earlier.since_last import SinceLast, since_last
 from trial_lib.study.runner import seconds_of
-from trial_lib.study.search_time import MINUTES_OVER
 from trial_lib.study.study_metric import INSTEAD
+from trial_lib.study.study_time import MINUTES_OVER
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ def search_found(driver: StudyDriver) -> str:
 def answer_of(driver: StudyDriver) -> Answer | None:
     """Returns the answer of a study; None if nothing but the user's configuration completed, or completed again."""
     confirmation = confirmation_of(driver)
+    if confirmation is not None and driver.time.is_over:
+        confirmation.end_now()
     if confirmation is None or confirmation.next is not None:
         best = best_result(driver.state.results.values(), driver.metric)
         if best is None or (driver.state.has_searched and not _others(driver).measured):

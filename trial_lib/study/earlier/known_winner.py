@@ -6,7 +6,8 @@ Every function reads the study's folder alone, so a resumed study decides the sa
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.confirm.confirmation import Confirmation, Contender
+from trial_lib.study.confirm.confirmation import Confirmation
+from trial_lib.study.confirm.contender import Contender
 from trial_lib.study.confirm.why import traced_once
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import EarlierConfirmed

@@ -19,8 +19,8 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
-from trial_lib.study.search_time import MINUTES_OVER
 from trial_lib.study.setup import StudySetup
+from trial_lib.study.study_time import MINUTES_OVER
 
 BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROFILE = ModelProfile(

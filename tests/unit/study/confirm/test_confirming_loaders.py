@@ -6,7 +6,8 @@ import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.confirm.confirmation import Confirmation, Contender
+from trial_lib.study.confirm.confirmation import Confirmation
+from trial_lib.study.confirm.contender import Contender
 from trial_lib.study.confirm.finding import Finding
 
 TYPED = {"program": {"loader:num_workers": 0, "model:compile": False}}

@@ -12,7 +12,7 @@ from trial_lib.records.result import Outcome
 from trial_lib.study.confirm.of_study import answer_of, since_last_study
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.known_winner import starting_from
-from trial_lib.study.search_time import SearchTime
+from trial_lib.study.study_time import StudyTime
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_regression_is_kept_where_no_time_is_left_to_search(
     tuned: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned.speed = slower
-    monkeypatch.setattr(SearchTime, "is_over", True)
+    monkeypatch.setattr(StudyTime, "is_over_for_search", True)
     with tuned.opened() as study:
         tuned.finish(study)
         answer = answer_of(study.driver)
