@@ -22,7 +22,7 @@ from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
 from trial_lib.launch.slot_wait import SlotWait
 from trial_lib.launch.standing_ranks import told_of
-from trial_lib.launch.trial_files import layer_for, put_away, remove
+from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import (
     Memory,
@@ -255,6 +255,7 @@ def order_of(plan: TrialPlan, launched_at: float) -> RankOrder:
         launched_at=launched_at,
         sizes=(size_order_of(plan),),
         withdrawal=str(plan.paths.withdrawal),
+        hidden=tuple(map(str, hidden_folders(plan.program.model_dir, [plan.paths.root]))),
     )
 
 
@@ -300,7 +301,9 @@ def request_of(
     logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
     ranks = rank_requests(plan.program, host, slots, port, logs)
     model_dir = plan.program.model_dir
-    layer = layer_for(model_dir, plan.paths, ranks[0].environment)
+    # A sweep's trials share one layer.
+    records = [plan.paths.root, *(Path(size.logs[0]).parent for size in order.sizes)]
+    layer = layer_for(plan.program, plan.paths.scratch, records)
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,

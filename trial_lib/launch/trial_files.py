@@ -25,31 +25,68 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trial_lib.launch.processes import bootstrap
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.wire.layer import Layer, caches, home_folder, read_layer, store_of
+from trial_lib.launch.program import Program
+from trial_lib.records.study_folder import OWN_FOLDERS, StudyPaths
+from trial_lib.wire.layer import Layer, home_folder, read_layer, store_of
+
+_LONGEST_PATH = 4096
 
 
-def layer_for(model_dir: Path, paths: TrialPaths, environment: Mapping[str, str]) -> Layer | None:
+def layer_for(program: Program, scratch: Path, records: Sequence[Path]) -> Layer | None:
     """Returns the layer for a trial. None if it has none.
 
     Args:
-        model_dir: the program's folder.
-        paths: the trial's files. Its scratch folder exists.
-        environment: the environment variables of its ranks.
+        program: the user's.
+        scratch: the trial's scratch folder. It exists.
+        records: the folders that the trial's processes write their records to.
     """
-    folder, scratch = _checkout(model_dir.resolve()), paths.scratch.resolve()
-    records = paths.root.parent.resolve()
-    # Records have to stay, so a folder with records directly in it gets no layer.
-    if folder in (Path(folder.anchor), records) or folder.stat().st_dev != scratch.stat().st_dev:
+    folder = _checkout(program.model_dir.resolve())
+    if folder == Path(folder.anchor) or folder.stat().st_dev != scratch.stat().st_dev:
         return None
-    # A sweep's trials share one layer, so the records of the whole study bypass it.
-    kept = [records, *(path.resolve() for path in caches(environment))]
-    through = tuple(str(path) for path in kept if folder in path.parents)
-    return Layer(str(folder), str(store_of(scratch)), through)
+    hidden = hidden_folders(program.model_dir, records)
+    return Layer(
+        str(folder),
+        str(store_of(scratch.resolve())),
+        records=tuple(map(str, _outermost(records))),
+        hidden=tuple(map(str, hidden)),
+        named=tuple(_named(program, hidden, records)),
+    )
+
+
+def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
+    """Returns ZeroTune's folders that a program does not see: in its folder, in its checkout, and above the records.
+
+    Args:
+        model_dir: the program's folder.
+        records: the folders that the trial's processes write their records to.
+    """
+    model_dir, records = model_dir.resolve(), [record.resolve() for record in records]
+    # A study may have been moved to a folder of any name.
+    study = StudyPaths(records[0].parents[1])
+    places = [model_dir, *model_dir.parents, *records[0].parents]
+    named = [place / name for place in dict.fromkeys(places) for name in OWN_FOLDERS if (place / name).is_dir()]
+    found = [*([study.root] if study.record.exists() else []), *named]
+    return _outermost([*records, *(folder for folder in found if not model_dir.is_relative_to(folder))])
+
+
+def _outermost(folders: Sequence[Path]) -> list[Path]:
+    """Returns the folders that are in none of the others."""
+    return [each for each in dict.fromkeys(folders) if set(folders).isdisjoint(each.parents)]
+
+
+def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[str]:
+    """Yields the files and folders in hidden folders that a command names, such as a checkpoint to begin with."""
+    for word in (*program.arguments, *program.target.values()):
+        path = program.model_dir / word.rpartition("=")[2]
+        if len(word) < _LONGEST_PATH and os.path.lexists(path):
+            path = path.resolve()
+            within = any(folder in path.parents for folder in hidden)
+            if within and not any(path.is_relative_to(record.resolve()) for record in records):
+                yield str(path)
 
 
 def _checkout(folder: Path) -> Path:

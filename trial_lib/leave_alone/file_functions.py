@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,14 @@ _NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
 _real_unlink, _real_replace = os.unlink, os.replace
 
 
-def install(scratch: Path, protected_before: float, folder: Path, layered_device: int | None = None) -> UserFiles:
+def install(
+    scratch: Path,
+    protected_before: float,
+    folder: Path,
+    layered_device: int | None = None,
+    hidden: Iterable[str] = (),
+    records: Iterable[Path] = (),
+) -> UserFiles:
     """Protects the user's files from this process and its forks. Call it before the user's program runs.
 
     Args:
@@ -34,8 +41,10 @@ def install(scratch: Path, protected_before: float, folder: Path, layered_device
         protected_before: seconds since the epoch. Files that have not changed since then are protected.
         folder: the program's own.
         layered_device: the device number of the trial's own file system; None if it has none.
+        hidden: as `UserFiles` has it.
+        records: as `UserFiles` has it.
     """
-    files = UserFiles(scratch, protected_before, folder, layered_device)
+    files = UserFiles(scratch, protected_before, folder, layered_device, hidden, records)
     _replace_open(files)
     for name, make in {**_STAND_INS, **listed_files.STAND_INS}.items():
         original = getattr(os, name)
@@ -197,7 +206,9 @@ def _links(files: UserFiles, original: Any) -> Any:
 def _touches(files: UserFiles, original: Any) -> Any:
     def touch(path: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(path, int):
-            original(path, *args, **kwargs)
+            # A file that was opened to be read may be the user's.
+            if not files.is_old(os.readlink(f"/proc/self/fd/{path}")):  # noqa: PTH115
+                original(path, *args, **kwargs)
             return
         where = files.path_of(path, kwargs.get("dir_fd"))
         if files.has_copy(where):
@@ -219,6 +230,7 @@ _STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
     "open": _os_open,
     "stat": _looks,
     "lstat": _looks,
+    "readlink": _looks,
     "access": _accesses,
     "unlink": _removes,
     "remove": _removes,
@@ -229,9 +241,8 @@ _STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
     "symlink": _makes_link,
     "link": _links,
     "truncate": _truncates,
-    "utime": _touches,
-    "chmod": _touches,
-    "chown": _touches,
+    **dict.fromkeys(("utime", "chmod", "chown", "lchown", "setxattr", "removexattr"), _touches),
+    **dict.fromkeys(("fchmod", "fchown"), _touches),
 }
 
 

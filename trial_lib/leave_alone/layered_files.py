@@ -25,6 +25,8 @@ class LayeredFiles:
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._folder = Path(layer.folder)
+        hidden = map(Path, layer.hidden)
+        self._hidden = {str(path.relative_to(self._folder)) for path in hidden if self._folder in path.parents}
         self.device = self._folder.stat().st_dev
 
     def note_prepared(self, filled: Container[str]) -> None:
@@ -46,6 +48,8 @@ class LayeredFiles:
         """Yields the files that only the layer has, relative to the folder."""
         for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
             path = str(Path(below, name))
+            if path in self._hidden:
+                continue
             if not os.path.lexists(self._layer.below / path):
                 yield path
                 if self._is_folder(path):
@@ -70,6 +74,8 @@ class LayeredFiles:
     def _restore(self, prepared: set[str], below: str) -> None:
         for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
             path = str(Path(below, name))
+            if path in self._hidden:
+                continue
             if path in prepared:
                 if self._is_folder(path):
                     self._restore(prepared, path)

@@ -20,6 +20,12 @@ class ListedCopies(Protocol):
     def has_changes(self) -> bool:
         """Whether the program sees any file differently from the disk."""
 
+    def is_hidden(self, where: str) -> bool:
+        """Returns whether a path is a folder of ZeroTune's that no listing shows."""
+
+    def has_hidden(self, folder: str) -> bool:
+        """Returns whether a folder has an entry that its listing does not show."""
+
     def path_of(self, path: Any) -> str:
         """Returns an absolute path as text."""
 
@@ -72,10 +78,12 @@ class _Entries:
 
 def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
     """Returns the entries that a program has to find in a folder; None for the real ones."""
-    if isinstance(path, int) or not files.has_changes:
+    is_open = isinstance(path, int)
+    folder = f"/proc/self/fd/{path}" if is_open else os.fspath("." if path is None else path)
+    where = os.readlink(folder) if is_open else files.path_of(folder)  # noqa: PTH115
+    has_hidden = files.has_hidden(where)
+    if not has_hidden and (is_open or not files.has_changes):
         return None
-    folder = os.fspath("." if path is None else path)
-    where = files.path_of(folder)
     copies = files.copy_of(where)
     has_copies, is_gone = _real_access(copies, os.F_OK), files.was_removed(where)
     if is_gone and not has_copies:
@@ -90,7 +98,9 @@ def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
             kept = [
                 entry
                 for entry in found
-                if (name := os.fsdecode(entry.name)) not in written and not files.was_removed(os.path.join(where, name))
+                if (name := os.fsdecode(entry.name)) not in written
+                and not files.was_removed(within := os.path.join(where, name))
+                and not (has_hidden and files.is_hidden(within))
             ]
     return [*kept, *(_Entry(entry, folder) for entry in written.values())]
 

@@ -26,6 +26,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class UserFiles:
         protected_before: seconds since the epoch. Files that have not changed since then are protected.
         folder: the program's own.
         layered_device: the device number of the trial's own file system; None if it has none.
+        hidden: ZeroTune's folders, which no listing shows and which nothing removes.
+        records: the folders among them that the rank writes to.
 
     Attributes:
         is_training: whether the program has taken an optimizer step. Files that it saves from then on are no
@@ -51,17 +54,28 @@ class UserFiles:
         filled: folders of the layer with older files, into which the program has saved.
     """
 
-    def __init__(self, scratch: Path, protected_before: float, folder: Path, layered_device: int | None) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        protected_before: float,
+        folder: Path,
+        layered_device: int | None,
+        hidden: Iterable[str] = (),
+        records: Iterable[Path] = (),
+    ) -> None:
         self._copies = str(scratch / "files")
         self._layered_device = layered_device
         self._before = protected_before
         self._removed: set[str] = set()
         self.is_training = False
         self.filled: set[str] = set()
-        free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), scratch.parent]
-        free += caches(os.environ)
+        self._hidden = {root for place in hidden for root in _spellings(place)}
+        self._with_hidden = {os.path.dirname(root) for root in self._hidden}
+        self._within_hidden = tuple(root + os.sep for root in self._hidden)
+        free = ["/dev", "/proc", "/sys", "/tmp", "/var/tmp", tempfile.gettempdir(), *caches(os.environ)]
         roots = {f"{root}{os.sep}": True for place in free for root in _spellings(place)}
-        roots.update({f"{root}{os.sep}": False for root in _spellings(folder)})
+        roots.update({f"{root}{os.sep}": False for place in (folder, *self._hidden) for root in _spellings(place)})
+        roots.update({f"{root}{os.sep}": True for place in (scratch.parent, *records) for root in _spellings(place)})
         # The deepest folder decides.
         self._roots = sorted(roots.items(), key=lambda root: -len(root[0]))
 
@@ -102,6 +116,14 @@ class UserFiles:
         """Returns the path of a file's copy, which may not exist."""
         return self._copies + where
 
+    def is_hidden(self, where: str) -> bool:
+        """Returns whether a path is a folder of ZeroTune's that no listing shows."""
+        return where in self._hidden
+
+    def has_hidden(self, folder: str) -> bool:
+        """Returns whether a folder has an entry that its listing does not show."""
+        return folder in self._with_hidden
+
     @property
     def has_changes(self) -> bool:
         """Whether the program sees any file differently from the disk."""
@@ -129,8 +151,8 @@ class UserFiles:
         except (OSError, ValueError):
             return False
         is_file = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISLNK(found.st_mode)
-        is_old = is_file and found.st_ctime < self._before and found.st_dev != self._layered_device
-        return is_old and not self.is_free(where)
+        is_before = found.st_ctime < self._before or where in self._hidden or where.startswith(self._within_hidden)
+        return is_file and is_before and found.st_dev != self._layered_device and not self.is_free(where)
 
     def to_prepare(self, folder: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
         """Returns the folder into which the program may still save; None if it may not.

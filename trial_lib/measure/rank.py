@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.imported_modules import ImportedModules
 from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
 from trial_lib.measure.versions import versions_here
+from trial_lib.wire.layer import read_layer
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
 from trial_lib.wire.turned import settings_of
@@ -48,6 +49,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     sizes: Any = None
     imports = ImportedModules()
     scratch = Path(order.scratch)
+    layer = read_layer(scratch)
+    as_recorded = str if layer is None else layer.as_recorded
     memory = NotedMemory(scratch)
     # Later sizes find the ops loaded, so the first folder has all builds.
     note_builds(scratch)
@@ -64,13 +67,13 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
         measurement["files"] = sizes.way_of_files
         if size.with_profile and rank == 0:
             measurement["imported"] = imports.found()
-        write_whole(Path(size.measurements[rank]), json.dumps(measurement))
+        write_whole(Path(size.measurements[rank]), as_recorded(json.dumps(measurement)))
 
     def fail(error: BaseException) -> None:
         size = order.sizes[0] if sizes is None else sizes.size
         phases = {} if sizes is None else sizes.phases
         memory.note_held()
-        _fail(Path(size.failures[rank]), phases, error, Path(size.engine_built[rank]).exists())
+        _fail(Path(size.failures[rank]), phases, error, Path(size.engine_built[rank]).exists(), as_recorded)
 
     try:
         # The import is inside, because a rank of a broken environment has to leave a record too.
@@ -187,7 +190,13 @@ def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[s
     return [f"{option}={os.environ['LOCAL_RANK']}", *arguments] if option else arguments
 
 
-def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_built: bool) -> None:
+def _fail(
+    file: Path,
+    phases: dict[str, float],
+    error: BaseException,
+    engine_built: bool,
+    as_recorded: Callable[[str], str] = str,
+) -> None:
     """Prints the exception to the log, as Python would, and writes it to a record that needs no parsing."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     left = _left_bytes()
@@ -211,7 +220,7 @@ def _fail(file: Path, phases: dict[str, float], error: BaseException, engine_bui
         "time": time.time(),
         "phases": phases,
     }
-    write_whole(file, json.dumps(record))
+    write_whole(file, as_recorded(json.dumps(record)))
     if record["ended_early"] or record["waits"]:
         error = SystemExit(str(error))
     say(error)

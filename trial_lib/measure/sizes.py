@@ -137,6 +137,8 @@ class Sizes:
             order.protected_before,
             model_dir,
             None if self._layered is None else self._layered.device,
+            order.hidden,
+            {Path(size.logs[self._rank]).parent for size in order.sizes},
         )
         files = self._files
         huggingface_trainer.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)

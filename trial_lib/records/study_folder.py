@@ -14,6 +14,8 @@ from trial_lib.records.whereabouts import Whereabouts
 STUDIES, FULL_EXPERIMENTS, PLANS = "zerotune-studies", "zerotune-experiments", "zerotune-plans"
 """The folders, in that where a command runs, which have one for each study, each full experiment and each plan."""
 
+OWN_FOLDERS = (STUDIES, FULL_EXPERIMENTS, PLANS)
+
 
 @dataclass(frozen=True)
 class TrialPaths:
@@ -263,7 +265,7 @@ def work_dir_of(root: Path) -> Path:
     now.
     """
     parent = root.absolute().parent
-    return parent.parent if parent.name in (STUDIES, FULL_EXPERIMENTS, PLANS) else parent
+    return parent.parent if parent.name in OWN_FOLDERS else parent
 
 
 class StudyRecord(FrozenRecord):

@@ -3,6 +3,7 @@
 A rank imports this module, so it needs only the standard library.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -35,12 +36,21 @@ class Layer:
     Attributes:
         folder: the user's.
         store: the trial's folder that keeps the layer.
-        through: folders within the user's folder that have no layer. The trial changes them themselves.
+        records: the folders that the trial's processes write their records to. They find them `elsewhere`.
+        hidden: ZeroTune's folders, in the user's folder or beside it, that the program does not see.
+        named: files and folders in the hidden ones that the user's command names. The program sees them read-only.
+        through: other file systems that are mounted within the user's folder. They have no layer.
+        elsewhere: a folder outside of the user's, which only the trial's processes can look into. Empty until the
+            layer is mounted.
     """
 
     folder: str
     store: str
+    records: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     through: tuple[str, ...] = ()
+    elsewhere: str = ""
 
     @property
     def upper(self) -> Path:
@@ -54,17 +64,39 @@ class Layer:
 
     @property
     def below(self) -> Path:
-        """The path at which the trial's processes find the user's folder without the layer."""
-        return Path(self.store) / "below"
+        """The path at which the trial's processes find the user's folder without the layer, read-only."""
+        return Path(self.elsewhere) / "below"
 
     @property
     def prepared(self) -> Path:
         """The files that the program had prepared when it began to train, as a JSON list of paths."""
         return Path(self.store) / "prepared.json"
 
+    def there(self, record: str) -> str:
+        """Returns the path at which the trial's processes find one of the folders of records."""
+        return str(Path(self.elsewhere, "records", Path(record).name))
+
+    def as_seen(self, text: str) -> str:
+        """Returns a text, such as JSON, with the paths of records as the trial's processes know them."""
+        for record in self.records:
+            for spelled in {record, _in_json(record)}:
+                text = text.replace(spelled + os.sep, self.there(record) + os.sep)
+        return text
+
+    def as_recorded(self, text: str) -> str:
+        """Returns JSON of the trial's processes with the paths of records as the driver knows them."""
+        for record in self.records:
+            text = text.replace(_in_json(self.there(record)) + os.sep, _in_json(record) + os.sep)
+        return text
+
     def write(self) -> None:
         """Records that the layer is mounted."""
         _record(Path(self.store)).write_text(json.dumps(asdict(self)))
+
+    def unwrite(self) -> None:
+        """Undoes `write`."""
+        with contextlib.suppress(OSError):
+            _record(Path(self.store)).unlink()
 
     def note_prepared(self, paths: Iterable[str]) -> None:
         """Records the prepared files, as paths relative to the folder."""
@@ -93,12 +125,17 @@ def read_layer(scratch: Path) -> Layer | None:
         record = json.loads(_record(store_of(scratch)).read_text())
     except FileNotFoundError:
         return None
-    return Layer(record["folder"], record["store"], tuple(record["through"]))
+    # The trial's processes know the store by another path than the driver.
+    return Layer(**{**record, "store": str(store_of(scratch))})
 
 
 def is_opaque(path: str) -> bool:
     """Returns whether a folder in a layer hides the one below it."""
     return any(name.endswith(".overlay.opaque") for name in os.listxattr(path, follow_symlinks=False))
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def _record(store: Path) -> Path:

@@ -116,6 +116,7 @@ class RankOrder:
         bytes_per_sample: memory that one more sample is expected to take, in a sweep.
         headroom: the share of the memory that a further size has to leave free.
         shares_folder: whether all ranks see the files of the order. The hosts of a Ray cluster have files of their own.
+        hidden: ZeroTune's folders that the program does not see.
     """
 
     program: dict[str, str]
@@ -131,6 +132,7 @@ class RankOrder:
     bytes_per_sample: float = 0.0
     headroom: float = 0.0
     shares_folder: bool = True
+    hidden: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""

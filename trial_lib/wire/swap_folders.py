@@ -5,6 +5,7 @@ A rank imports this module, so it needs only the standard library.
 
 import contextlib
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def own_folder(nvme_path: Path, scratch: Path) -> Path:
 
     Args:
         nvme_path: as the configuration has it.
-        scratch: the trial's scratch folder, which identifies the trial.
+        scratch: the trial's scratch folder, which exists and identifies the trial.
     """
     name = _name(scratch)
     return nvme_path if nvme_path.name == name else nvme_path.absolute() / name
@@ -51,7 +52,10 @@ def remove(scratch: Path) -> None:
 
 
 def _name(scratch: Path) -> str:
-    return f"zerotune-{hashlib.sha256(str(scratch).encode()).hexdigest()[:_DIGITS]}"
+    # The trial's processes may know the folder by another path than the driver.
+    found = scratch.stat()
+    own = f"{os.uname().nodename} {found.st_dev} {found.st_ino}"
+    return f"zerotune-{hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
 
 
 def _notes(scratch: Path) -> Path:

@@ -1,14 +1,16 @@
 """What is kept of a layer when its trial has ended, and over which folder there is one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trial_lib.launch import trial_files
-from trial_lib.launch.trial_files import layer_for, put_away
+from trial_lib.launch.program import Program
+from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
 from trial_lib.leave_alone.layered_files import LayeredFiles
-from trial_lib.records.study_folder import TrialPaths
+from trial_lib.records.study_folder import FULL_EXPERIMENTS, PLANS, STUDIES
 from trial_lib.wire.layer import Layer, store_of
 
 
@@ -27,8 +29,9 @@ def layer(tmp_path: Path) -> Layer:
     """A layer as the kernel leaves it, without the kernel: what is below is the folder itself."""
     folder = tmp_path / "user"
     write(folder, "train.py", "out/old.pt")
-    layer = Layer(str(folder), str(store_of(tmp_path / "scratch")))
+    layer = Layer(str(folder), str(store_of(tmp_path / "scratch")), elsewhere=str(tmp_path / "elsewhere"))
     layer.upper.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
     layer.below.symlink_to(folder)
     layer.write()
     return layer
@@ -77,27 +80,55 @@ def test_a_layer_is_over_the_checkout_or_the_programs_own_folder(
     for folder in ("checkout/.git", "home/.git", program):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    paths = TrialPaths(tmp_path / program / "studies" / "trials" / "0001")
-    paths.scratch.mkdir(parents=True)
-    layer = layer_for(tmp_path / program, paths, {"HF_HOME": str(tmp_path / program / "hub"), "TORCH_HOME": "/else"})
+    scratch = tmp_path / program / "studies" / "0001" / "scratch"
+    scratch.mkdir(parents=True)
+    layer = layer_for(program_in(tmp_path / program), scratch, [scratch.parent])
     assert layer is not None
     assert layer.folder == str(tmp_path / covered)
-    assert layer.through == (str(paths.root.parent), str(tmp_path / program / "hub"))
+    assert layer.records == layer.hidden == (str(scratch.parent),)
+
+
+def program_in(folder: Path, *arguments: str) -> Program:
+    return Program("python", {"script": "train.py"}, list(arguments), False, folder, {})
+
+
+def test_zerotunes_folders_are_hidden_and_what_the_command_names_in_them_is_seen(tmp_path: Path) -> None:
+    program = tmp_path / "checkout" / "scripts"
+    study, named = program / STUDIES / "today", tmp_path / "checkout" / FULL_EXPERIMENTS / "earlier" / "checkpoints"
+    for folder in (tmp_path / "checkout/.git", study / "trials/0001/scratch", named, tmp_path / PLANS / "first"):
+        folder.mkdir(parents=True)
+    arguments = ("--steps=3", f"--begin_with=../{named.relative_to(tmp_path / 'checkout')}", str(study / "trials/0001"))
+    trial = study / "trials" / "0001"
+    layer = layer_for(program_in(program, *arguments), trial / "scratch", [trial, trial / "as_typed"])
+    assert layer is not None
+    assert layer.records == (str(trial),)
+    hidden = (program / STUDIES, tmp_path / "checkout" / FULL_EXPERIMENTS, tmp_path / PLANS)
+    assert set(layer.hidden) == set(map(str, hidden))
+    assert layer.named == (str(named),)
+
+
+def test_a_study_that_was_moved_is_hidden_too(tmp_path: Path) -> None:
+    trial = tmp_path / "program" / "kept" / "trials" / "0001"
+    trial.mkdir(parents=True)
+    write(tmp_path / "program" / "kept", "study.json")
+    assert hidden_folders(tmp_path / "program", [trial]) == [tmp_path / "program" / "kept"]
+
+
+def test_the_trials_processes_and_the_driver_name_the_records_differently(tmp_path: Path) -> None:
+    layer = Layer("/program", "/program/zerotune-studies/ä/0001/scratch/layer", ("/program/zerotune-studies/ä/0001",))
+    mounted = replace(layer, elsewhere="/tmp/zerotune-trial-1")
+    order = {"log": f"{layer.records[0]}/rank0.log", "arguments": [f"--config={layer.records[0]}/c.json", "/program/x"]}
+    seen = json.loads(mounted.as_seen(json.dumps(order)))
+    there = "/tmp/zerotune-trial-1/records/0001"
+    assert seen == {"log": f"{there}/rank0.log", "arguments": [f"--config={there}/c.json", "/program/x"]}
+    assert json.loads(mounted.as_recorded(json.dumps(seen))) == order
 
 
 def test_there_is_no_layer_where_it_would_be_on_another_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = TrialPaths(tmp_path / "trials" / "0001")
-    paths.scratch.mkdir(parents=True)
-    assert layer_for(tmp_path, paths, {}) is not None
-    monkeypatch.setattr(trial_files, "_checkout", lambda folder: Path("/proc"))
-    assert layer_for(tmp_path, paths, {}) is None
-    monkeypatch.setattr(trial_files, "_checkout", lambda folder: Path("/"))
-    assert layer_for(tmp_path, paths, {}) is None
-
-
-def test_a_folder_that_holds_the_records_themselves_has_no_layer(tmp_path: Path) -> None:
-    paths = TrialPaths(tmp_path / "0000")
-    paths.scratch.mkdir(parents=True)
-    assert layer_for(tmp_path, paths, {}) is None
+    scratch = tmp_path / "trials" / "0001" / "scratch"
+    scratch.mkdir(parents=True)
+    for folder, has_layer in ((tmp_path, True), (Path("/proc"), False), (Path("/"), False)):
+        monkeypatch.setattr(trial_files, "_checkout", lambda _, folder=folder: folder)
+        assert (layer_for(program_in(tmp_path), scratch, [scratch.parent]) is not None) == has_layer

@@ -61,6 +61,9 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
     def clean_up(guard: Kept) -> int:
         left = remove_leavings(request, guard.pid, guard.held, guard.pids) if guard.status else {}
+        for place in layer_mount.elsewhere(request["ranks"][0]["environment"], guard.pid):
+            with contextlib.suppress(OSError):
+                place.rmdir()
         if was_cancelled:
             with contextlib.suppress(OSError):
                 statuses = [None] * len(request["ranks"])
@@ -119,7 +122,7 @@ class Guard:
         deadline = time.monotonic() + self._request["deadline_s"]
         # A trial over several hosts has no layer, because ranks with a hostfile have to find each other's files.
         if layer := self._request.get("layer"):
-            layer_mount.enter(Layer(**layer))
+            layer_mount.enter(Layer(**layer), self._request)
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         held, pids = kill_descendants()

@@ -10,45 +10,96 @@ Runs in the user's environment.
 
 import contextlib
 import ctypes
+import errno
+import json
 import os
-from collections.abc import Iterator
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trial_lib.wire.layer import Layer
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
-_BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
+_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _SLAVE = 0x1, 0x20, 0x1000, 0x4000, 0x80000
 _CAP_SYS_ADMIN = 21
 # The version of `capset`'s interface whose data are two sets of three words.
 _CAPABILITIES_3 = 0x20080522
 # With these a rename of a folder below the layer fails. In the ranks Python's rename then copies it.
 _OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
+# The driver's files for a trial are small.
+_MOST_BYTES = 4 * 2**20
 
 
-def enter(layer: Layer) -> bool:
-    """Lets this process and its children see a folder through a layer. Returns whether they do.
+def enter(layer: Layer, request: dict[str, Any]) -> None:
+    """Lets this process and its children see a folder through a layer, if the host can make one.
 
     Args:
         layer: the layer. Its store is created.
+        request: the launch. Its paths change to those that the processes then have.
     """
     is_privileged = _is_privileged()
+    through = _mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
     try:
+        layer = replace(layer, elsewhere=_made_elsewhere(layer, request["ranks"][0]["environment"]), through=through)
         _make_store(layer)
         # A process that enters a user namespace and then gets no layer would have fewer rights than before.
-        if not is_privileged and not _works_in_a_child(layer):
-            return False
-        _mount(layer, is_privileged)
+        if is_privileged or _works_in_a_child(layer):
+            _mount(layer, is_privileged)
+            request.update(json.loads(layer.as_seen(json.dumps(request))))
+            return
     except OSError:
-        return False
-    return True
+        pass
+    layer.unwrite()
+
+
+def elsewhere(environment: Mapping[str, str], guard: int) -> Iterator[Path]:
+    """Yields the places for the folder at which a trial's processes find its records. Its keeper removes it.
+
+    Args:
+        environment: of the trial's ranks.
+        guard: the process id of its guard.
+    """
+    for folder in (environment.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):
+        if folder:
+            yield Path(folder).resolve() / f"zerotune-trial-{guard}"
+
+
+def _made_elsewhere(layer: Layer, environment: Mapping[str, str]) -> str:
+    for place in elsewhere(environment, os.getpid()):
+        # The program would find its own files there a second time.
+        if not place.is_relative_to(layer.folder):
+            with contextlib.suppress(OSError):
+                place.mkdir(mode=0o700)
+                return str(place)
+    raise OSError(errno.ENOENT, "there is no temporary folder outside of the program's")
 
 
 def _make_store(layer: Layer) -> None:
     # This must not create the folder of a study that was removed meanwhile.
     Path(layer.store).mkdir(exist_ok=True)
-    for folder in (layer.upper, layer.work, layer.below):
+    layer.write()
+    layer.work.mkdir()
+    _make_like(Path(layer.folder), layer.upper)
+    for hidden in map(Path, layer.hidden):
+        if hidden.is_relative_to(layer.folder):
+            within = hidden.relative_to(layer.folder)
+            for parent in reversed(within.parents[:-1]):
+                _make_like(layer.folder / parent, layer.upper / parent)
+            # The kernel's mark of a file that was removed.
+            os.mknod(layer.upper / within, stat.S_IFCHR, os.makedev(0, 0))
+
+
+def _make_like(original: Path, folder: Path) -> None:
+    """Makes a folder of the layer that looks as the one below it."""
+    if not folder.exists():
         folder.mkdir()
+        found = original.stat()
+        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(folder, found.st_uid, found.st_gid)
+        shutil.copystat(original, folder)
 
 
 def _works_in_a_child(layer: Layer) -> bool:
@@ -77,22 +128,66 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     # Other namespaces must not see what is mounted here.
     _call("mount", b"none", b"/", None, _RECURSIVE | _SLAVE, None)
-    mounts = _mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
-    through = sorted({*filter(os.path.isdir, layer.through), *mounts})
     with contextlib.ExitStack() as opened:
-        folder, upper, work = (opened.enter_context(_held(path)) for path in (layer.folder, layer.upper, layer.work))
-        as_they_are = [(path, opened.enter_context(_held(path))) for path in through]
+
+        def held(paths: Iterable[str | Path]) -> list[tuple[str | Path, str]]:
+            return [(path, opened.enter_context(_held(path))) for path in paths]
+
+        (_, folder), (_, upper), (_, work) = held((layer.folder, layer.upper, layer.work))
+        through, records, named = held(layer.through), held(layer.records), held(layer.named)
+        _cover(layer.elsewhere)
+        layer.below.mkdir()
         _bind(folder, layer.below)
+        _make_read_only(layer.below)
+        for path, _ in through:
+            with contextlib.suppress(OSError):
+                _make_read_only(layer.below / Path(path).relative_to(layer.folder))
+        for path, original in records:
+            there = Path(layer.there(str(path)))
+            there.mkdir(parents=True)
+            _bind(original, there)
+            _show_paths(layer, there)
         # Descriptors are used, because a path may have any character, and the layer will hide some paths.
         options = f"lowerdir={folder},upperdir={upper},workdir={work},{_OPTIONS}"
         if not is_privileged:
             options += ",userxattr"
         _call("mount", b"overlay", os.fsencode(layer.folder), b"overlay", 0, options.encode())
-        for path, original in as_they_are:
+        for hidden in layer.hidden:
+            if not Path(hidden).is_relative_to(layer.folder):
+                _cover(hidden)
+        for path, original in through:
             _bind(original, path)
+        for path, original in named:
+            _show(Path(path), original)
     if not is_privileged:
         _drop_capabilities()
-    replace(layer, through=tuple(through)).write()
+
+
+def _cover(folder: str) -> None:
+    """Lets an empty folder in memory stand at a path."""
+    _call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"mode=0700")
+
+
+def _show(path: Path, original: str) -> None:
+    """Lets a file or folder be seen, read-only, at its path in a hidden folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if Path(original).is_dir():
+        path.mkdir(exist_ok=True)
+    else:
+        path.touch()
+    _bind(original, path)
+    _make_read_only(path)
+
+
+def _show_paths(layer: Layer, record: Path) -> None:
+    """Lets the trial's processes read the driver's files with the paths that these processes have."""
+    for file in record.iterdir():
+        if file.is_file() and file.stat().st_size <= _MOST_BYTES:
+            text = file.read_text(errors="surrogateescape")
+            if (seen := layer.as_seen(text)) != text:
+                copy = Path(layer.elsewhere, f"{record.name}-{file.name}")
+                copy.write_text(seen, errors="surrogateescape")
+                _bind(str(copy), file)
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -104,8 +199,8 @@ def _call(name: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def _held(path: str | Path) -> Iterator[str]:
-    """Yields a path of a folder that works whatever is mounted over the folder."""
-    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    """Yields a path of a file or folder that works whatever is mounted over it."""
+    descriptor = os.open(path, os.O_PATH)
     try:
         yield f"/proc/self/fd/{descriptor}"
     finally:
@@ -116,7 +211,14 @@ def _bind(source: str, target: str | Path) -> None:
     _call("mount", source.encode(), os.fsencode(target), None, _BIND | _RECURSIVE, None)
 
 
-def _mounts_within(folder: str, table: bytes) -> list[str]:
+def _make_read_only(mounted: Path) -> None:
+    """Forbids writing to what is mounted at a path."""
+    # A user namespace may not take away flags that the mount had before.
+    kept = os.statvfs(mounted).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
+    _call("mount", None, os.fsencode(mounted), None, _BIND | _REMOUNT | _READ_ONLY | kept, None)
+
+
+def _mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
     """Returns the other file systems that are mounted below a folder, because a layer would hide them.
 
     Args:
@@ -125,7 +227,7 @@ def _mounts_within(folder: str, table: bytes) -> list[str]:
     """
     # The kernel writes spaces and the like as octal numbers, and every other byte of a name unchanged.
     points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in table.split(b"\n") if line)
-    return [text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep)]
+    return tuple(text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep))
 
 
 def _drop_capabilities() -> None:
@@ -137,8 +239,9 @@ def _drop_capabilities() -> None:
 def main(arguments: list[str]) -> None:
     """Entry: tries a layer over an empty folder of this host, and prints the reason if that fails."""
     folder = Path(arguments[0])
-    layer = Layer(str(folder / "seen"), str(folder / "store"))
-    Path(layer.folder).mkdir()
+    layer = Layer(str(folder / "seen"), str(folder / "store"), elsewhere=str(folder / "elsewhere"))
+    for needed in (layer.folder, layer.elsewhere):
+        Path(needed).mkdir()
     try:
         _make_store(layer)
         _mount(layer, _is_privileged())

@@ -15,17 +15,18 @@ def table(*points: bytes) -> bytes:
 
 
 def test_a_mount_below_the_folder_is_found_and_no_other() -> None:
-    assert _mounts_within("/user", table(b"/", b"/user", b"/user/data", b"/users/data")) == ["/user/data"]
+    assert _mounts_within("/user", table(b"/", b"/user", b"/user/data", b"/users/data")) == ("/user/data",)
 
 
 def test_a_mount_is_found_whatever_bytes_its_name_has() -> None:
     names = ["/user/a b", "/user/back\\slash", "/user/Übung", "/user/line\u2028end", "/user/next\x85line"]
     escaped = [os.fsencode(name).replace(b"\\", b"\\134").replace(b" ", b"\\040") for name in names]
     not_text = b"/user/\xff\xfe"
-    assert _mounts_within("/user", table(*escaped, not_text)) == [*names, os.fsdecode(not_text)]
+    assert _mounts_within("/user", table(*escaped, not_text)) == (*names, os.fsdecode(not_text))
 
 
 def test_a_trial_that_was_removed_as_it_started_does_not_come_back(tmp_path: Path) -> None:
     removed = tmp_path / "trials" / "0000" / "scratch"
-    assert not enter(Layer(str(tmp_path), str(removed / "layer")))
+    request = {"ranks": [{"environment": {"TMPDIR": str(tmp_path)}}]}
+    enter(Layer(str(tmp_path / "program"), str(removed / "layer")), request)
     assert not (tmp_path / "trials").exists()
