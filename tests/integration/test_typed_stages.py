@@ -27,6 +27,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening.open_study import new_study
+from trial_lib.study.training_command import training_command
 
 BIN = Path(sys.executable).parent
 OBSERVED = PROGRAMS / "observed"
@@ -173,7 +174,14 @@ BY_FIELDS = Way(
     "zero_stage: 2",
     _small_gpt2,
 )
+BY_NAME = Way(
+    f"torchrun --nproc_per_node 2 sft.py --deepspeed zero2 {TRAINER} --gradient_accumulation_steps 2",
+    "presets/zero2.json",
+    '"stage": 2',
+    _small_gpt2,
+)
 STAND_INS = {
+    "a name of the program's own": BY_NAME,
     "fields of accelerate's file": BY_FIELDS,
     "a file for accelerate": Way(
         f"accelerate launch --config_file file.yaml sft.py {TRAINER} --gradient_accumulation_steps 2",
@@ -197,6 +205,21 @@ def test_a_model_that_is_read_before_the_process_group_exists_trains_at_stage_3(
     with trials_of(BY_FIELDS, folder) as trials:
         expect_typed(trials, BY_FIELDS, folder, 3)
         assert trials.driver.state.results[2].outcome is Outcome.COMPLETED
+
+
+def test_a_configuration_that_only_the_program_finds_is_what_the_engine_got(tmp_path: Path) -> None:
+    """ms-swift's `--deepspeed zero2` names a file of the package."""
+    need(2)
+    folder = tmp_path / "program"
+    BY_NAME.prepare(folder)
+    with trials_of(BY_NAME, folder) as trials:
+        assert "zero2 is no file" in trials.driver.setup.experiment.notes[-1]
+        assert trials.driver.known.base_config["zero_optimization"]["stage"] == 2
+        expect_typed(trials, BY_NAME, folder, 1)
+        known, paths = trials.driver.known, trials.driver.setup.paths
+        command = training_command(trials.driver.setup, known, known.base_config)
+    # The same option takes the answer's path.
+    assert f"--deepspeed {paths.best_ds_config} " in command
 
 
 @pytest.mark.timeout(600)

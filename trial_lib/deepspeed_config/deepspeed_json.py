@@ -14,6 +14,7 @@ from typing import Any
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import read_bounded
 
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 # A bracket, after comments.
 _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
 
@@ -68,6 +69,18 @@ def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]
         where=where,
         remedy=f"Name an existing JSON file, relative to {folder}.",
     )
+
+
+def is_programs_own_name(value: str, folder: Path) -> bool:
+    """Returns whether a value names a configuration that only the program can find, as `zero2` does in ms-swift.
+
+    Such a name is one word. A path that is mistyped has a folder or an ending.
+
+    Args:
+        value: of an argument.
+        folder: the folder that relative paths start from.
+    """
+    return bool(_NAME.fullmatch(value)) and not _decoded(value) and not (folder / value).exists()
 
 
 def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:

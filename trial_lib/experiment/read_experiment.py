@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from trial_lib.command.batch_places import batch_places
 from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
 from trial_lib.command.program_code import module_file
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
+from trial_lib.deepspeed_config.deepspeed_json import is_programs_own_name, read_deepspeed_json, read_named_config
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH, inline_ds_config, overwrite_deepspeed_config
 from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.program_section import check_switches, refuse_launchers_own
@@ -140,7 +140,11 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         config=config,
         ds_config=ds_config,
         entrypoint=entrypoint,
-        notes=(*_note_not_used(list(config.not_used())), *entrypoint.notes),
+        notes=(
+            *_note_not_used(list(config.not_used())),
+            *entrypoint.notes,
+            *_note_names([] if ds_config else entrypoint.config_values, model_dir),
+        ),
     )
     variables = {**os.environ, **experiment.environment_variables}
     # A mapping to a missing place is an error now, not in the first trial.
@@ -153,6 +157,16 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
 def _note_not_used(keys: Sequence[str]) -> list[str]:
     """Returns one sentence on all keys that have no effect."""
     return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
+
+
+def _note_names(named: Sequence[str], model_dir: Path) -> list[str]:
+    """Returns a sentence on each configuration that only the program can find."""
+    return [
+        f"{value} is no file, so your program decides which DeepSpeed configuration it names. ZeroTune takes the "
+        "one that the engine gets."
+        for value in dict.fromkeys(named)
+        if is_programs_own_name(value, model_dir)
+    ]
 
 
 def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
@@ -207,7 +221,9 @@ def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> d
             where=where,
             remedy="Name one.",
         )
-    return read_named_config(named[0], model_dir, where=where) if named else {}
+    if not named or is_programs_own_name(named[0], model_dir):
+        return {}
+    return read_named_config(named[0], model_dir, where=where)
 
 
 def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: Sequence[Path]) -> Entrypoint:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.command.switches import shown_switch, switches_of
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
+from trial_lib.deepspeed_config.deepspeed_json import is_programs_own_name, read_deepspeed_json, read_named_config
 from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config, without_tuning_keys
 from trial_lib.device.host.base import Host
 from trial_lib.device.host.this_host import kind_of
@@ -187,8 +187,8 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
     check_length(experiment)
     base = experiment.ds_config
     named = experiment.entrypoint.config_values
-    if not base and named:
-        base = read_deepspeed_json(experiment.model_dir / named[0])
+    if not base and named and not is_programs_own_name(named[0], experiment.model_dir):
+        base = read_named_config(named[0], experiment.model_dir, where=experiment.source)
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
     config = without_tuning_keys(overwrite_deepspeed_config(base, merged))
     keep_secret(KnownSecrets.within(config))
@@ -308,7 +308,14 @@ def _open(
         experiment = dataclasses.replace(experiment, notes=(copied, *experiment.notes))
     spec = full_length_spec(experiment, record.ds_config, paths)
     plan = TrainingPlan(
-        program=program_of(experiment, environment, paths.ds_config, record.ds_config, paths.training_spec),
+        program=program_of(
+            experiment,
+            environment,
+            paths.ds_config,
+            record.ds_config,
+            paths.training_spec,
+            as_typed=not record.ds_config,
+        ),
         slots=experiment.config.resources.slots_per_trial,
         paths=paths,
         max_restarts=experiment.config.max_restarts,

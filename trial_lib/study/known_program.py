@@ -68,6 +68,11 @@ class KnownProgram:
             config[LAYOUTS] = dict(self.layouts)
         return KnownProgram(config, mappings, found, switches, self.layouts)
 
+    def own_config(self, experiment: Experiment) -> Mapping[str, Any]:
+        """Returns the user's DeepSpeed configuration as it is written: in the file, or else in the code."""
+        in_code = None if self.found is None else self.found.ds_config
+        return experiment.ds_config or in_code or {}
+
     @property
     def imported_later(self) -> tuple[str, ...]:
         """Modules that ranks with other values of the switches import, and that the profile trial may not have."""

@@ -86,7 +86,12 @@ class TrialPlans:
             replicas=_replicas_meant(purpose, candidate, known.base_config),
             varied_options=varied_options(self._setup.experiment) if profiled is None else {},
             **self._run_with(
-                candidate.complete(known.base_config), paths, known.arg_mappings, as_typed, candidate.switches
+                candidate.complete(known.base_config),
+                paths,
+                known.arg_mappings,
+                as_typed,
+                candidate.switches,
+                known.own_config(self._setup.experiment),
             ),
         )
 
@@ -114,11 +119,12 @@ class TrialPlans:
         arg_mappings: Mapping[str, str],
         as_typed: bool,
         switches: Mapping[str, SwitchValue] | None = None,
+        own: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Returns the fields of a plan that follow from its settings and its files."""
         experiment, config = self._setup.experiment, deepspeed_part(settings)
         return {
-            "ds_config": with_open_batch(config, experiment.ds_config),
+            "ds_config": with_open_batch(config, own or {}),
             "config_hash": config_hash(settings),
             "program": program_of(
                 experiment,

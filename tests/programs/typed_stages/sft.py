@@ -3,6 +3,7 @@
 `accelerate launch --config_file plugin.yaml sft.py --output_dir out --max_steps 60`
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +15,18 @@ from transformers import (
 )
 
 MODEL = Path(__file__).with_name("model")
+PRESETS = Path(__file__).with_name("presets")
+
+
+@dataclass
+class Arguments(TrainingArguments):
+    """The Trainer's, whose DeepSpeed configuration may be the name of a preset, as in ms-swift."""
+
+    def __post_init__(self) -> None:
+        preset = PRESETS / f"{self.deepspeed}.json"
+        if preset.exists():
+            self.deepspeed = str(preset)
+        super().__post_init__()
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -28,7 +41,7 @@ class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def main() -> None:
-    (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    (arguments,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
     # The process group is made when the Trainer asks for the device, so it does not exist yet.
     model = GPT2LMHeadModel.from_pretrained(MODEL)
     Trainer(model=model, args=arguments, train_dataset=Numbers()).train()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json, read_named_config
+from trial_lib.deepspeed_config.deepspeed_json import is_programs_own_name, read_deepspeed_json, read_named_config
 from trial_lib.wire.errors import InputError
 
 CONFIG = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
@@ -50,3 +50,15 @@ def test_anything_else_is_a_file_that_does_not_exist(tmp_path: Path, value: str)
     with pytest.raises(InputError) as refused:
         read_named_config(value, tmp_path, where="the command")
     assert refused.value.where == "the command" or value == ""
+
+
+@pytest.mark.parametrize("value", ["zero2", "default", "zero3_offload", "zero2-bf16"])
+def test_one_word_that_is_no_file_is_a_name_of_the_programs_own(tmp_path: Path, value: str) -> None:
+    assert is_programs_own_name(value, tmp_path)
+    (tmp_path / value).write_text("{}")
+    assert not is_programs_own_name(value, tmp_path)
+
+
+@pytest.mark.parametrize("value", ["ds_confg.json", "conf/zero2", "./zero2", "", '{"train_batch_size": 4}', "e30="])
+def test_a_mistyped_path_is_no_name(tmp_path: Path, value: str) -> None:
+    assert not is_programs_own_name(value, tmp_path)
