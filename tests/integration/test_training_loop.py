@@ -216,6 +216,22 @@ def test_model_parallelism_that_the_loop_was_not_told_of_is_named(trainings: Tra
     assert "The first engine has 1 replicas, and the loop counts 2. Call context.set_mpu" in training.logs[0]
 
 
+@pytest.mark.parametrize("ulysses", [True, False])
+def test_ranks_of_one_replica_read_the_same_samples(trainings: Trainings, ulysses: bool) -> None:
+    # The engine's own batch counts both ranks where DeepSpeed does not know that they are one replica.
+    ds_config = {**DS_CONFIG, "train_batch_size": 4 if ulysses else 8}
+    values = hparams(trainings, samples=16, ulysses=ulysses)
+    training = trainings.run("SharesSamples", slots=2, length={"records": 16}, ds_config=ds_config, hparams=values)
+    assert training.finished is not None, training.logs[0]
+    first, second = ([line for line in training.said(rank) if line.startswith("read")] for rank in range(2))
+    assert first == second
+    assert len(set(first)) > 1
+    # A batch is 2 micro-batches of 2 samples, of one replica.
+    assert training.finished["batches"] == 4
+    told = "ModelParallelUnit has 1 replicas, and DeepSpeed counts 2"
+    assert any(told in note for note in training.notes) == (not ulysses)
+
+
 # -- callbacks, reducers, stopping, watching -------------------------------------------------------------------------
 
 

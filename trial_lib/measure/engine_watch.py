@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trial_lib.deepspeed_config.engine_replicas import sequence_parallel_size
 from trial_lib.device.rank.base import Device
 from trial_lib.flops.direct_calls import DirectCalls
 from trial_lib.measure.backward_passes import BackwardPasses
@@ -18,7 +19,6 @@ from trial_lib.measure.batches.batch_shape import (
 )
 from trial_lib.measure.figures.model_counter import ModelCounter, StageCounter
 from trial_lib.measure.figures.step_clock import PartTimer, StepClock
-from trial_lib.measure.replicas import sequence_parallel_size
 from trial_lib.measure.tensor_parallel import digest, tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 

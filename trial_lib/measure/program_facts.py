@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of, sequence_parallel_size
 from trial_lib.measure.batches.program_options import options_read, parsers_used, values_read
 from trial_lib.measure.batches.refused_options import refused_options
 from trial_lib.measure.libraries import fused_adam
-from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
 from trial_lib.measure.tensor_parallel import tensor_parallel_size
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.turned import FUSED, OPTIMIZER_OPTION

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from trial_lib.deepspeed_config.engine_replicas import sequence_parallel_size
 from trial_lib.measure.batches.batch_shape import tensors_in
 from trial_lib.measure.figures.over_ranks import of_each
 from trial_lib.measure.figures.precision import elements
-from trial_lib.measure.replicas import sequence_parallel_size
 
 # The names of these numbers in the configurations of Hugging Face's models, of text or around it.
 _HEADS = ("num_attention_heads", "num_key_value_heads")

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from trial_lib.deepspeed_config.engine_replicas import sequence_parallel_size
 from trial_lib.training import pipeline
 from trial_lib.training.attr_dict import AttrDict
 from trial_lib.training.device import move_to
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.invalid_trial import InvalidTrialError
 from trial_lib.training.length import Pace
-from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
+from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit, sequence_unit
 from trial_lib.training.reducers import MetricReducer, Reducers
 from trial_lib.wire.training_spec import TrainingSpec
 
@@ -111,9 +112,16 @@ class DeepSpeedTrialContext:
         if pipeline.is_pipeline(model):
             pipeline.supply_iterators(model, lambda: self.training_iterator, lambda: self.validation_iterator)
         if self._mpu is None:
-            is_pipeline = pipeline.is_pipeline(model)
-            self._mpu = pipeline_unit(model.grid) if is_pipeline else data_parallel_unit(self.distributed)
+            self._mpu = self._own_unit(model)
         return model
+
+    def _own_unit(self, model: Any) -> ModelParallelUnit:
+        """Returns the place of this rank as DeepSpeed's groups have it."""
+        if pipeline.is_pipeline(model):
+            return pipeline_unit(model.grid)
+        if sequence_parallel_size(model) > 1:
+            return sequence_unit(model, self.distributed)
+        return data_parallel_unit(self.distributed)
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
         """Sets the ranks that hold replicas, build loaders and report metrics, if the engine cannot tell.
@@ -132,6 +140,11 @@ class DeepSpeedTrialContext:
             raise InvalidTrialError("set_mpu was called twice. Set one ModelParallelUnit: it counts for all engines.")
         self._mpu = mpu
         self._mpu_is_custom = True
+
+    @property
+    def has_own_mpu(self) -> bool:
+        """Whether the trial has set its ModelParallelUnit itself."""
+        return self._mpu_is_custom
 
     @property
     def mpu(self) -> ModelParallelUnit:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of
 from trial_lib.training.callbacks import Callbacks
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.data.loaders import CountedData, Loaders, build_loaders, micro_batches, training_iterator
@@ -74,13 +75,15 @@ class TrainingLoop:
         )
         self._callbacks = Callbacks(trial.build_callbacks())
         self._pace = Pace(
-            train_batch_size=int(context.models[0].train_batch_size()),
+            train_batch_size=context.train_micro_batch_size_per_gpu
+            * context.num_micro_batches_per_slot
+            * context.mpu.data_parallel_world_size,
             accumulation=context.num_micro_batches_per_slot,
             micro_batches_per_epoch=micro_batches(loaders.training, context),
             records_per_epoch=spec.records_per_epoch,
         )
         context.pace = self._pace
-        _check_replicas(context)
+        self._note_on_replicas = _check_replicas(context)
         self._length = None if spec.length is None else self._pace.batches_for(spec.length)
         for period in (spec.validation_period, spec.checkpoint_period):
             self._pace.is_due(period, 1)  # one that cannot be told is an error now, not hours later
@@ -126,6 +129,8 @@ class TrainingLoop:
             context.training_iterator = self._data = training_iterator(
                 self._loaders.training, context, self._spec.seed, self._first_micro_batch
             )
+            if self._note_on_replicas and self._batches == 0:
+                self._recorder.note(self._note_on_replicas)
             if self._spec.length is not None and self._pace.inexact_epochs and self._batches == 0:
                 self._recorder.note(self._pace.inexact_epochs)
             if self._validator is not None and self._validator.left_out and self._batches == 0:
@@ -334,14 +339,24 @@ def _saves_in_the_background(engine: Any) -> bool:
     return is_decoupled is not None and bool(is_decoupled())
 
 
-def _check_replicas(context: DeepSpeedTrialContext) -> None:
-    """Refuses a model parallelism unknown to the loop. Ranks of one replica would read different data."""
-    ours, engines = context.mpu.data_parallel_world_size, int(context.models[0].dp_world_size)
+def _check_replicas(context: DeepSpeedTrialContext) -> str:
+    """Refuses a model parallelism unknown to the loop. Ranks of one replica would read different data.
+
+    DeepSpeed need not know the groups of a ModelParallelUnit that the trial has set. Then the return value says what
+    counts where. It is empty otherwise.
+    """
+    ours, engines = context.mpu.data_parallel_world_size, replicas_of(context.models[0])
+    if ours != engines and context.has_own_mpu:
+        return (
+            f"The trial's ModelParallelUnit has {ours} replicas, and DeepSpeed counts {engines}. A batch of the loop "
+            f"has the samples of {ours}. DeepSpeed's batch sizes, and samples/s of a search, count {engines}."
+        )
     if ours != engines:
         raise InvalidTrialError(
             f"The first engine has {engines} replicas, and the loop counts {ours}. Call context.set_mpu with a "
             "ModelParallelUnit that says which replica each rank belongs to."
         )
+    return ""
 
 
 def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of, sequence_parallel_size
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.invalid_trial import InvalidTrialError
 
@@ -66,6 +67,20 @@ def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
     return ModelParallelUnit(
         data_parallel_rank=distributed.rank,
         data_parallel_world_size=distributed.size,
+        should_report_metrics=True,
+        should_build_data_loader=True,
+    )
+
+
+def sequence_unit(engine: Any, distributed: DistributedContext) -> ModelParallelUnit:
+    """Returns the place of this rank under Ulysses. All ranks of a replica read its samples, and take some tokens each.
+
+    Each has the loss of its own tokens, so all report. Their mean is the replica's.
+    """
+    size = sequence_parallel_size(engine)
+    return ModelParallelUnit(
+        data_parallel_rank=distributed.rank // size,
+        data_parallel_world_size=replicas_of(engine),
         should_report_metrics=True,
         should_build_data_loader=True,
     )

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of
 from trial_lib.measure import replicas
-from trial_lib.measure.replicas import refuse_other_replicas, replicas_of
+from trial_lib.measure.replicas import refuse_other_replicas
 
 
 def test_replicas_are_deepspeeds() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch as fetchers
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from trial_lib.deepspeed_config.engine_replicas import sequence_parallel_size
 from trial_lib.foresee.inside import memory_log, pipeline_moments
 from trial_lib.foresee.inside.asks import CannotForeseeError
 from trial_lib.foresee.inside.fake_tensors import FakeTensors
@@ -22,7 +23,6 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import tokens_per_row
-from trial_lib.measure.replicas import sequence_parallel_size
 
 # Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
 _LOADED = struct.Struct("dddd")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of, sequence_parallel_size
 from trial_lib.foresee.inside import (
     accelerator,
     pipeline_moments,
@@ -46,7 +47,6 @@ from trial_lib.measure.libraries import accelerate, huggingface_trainer, zero_in
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
 from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.replicas import replicas_of, sequence_parallel_size
 from trial_lib.measure.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trial_lib.deepspeed_config.engine_replicas import replicas_of
 from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.device.host.free_host_memory import available_bytes
 from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
@@ -20,7 +21,7 @@ from trial_lib.measure.figures.over_ranks import most, of_each, total
 from trial_lib.measure.figures.precision import bytes_by_code
 from trial_lib.measure.figures.step_clock import PARTS, StepTime
 from trial_lib.measure.figures.worker_cycle import WorkerCycle, share_of_wait
-from trial_lib.measure.replicas import part_of_replica, replicas_of
+from trial_lib.measure.replicas import part_of_replica
 from trial_lib.measure.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
 
 # Dynamo itself gives up a function that it has compiled eight times (`recompile_limit`), and a program has several. If
