@@ -2,8 +2,9 @@
 
 Figures are those of NVIDIA's data sheets, for the product form in a device's name. They are dense, without the 2:4
 sparsity of many sheets, with sums in 32 bits. For GeForce cards and RTX 6000 Ada they are from the architectures' white
-papers (Ampere GA102, Ada, RTX Blackwell, appendix A). For Blackwell's data centre parts they are from the HGX and NVL72
-sheets, divided by their GPUs. AMD's are from the MI300X and MI325X sheets.
+papers (Turing TU102, Ampere GA102, Ada, RTX Blackwell, appendix A). Those of RTX 3060 are of its cores and boost clock
+on NVIDIA's page, at the rates of GA102. For Blackwell's data centre parts they are from the HGX and NVL72 sheets,
+divided by their GPUs. AMD's are from the sheets of MI300X, MI325X, MI350X and MI355X. The last two lack TF32.
 """
 
 import re
@@ -65,12 +66,19 @@ _SHEETS = {
     "A10G": _ampere(80, 35.0, 35.0, 70.0),
     "RTX A6000": _ampere(84, 38.7, 77.4, 154.8),
     "RTX A5000": _ampere(64, 27.8, 55.6, 111.1),
+    "TITAN RTX": DataSheet(72, 16.3, None, 130.5),
+    "GeForce RTX 2080 Ti": DataSheet(68, 14.2, None, 56.9),
+    "GeForce RTX 3060": _ampere(28, 12.7, 12.7, 25.5),
+    "GeForce RTX 3070": _ampere(46, 20.3, 20.3, 40.6),
+    "GeForce RTX 3080": _ampere(68, 29.8, 29.8, 59.5),
     "GeForce RTX 3090": _ampere(82, 35.6, 35.6, 71.0),
+    "GeForce RTX 3090 Ti": _ampere(84, 40.0, 40.0, 80.0),
     "L4": _later(58, 30.3, 60.0, 121.0, 242.5),
     "L20": _later(92, 59.8, 59.8, 119.5, 239.0),
     "L40": _later(142, 90.5, 90.5, 181.0, 362.0),
     "L40S": _later(142, 91.6, 183.0, 362.0, 733.0),
     "RTX 6000 Ada": _later(142, 91.1, 182.1, 364.2, 728.5),
+    "GeForce RTX 4080": _later(76, 48.7, 48.7, 97.5, 194.9),
     "GeForce RTX 4090": _later(128, 82.6, 82.6, 165.2, 330.3),
     "GeForce RTX 4090 D": _later(114, 73.5, 73.5, 147.1, 294.2),
     "GeForce RTX 5090": _later(170, 104.8, 104.8, 209.5, 419.0),
@@ -89,7 +97,11 @@ _SHEETS = {
     "GB300": _later(148, 80.0, 1250.0, 2500.0, 5000.0),
     "Instinct MI300X": _MI300X,
     "Instinct MI325X": _MI300X,
+    "Instinct MI350X": DataSheet(256, 144.2, None, 2309.6, 2309.6, 4614.0),
+    "Instinct MI355X": DataSheet(256, 157.3, None, 2516.6, 2516.6, 5033.2),
 }
+# What makes another device of a name.
+_FORMS = frozenset(("ti", "super"))
 # Names of another form than the sheet's, and slices by time of a virtual GPU, such as `GRID A100-10C`.
 _OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
 
@@ -121,7 +133,7 @@ def sheet_name(name: str) -> str:
     words = _words(name)
     if any(_OTHERWISE.fullmatch(word) for word in words):
         return ""
-    fitting = [key for key in _SHEETS if _words(key) <= words]
+    fitting = [key for key in _SHEETS if _words(key) <= words and _FORMS & words <= _words(key)]
     return max(fitting, key=lambda key: len(_words(key)), default="")
 
 

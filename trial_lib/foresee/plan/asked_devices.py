@@ -1,4 +1,4 @@
-"""The devices of a plan as they are typed, `h100-80gb:8` or `a100-40gb:2x8`, and their prices, `h100-80gb=2.99`."""
+"""The devices of a plan as they are typed, such as `a100-40gb:2x8` or `h200:8`, and their prices, `h100-80gb=2.99`."""
 
 import difflib
 import math
@@ -146,15 +146,37 @@ def _hosts_of(count: int, device: DeviceFigures, where: str) -> tuple[int, int]:
 
 
 def _known(name: str, known: Mapping[str, DeviceFigures], where: str) -> DeviceFigures:
-    """Returns a device by its name, in any case and with any separators."""
+    """Returns a device by its name, in any case and with any separators.
+
+    A part of a name is taken if it means one device alone: its kind (`h200`), with its form (`h100-pcie`) or without
+    the maker's word (`4090`).
+    """
     plain = {_plain(each): device for each, device in known.items()}
     if (found := plain.get(_plain(name))) is not None:
         return found
+    meant = [device for each, device in known.items() if _plain(name) in _short(each)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        names = [device.name for device in meant]
+        raise InputError(
+            f'"{name}" may be {", ".join(names[:-1])} or {names[-1]}.',
+            where=where,
+            remedy=f"Write one of them, such as {names[0]}.",
+        )
     raise InputError(
         f'no device is called "{name}".',
         where=where,
         remedy=f"{_nearest(name, plain)} A file of yours can describe others (--devices).",
     )
+
+
+def _short(name: str) -> set[str]:
+    """Returns the shorter names of a device that is called by its kind, its memory and perhaps its form."""
+    kind, *more = name.lower().split("-")
+    form = "".join(more[1:])
+    bare = re.sub(r"^(rtx|gtx)", "", kind)
+    return {_plain(each) for each in (kind, bare, kind + form, bare + form)} - {""}
 
 
 def _nearest(name: str, plain: Mapping[str, DeviceFigures]) -> str:

@@ -16,6 +16,26 @@ def test_devices_are_read_with_hosts_and_prices() -> None:
     assert [each.price for each in asked] == [2.99, None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("h200:1", "h200-141gb:1"),
+        ("mi300x", "mi300x-192gb:1"),
+        ("b200:8", "b200-180gb:8"),
+        ("GB200:4", "gb200-186gb:4"),
+        ("l40s:4", "l40s-48gb:4"),
+        ("rtx4090:2", "rtx4090-24gb:2"),
+        ("4090", "rtx4090-24gb:1"),
+        ("RTX 3090 Ti", "rtx3090ti-24gb:1"),
+        ("h100-nvl:2", "h100-94gb-nvl:2"),
+        ("h100 pcie:8", "h100-80gb-pcie:8"),
+    ],
+)
+def test_a_short_name_is_taken_if_it_means_one_device(typed: str, meant: str) -> None:
+    (asked,) = read_devices([typed], [f"{typed.partition(':')[0]}=1.5"], KNOWN)
+    assert (str(asked.cluster), asked.price) == (meant, 1.5)
+
+
 def test_programs_find_the_name_of_the_device_in_cudas_words() -> None:
     names = [KNOWN[each].cuda_name for each in ("h100-80gb", "a100-40gb-pcie", "rtx4090-24gb", "mi300x-192gb")]
     assert names[:2] == ["NVIDIA H100 80GB", "NVIDIA A100 PCIe 40GB"]
@@ -32,7 +52,10 @@ def test_devices_that_differ_in_bfloat16_from_the_programs_are_told() -> None:
 @pytest.mark.parametrize(
     ("typed", "prices", "said"),
     [
-        (["h100:8"], [], "The nearest: h100-80gb"),
+        (["h100:8"], [], '"h100" may be h100-80gb, h100-80gb-pcie or h100-94gb-nvl.'),
+        (["a100"], [], "a100-80gb, a100-40gb, a100-80gb-pcie or a100-40gb-pcie"),
+        (["a100-pcie:2"], [], "a100-80gb-pcie or a100-40gb-pcie"),
+        (["v100:8"], [], "v100-16gb or v100-32gb"),
         (["h100-80g:8"], [], "The nearest: h100-80gb"),
         (["zzz:8"], [], "Known: "),
         (["h100-80gb:0"], [], "NAME:NUMBER"),

@@ -35,10 +35,11 @@ def test_the_peaks_are_those_of_the_data_sheet() -> None:
 @pytest.mark.parametrize("device", known_devices().values(), ids=lambda each: each.name)
 def test_every_device_is_plausible(device: DeviceFigures) -> None:
     """The name says the memory in decimal gigabytes or more; links get slower with the distance."""
-    named = int(device.name.split("gb")[0].rpartition("-")[2])
+    named = int(device.name.split("-")[1].removesuffix("gb"))
     assert 0.89 * named * 1e9 < device.memory < 1.09 * named * 1e9
     assert device.peaks["float32"] < device.peak("float16")
-    assert device.network < device.to_host <= 2 * device.link < device.bandwidth
+    # Newer adapters are faster than the host's own links.
+    assert device.network < 2 * device.to_host <= 4 * device.link < 2 * device.bandwidth
     assert device.host_bandwidth < device.bandwidth
 
 
