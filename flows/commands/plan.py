@@ -17,7 +17,7 @@ from flows.interrupts import interrupts
 from flows.plan_to_end import PlanEnd, plan_to_end
 from flows.terminal import print_document, say, say_error, say_ways
 from trial_lib.command.switches import deepspeed_part
-from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, likelihood, money
+from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.foresee.plan.planning import ProgramNotForeseenError
@@ -135,7 +135,8 @@ def _table(devices: PlannedDevices) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by")
     for arm in devices.arms:
-        marks = (" *" if arm.label == devices.best else "") + (" (yours)" if arm.is_own else "")
+        own = " (yours)" if arm.is_typed else " (yours, other batch)" if arm.is_own else ""
+        marks = (" *" if arm.label == devices.best else "") + own
         name = f"{_brief_label(arm)}{marks}"
         if arm.stopped:
             table.add_row(name, *["-"] * len(columns), "cannot be foreseen")
@@ -172,7 +173,8 @@ def _cells(
 
 def _bound(arm: PlannedArm) -> str:
     if arm.is_likely:
-        return TIME_BRIEFLY.get(max(arm.seconds, key=arm.seconds.__getitem__, default=""), "")
+        longest = TIME_BRIEFLY.get(max(arm.seconds, key=arm.seconds.__getitem__, default=""), "")
+        return f"{longest} ({arm.without_loading:,.3g}/s without)" if is_bound_by_loading(arm) else longest
     return f"memory: {next(iter(grouped(arm.memory)), '')}"
 
 

@@ -1,5 +1,9 @@
 """How a foreseen run ends that has no steps: with the reason, and where more of it is said."""
 
+import os
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,6 +109,45 @@ def test_workers_load_beside_the_training_at_the_pace_of_all_of_them(foresee_tex
     assert run.loads_beside
     # Two workers deliver a batch of four samples in half of the 40 ms that one takes.
     assert run.loading_s[0] == pytest.approx(0.02, rel=0.5)
+
+
+# A batch of four samples takes 10 ms of the processor.
+DISTURBED = LOADS.replace(
+    "time.sleep(0.2 if index in first else 0.0)",
+    "begins = time.thread_time()\n        while time.thread_time() < begins + 0.0025: pass",
+)
+
+
+def test_loading_is_timed_over_several_batches_without_what_others_take(foresee_text: ForeseeText) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        run = foresee_text(DISTURBED.format(samples=256), OF_FOUR)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert run.stopped == ""
+    assert len(run.loading_s) >= 8
+    assert statistics.median(run.loading_s) == pytest.approx(0.01, rel=0.5)
+
+
+BUDGET = """
+import torch, deepspeed
+m = torch.nn.Embedding(64, 8)
+engine, *_ = deepspeed.initialize(model=m, model_parameters=m.parameters(), config="ds_config.json")
+rows = [12, 8, 16, 24]
+for step in range(20):
+    ids = torch.ones(rows[step % 4], 192 // rows[step % 4], dtype=torch.long)
+    engine.backward(engine(ids.to(engine.device)).square().mean())
+    engine.step()
+"""
+
+
+def test_rows_of_a_token_budget_are_counted(foresee_text: ForeseeText) -> None:
+    config = {**OF_FOUR, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
+    run = foresee_text(BUDGET, config)
+    # The second step has the second and the third batch.
+    assert (run.stopped, run.program["batch_varies"], run.rows, run.tokens) == ("", True, 12.0, 16)
 
 
 def test_data_that_are_fewer_than_a_batch_of_each_rank_are_told(foresee_text: ForeseeText) -> None:

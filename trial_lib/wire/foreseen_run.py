@@ -168,7 +168,9 @@ class ForeseenRun:
         moments: in order.
         operations: in order.
         asks: of all numbers.
-        loading_s: real seconds to fetch each micro-batch but the first of an iterator.
+        rows: samples of a micro-batch as they arrive, in the last step; None if they are as many in each micro-batch.
+        loading_s: real seconds to fetch each micro-batch but the first of an iterator, without those in which other
+            processes had the processor.
         loads_beside: whether worker processes fetch them while the rank trains, at that pace.
         data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
             such as a data set. They are real, and no storage has them. 0 if unknown.
@@ -205,6 +207,7 @@ class ForeseenRun:
     moments: tuple[Moment, ...] = ()
     operations: tuple[Operation, ...] = ()
     asks: tuple[Ask, ...] = ()
+    rows: float | None = None
     loading_s: tuple[float, ...] = ()
     loads_beside: bool = False
     data_bytes: int = 0

@@ -1,5 +1,6 @@
 """The parts of a step: forward, backward, update and loading, from the calls of one DeepSpeed engine."""
 
+import contextlib
 import functools
 import mmap
 import statistics
@@ -7,6 +8,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Sized
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +24,30 @@ from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import heap_bytes
-from trial_lib.measure.batches.batch_shape import tokens_per_row
+from trial_lib.measure.batches.batch_shape import batch_sizes, tokens_in, tokens_per_row
 
 # Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
 _LOADED = struct.Struct("dddd")
 _MOST_WORKERS = 64
+
+
+# Further batches that a rank fetches after its last step, so that loading is no matter of one of them.
+_FURTHER, _FURTHER_S = 8, 0.5
+
+
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+
+
+def undisturbed_time() -> float:
+    """Returns seconds of a clock that stands still while this thread waits for a processor that others have.
+
+    Runs of a plan go on beside each other, so the clock on the wall would time them. Waits for a disk count.
+    """
+    try:
+        waited = int(_SCHEDULED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        waited = 0.0  # a kernel without such statistics
+    return time.perf_counter() - waited
 
 
 class WorkersLoading:
@@ -64,9 +85,9 @@ class WorkersLoading:
             samples = len(index) if isinstance(index, Sized) else 0
             if worker is None or worker.id >= _MOST_WORKERS or not self.size or samples != self.size:
                 return fetch(fetcher, index)
-            started = time.perf_counter()
+            started = undisturbed_time()
             batch = fetch(fetcher, index)
-            took, place = time.perf_counter() - started, _LOADED.size * worker.id
+            took, place = undisturbed_time() - started, _LOADED.size * worker.id
             first, seconds, batches, _ = _LOADED.unpack_from(self._loaded, place)
             later = (first, seconds + took, batches + 1) if first else (took, 0.0, 0.0)
             _LOADED.pack_into(self._loaded, place, *later, worker.num_workers)
@@ -98,6 +119,12 @@ class EngineMoments:
         self.loading_s: list[float] = []
         self.data_bytes = 0
         self._heap_bytes: int | None = None
+        self._fetch: Any = None
+        self._iterator: Any = None
+        # The first two dimensions of each micro-batch, and samples and tokens of those of a step.
+        self._seen: list[tuple[int, ...]] = []
+        self._of_step: list[tuple[int, int]] = []
+        self._last_step: list[tuple[int, int]] = []
         self.workers = WorkersLoading()
         self._fake, self._memory, self._operations, self._stepped = fake, memory, operations, stepped
         self._engine: Any = None
@@ -113,6 +140,7 @@ class EngineMoments:
         """Follows data loaders, and backward passes that bypass the engine. Call it once."""
         self.workers.install()
         fetch: Any = _BaseDataLoaderIter.__next__
+        self._fetch = fetch
 
         def next_batch(iterator: Any) -> Any:
             before = self._moment
@@ -121,14 +149,15 @@ class EngineMoments:
             if is_first and self._engine is not None:
                 _require_a_batch(iterator, self._engine)
             self._begin(memory_log.LOAD)
-            started = time.perf_counter()
+            started = undisturbed_time()
             try:
                 # What a loader does is real, and worker processes know no mode.
                 with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
                     batch = fetch(iterator)
                 # The end of an epoch has raised an exception.
                 if self._engine is not None and not is_first:
-                    self.loading_s.append(time.perf_counter() - started)
+                    self.loading_s.append(undisturbed_time() - started)
+                    self._iterator = iterator
                 return batch
             finally:
                 self._begin(memory_log.INITIALIZE if before == memory_log.INITIALIZE else memory_log.BETWEEN)
@@ -150,6 +179,43 @@ class EngineMoments:
         torch.Tensor.backward = watched(torch.Tensor.backward)  # type: ignore[method-assign]
         torch.autograd.backward = watched(torch.autograd.backward)
 
+    def load_more(self) -> None:
+        """Fetches further batches as the last one, if the rank itself loads. Call it after the last step."""
+        began = time.perf_counter()
+        if self._iterator is None or self.workers.of_a_batch is not None:
+            return
+        with contextlib.suppress(Exception), _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
+            # The data may end.
+            while len(self.loading_s) < _FURTHER and time.perf_counter() - began < _FURTHER_S:
+                started = undisturbed_time()
+                self._fetch(self._iterator)
+                self.loading_s.append(undisturbed_time() - started)
+
+    def _note_batch(self, inputs: Any) -> None:
+        """Notes the size of a micro-batch. Ulysses gives a rank its part of each sample."""
+        parts = sequence_parallel_size(self._engine)
+        tokens, sizes = tokens_in(inputs), batch_sizes(inputs)
+        rows = sizes[0] if sizes else 0
+        self._seen.append(sizes)
+        self._of_step.append((rows, 0 if tokens is None else tokens * parts))
+        row = tokens_per_row(inputs)
+        self.tokens = self.tokens if row is None else row * parts
+
+    @property
+    def rows(self) -> float | None:
+        """Samples of a micro-batch of the last step, if micro-batches differ in them; None if they do not."""
+        asked = self._engine.train_micro_batch_size_per_gpu() if self._engine is not None else 0
+        first, second = ({sizes[axis] for sizes in self._seen if axis < len(sizes)} for axis in (0, 1))
+        # Else the first dimension is a length, and the second has the samples.
+        varies = len(first) > 1 and second != {asked}
+        return sum(rows for rows, _ in self._last_step) / len(self._last_step) if varies and self._last_step else None
+
+    @property
+    def tokens_of_a_row(self) -> int | None:
+        """Tokens in a sample of the last step; None if the batches show none."""
+        rows, tokens = (sum(each[part] for each in self._last_step) for part in (0, 1))
+        return round(tokens / rows) if self.rows is not None and tokens else self.tokens
+
     def watch(self, engine: Any) -> None:
         """Follows an engine from now on."""
         self._engine = engine
@@ -164,9 +230,7 @@ class EngineMoments:
             nonlocal trains_in_eval_mode
             trains_in_eval_mode &= not engine.module.training
             if torch.is_grad_enabled() and (engine.module.training or trains_in_eval_mode):
-                # Ulysses gives a rank its part of each sample.
-                tokens = tokens_per_row([args, kwargs])
-                self.tokens = self.tokens if tokens is None else tokens * sequence_parallel_size(engine)
+                self._note_batch([args, kwargs])
                 self._begin(memory_log.FORWARD)
                 self._waits = True
                 self._note_data()
@@ -185,7 +249,7 @@ class EngineMoments:
             with self.in_engine():
                 out = step(*args, **kwargs)
             if engine.global_steps > steps:
-                self._backwards = 0
+                self._backwards, self._last_step, self._of_step = 0, self._of_step, []
             self._begin(memory_log.BETWEEN)
             if engine.global_steps > steps:
                 self._stepped(engine.global_steps)

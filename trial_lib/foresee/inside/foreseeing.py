@@ -158,6 +158,7 @@ class Foreseeing:
         name_kinds(self._engine, self._memory)
         self._files.training_began()
         if steps >= self._order.steps:
+            self._moments.load_more()
             self._finished("")
 
     def record(self, stopped: str) -> ForeseenRun:
@@ -167,11 +168,13 @@ class Foreseeing:
             stopped: the reason why it has not come to its last step; empty if it has.
         """
         storages, events, moments = self._memory.record()
-        beside = self._moments.workers.of_a_batch
+        beside, rows = self._moments.workers.of_a_batch, self._moments.rows
+        self._facts.batch_varies |= rows is not None
         return ForeseenRun(
             world=self._order.world,
             **self._of_engine(),
-            tokens=self._moments.tokens,
+            tokens=self._moments.tokens_of_a_row,
+            rows=rows,
             program=self._facts.to_json(),
             dtypes=tuple(self._operations.dtypes),
             modules=tuple(self._operations.modules),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent
 
-_EQUAL = 1.01  # speeds that differ less are not told apart
+EQUAL = 1.01
+"""Speeds that differ less are not told apart."""
 
 SUREST, LEAST = 0.95, 0.2
 """The surest that a plan says of what fits, and of what does not.
@@ -135,7 +136,17 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
             f"{TIME_WORDS.get(part, part)} {_share(size, total)}" for part, size in longest if size >= 0.01 * total
         ]
         sentences.append(f"Time: a step takes {total:.3g} s, of which {_listed(parts[:4])}.")
+    if is_bound_by_loading(arm):
+        sentences.append(
+            f"Loading binds: with all data at hand it would be {_three(arm.without_loading or 0.0)} samples/s. It was "
+            "measured on this host. Other workers or data there change it."
+        )
     return tuple(sentences)
+
+
+def is_bound_by_loading(arm: PlannedArm) -> bool:
+    """Returns whether the devices wait for data in a tenth of a step or more."""
+    return arm.without_loading is not None and arm.seconds.get("data", 0.0) >= 0.1 * sum(arm.seconds.values())
 
 
 def fewest_sentence(devices: PlannedDevices) -> str:
@@ -172,7 +183,7 @@ def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
         if (arm := each.chosen) is not None and arm.samples_per_s is not None
     }
     fastest = max(speeds, key=lambda label: speeds[label], default=devices[best].label)
-    if speeds.get(fastest, 0.0) <= _EQUAL * speeds.get(devices[best].label, 0.0):
+    if speeds.get(fastest, 0.0) <= EQUAL * speeds.get(devices[best].label, 0.0):
         return ""
     return f" It costs least. {fastest} is faster, with {_three(speeds[fastest])} samples/s."
 

@@ -13,7 +13,7 @@ from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
 from trial_lib.foresee.memory.fits import ArmMemory, PeakForecast
 from trial_lib.foresee.memory.live_bytes import with_logits
 from trial_lib.foresee.memory.offloaded import host_peak
-from trial_lib.foresee.plan.answer import memory_bound, time_bound
+from trial_lib.foresee.plan.answer import EQUAL, memory_bound, time_bound
 from trial_lib.foresee.plan.arm_runs import ArmRuns
 from trial_lib.foresee.plan.arms import offloaded_sections
 from trial_lib.foresee.plan.asked_devices import AskedDevices
@@ -48,6 +48,7 @@ class Evaluation:
         base_config: the user's DeepSpeed configuration.
         efficiencies: constants of the foreseen time.
         allocator: settings of PyTorch's allocator.
+        typed: micro-batch and accumulation of the program as it was typed; None if nobody knows them.
     """
 
     runs: ArmRuns
@@ -57,6 +58,7 @@ class Evaluation:
     base_config: dict[str, object] = field(default_factory=dict)
     efficiencies: Efficiencies | None = None
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    typed: tuple[int, int] | None = None
 
     @property
     def capacity(self) -> float:
@@ -122,9 +124,13 @@ class Evaluation:
         fitting = [size for size in self.sizes if size <= limit]
         if self.runs.small.is_pipeline:
             return fastest_of_pipeline(fitting, self.step)
-        candidates = fitting[-1 : -1 - 2 * _TIMED : -2]
+        own = self.typed[0] if self.typed else fitting[-1]
+        candidates = {*fitting[-1 : -1 - 2 * _TIMED : -2], *({own} & set(fitting))}
         steps = {size: self.step(size) for size in candidates}
-        fastest = max(steps, key=lambda size: (steps[size].samples_per_s, -size))
+        most = max(step.samples_per_s for step in steps.values())
+        # Of those as fast the nearest to the typed one: nothing is gained by another.
+        equal = [size for size in steps if EQUAL * steps[size].samples_per_s >= most]
+        fastest = min(equal, key=lambda size: (abs(math.log(size / own)), -size))
         return fastest, steps[fastest]
 
     def step(self, micro_batch: int) -> ForeseenStep:
@@ -151,6 +157,7 @@ class Evaluation:
             most_micro_batch=self.sizes[-1] if self.sizes else size,
             micro_batch=size,
             accumulation=accumulation,
+            is_typed=arm.is_own and (size, accumulation) == self.typed,
             peak=ForeseenRange.of_peak(forecast, self.capacity),
             peak_moment=forecast.live.highest.name if forecast.live.highest else "",
             memory=memory,
@@ -181,6 +188,7 @@ class Evaluation:
             "samples_per_s": rate(step.samples_per_s),
             "tokens_per_s": tokens,
             "mfu": rate(step.mfu),
+            "without_loading": step.samples_per_s * _without_data(step) if step.parts["data"] else None,
             "cost": cost,
             "seconds": dict(step.parts),
             "hidden_s": step.hidden,
@@ -204,6 +212,11 @@ class Evaluation:
             else:
                 high = middle
         return self.sizes[low - 1] if low else 0
+
+
+def _without_data(step: ForeseenStep) -> float:
+    """Returns how many times as fast a step is if no device waits for data."""
+    return step.seconds / max(step.seconds - step.parts["data"], 1e-9)
 
 
 def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep]) -> tuple[int, ForeseenStep]:
@@ -308,5 +321,7 @@ def best_arm(arms: Sequence[PlannedArm]) -> str:
     fitting = [arm for arm in arms if arm.is_likely and arm.samples_per_s is not None]
     safe = [arm for arm in fitting if arm.fits >= SAFE]
     if safe:
-        return max(safe, key=lambda arm: arm.samples_per_s.value if arm.samples_per_s else -math.inf).label
+        most = max(map(_speed, safe))
+        # Of arms as fast the user's own: nothing is gained by another.
+        return max(safe, key=lambda arm: (arm.is_own and EQUAL * _speed(arm) >= most, _speed(arm))).label
     return max(fitting, key=lambda arm: arm.fits).label if fitting else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trial_lib.command.switches import switch_key
 from trial_lib.foresee.memory.growth import Growth, growth_between
-from trial_lib.foresee.plan.arm_runs import ArmRuns
+from trial_lib.foresee.plan.arm_runs import ArmRuns, with_common_loading
 from trial_lib.foresee.plan.arms import PlanArm, with_switches
 from trial_lib.foresee.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, read_run
 from trial_lib.wire.errors import InputError
@@ -38,12 +38,10 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dic
             continue
         # Other switches may keep other activations.
         alike = (other.runs[:2] for other in whole if len(other.runs) > 1 and switch_key(other.knobs) == switches)
-        found = (growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair)) for pair in alike)
-        growths[switches] = next((each for each in found if each is not None), None)
-    return {
-        arm.label: _of_arm(arm, paths, runs, growths.get(switch_key(arm.knobs)), is_of_one_size=not pairs)
-        for arm in wanted
-    }
+        grown = (growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair)) for pair in alike)
+        growths[switches] = next((each for each in grown if each is not None), None)
+    found = (_of_arm(arm, paths, runs, growths.get(switch_key(arm.knobs)), is_of_one_size=not pairs) for arm in wanted)
+    return {each.arm.label: each for each in with_common_loading(list(found))}
 
 
 def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:

@@ -53,6 +53,7 @@ class PlannedArm(_Foreseen):
         knobs: the settings that make the arm, in the shape of the DeepSpeed configuration.
         ds_config: the complete configuration at this micro-batch.
         is_own: whether it is the arm of the user's configuration.
+        is_typed: whether its batch is the user's as well.
         switches: as `PlanArm` has them.
         fits: the probability that it fits at this micro-batch, on the device and in the host's memory.
         largest_micro_batch: samples that fit at even odds or better. 0 if not even the smallest batch does.
@@ -62,6 +63,7 @@ class PlannedArm(_Foreseen):
         samples_per_s: over all devices. None if it does not fit.
         tokens_per_s: over all devices. None if the batches show no tokens.
         mfu: the share of the device's rate of dense products. None if that is not known.
+        without_loading: samples a second over all devices if none waits for data; None if none does.
         cost: of a billion tokens, in the currency of the price. None without a price or tokens.
         peak: bytes of a device at the peak of a step, with the allocator's and the context's.
         peak_moment: the moment of that peak, one of `MOMENTS`.
@@ -80,6 +82,7 @@ class PlannedArm(_Foreseen):
     knobs: dict[str, Any] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     is_own: bool = False
+    is_typed: bool = False
     switches: dict[str, str] = Field(default_factory=dict)
     fits: _Share = 0.0
     largest_micro_batch: _CountOrNone = 0
@@ -89,6 +92,7 @@ class PlannedArm(_Foreseen):
     samples_per_s: ForeseenRange | None = None
     tokens_per_s: ForeseenRange | None = None
     mfu: ForeseenRange | None = None
+    without_loading: float | None = None
     cost: ForeseenRange | None = None
     peak: ForeseenRange | None = None
     peak_moment: str = ""
@@ -113,7 +117,7 @@ class PlannedArm(_Foreseen):
 
     def without_speed(self) -> "PlannedArm":
         """Returns the row without the figures that come of time."""
-        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None}
+        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
         return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
 
     @property

@@ -334,6 +334,7 @@ def _table(
             base_config=dict(problem.base_config),
             efficiencies=None if speed is None else speed.constants,
             allocator=problem.allocator,
+            typed=(typed.micro_batch, typed.accumulation),
         )
         rows.append(evaluation.planned())
         judged += [] if runs.stopped else [(evaluation, rows[-1])]

@@ -45,7 +45,8 @@ def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulati
         accumulation=accumulation or nearer.accumulation,
         operations=tuple(operations),
         moments=tuple(moment._replace(operation=start) for moment, start in zip(nearer.moments, starts, strict=True)),
-        loading_s=_loading(small, large, weight),
+        loading_s=_loading(small, large, micro_batch, weight),
+        loads_beside=small.loads_beside or large.loads_beside,
     )
 
 
@@ -106,8 +107,10 @@ def _line(low: float, high: float, weight: float) -> float:
     return max(0.0, low + (high - low) * weight)
 
 
-def _loading(small: ForeseenRun, large: ForeseenRun, weight: float) -> tuple[float, ...]:
-    if not small.loading_s or not large.loading_s:
-        return (small if weight <= 0.5 else large).loading_s
-    low, high = (sorted(run.loading_s)[len(run.loading_s) // 2] for run in (small, large))
+def _loading(small: ForeseenRun, large: ForeseenRun, micro_batch: int, weight: float) -> tuple[float, ...]:
+    known = [run for run in (small, large) if run.loading_s]
+    if len(known) < 2:
+        # Of one size a sample takes as long as of another.
+        return tuple(seconds * micro_batch / run.micro_batch for run in known for seconds in run.loading_s)
+    low, high = (sorted(run.loading_s)[len(run.loading_s) // 2] for run in known)
     return (_line(low, high, weight),)

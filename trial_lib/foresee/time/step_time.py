@@ -106,7 +106,7 @@ def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficienc
     shares = _shares({name: part + by_stages.get(name, 0.0) for name, part in timeline.parts.items()}, busy)
     spread = math.hypot(*(share * getattr(constants, name).spread for name, share in shares.items()))
     wide = math.exp(_QUANTILE_90 * spread)
-    samples = run.micro_batch * run.accumulation * run.replicas / seconds
+    samples = (run.rows or run.micro_batch) * run.accumulation * run.replicas / seconds
     dtype = multiplied_in(run)
     return ForeseenStep(
         seconds=seconds,
