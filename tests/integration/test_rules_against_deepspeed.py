@@ -69,6 +69,14 @@ class OnTwoRanks:
         return {**BASE, PROGRAM: {"--size": 2}, LAYOUTS: {"--size": self.kind}}
 
 
+@dataclass(frozen=True)
+class OfEightRanks:
+    """A configuration of which DeepSpeed says no before eight ranks communicate."""
+
+    config: dict[str, Any]
+    pipeline: bool = False
+
+
 CPU, NVME = {"device": "cpu"}, {"device": "nvme"}
 MUON = {"type": "Muon", "params": {"lr": 1e-3}}
 SGD = {"type": "SGD", "params": {"lr": 1e-3}}
@@ -191,6 +199,7 @@ WITNESSES: dict[str, list[Refusal | Ignorance | Unevenness | OnTwoRanks]] = {
     ],
     "undivided_devices": [Refusal({**BASE, "tensor_parallel": {"autotp_size": 2}}, "AssertionError")],
     "undivided_heads": [Unevenness({**BASE, "tensor_parallel": {"autotp_size": 2}})],
+    "undivided_secondary_partition": [OfEightRanks(zero(3, zero_hpz_partition_size=3))],
     "unshared_heads": [OnTwoRanks("sequence", ModelShape((3,)))],
     "unshared_tokens": [OnTwoRanks("sequence", ModelShape(sequence_length=15))],
     "empty_stages": [OnTwoRanks("pipeline", ModelShape(layer_count=1))],
@@ -222,7 +231,7 @@ def every_trial() -> list[Trial]:
     trials: list[Trial] = []
     for witnesses in WITNESSES.values():
         for witness in witnesses:
-            if isinstance(witness, (Unevenness, OnTwoRanks)):
+            if isinstance(witness, (Unevenness, OnTwoRanks, OfEightRanks)):
                 continue
             trials.append((witness.config, witness.pipeline))
             if isinstance(witness, Ignorance):
@@ -261,6 +270,7 @@ def test_every_rule_has_a_witness() -> None:
 def test_the_table_finds_its_witnesses(rule: Any) -> None:
     for witness in WITNESSES[rule.name]:
         slots, shape = (2, witness.shape) if isinstance(witness, OnTwoRanks) else (SLOTS, ModelShape(HEADS))
+        slots = 8 if isinstance(witness, OfEightRanks) else slots
         found = broken_rules(witness.config, "cpu", witness.pipeline, None, slots=slots, shape=shape)
         broken = {each.name: each for each in found}
         assert rule.name in broken, witness
@@ -270,7 +280,11 @@ def test_the_table_finds_its_witnesses(rule: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "rule",
-    [rule for rule in RULES if rule.effect == "refused" and not isinstance(WITNESSES[rule.name][0], OnTwoRanks)],
+    [
+        rule
+        for rule in RULES
+        if rule.effect == "refused" and not isinstance(WITNESSES[rule.name][0], (OnTwoRanks, OfEightRanks))
+    ],
     ids=lambda rule: rule.name,
 )
 def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None:
@@ -278,6 +292,25 @@ def test_deepspeed_refuses_it(rule: Any, deepspeed_says: dict[str, Any]) -> None
         assert isinstance(witness, Refusal)
         said = answer(deepspeed_says, witness.config, witness.pipeline)
         assert witness.says in said.get("error", "nothing: it trained"), witness
+
+
+@pytest.mark.parametrize(("size", "is_divided"), [(2, True), (3, False), (4, True), (6, False), (9, True)])
+def test_deepspeed_divides_all_ranks_into_secondary_partitions(
+    size: int, is_divided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.utils import groups
+
+    of_eight = {"is_initialized": True, "get_world_size": 8, "get_rank": 0, "new_group": None}
+    for name, value in of_eight.items():
+        monkeypatch.setattr(groups.dist, name, lambda *_, value=value: value)
+    monkeypatch.setattr(groups, "_ZERO_PARAM_INTRA_PARALLEL_GROUP", None)
+    broken = [rule.name for rule in broken_rules(zero(3, zero_hpz_partition_size=size), "cpu", False, 8, slots=8)]
+    assert ("undivided_secondary_partition" not in broken) == is_divided
+    if is_divided:
+        groups._create_zero_param_parallel_group(size)
+    else:
+        with pytest.raises(AssertionError, match="not divisible"):
+            groups._create_zero_param_parallel_group(size)
 
 
 @pytest.mark.long

@@ -80,6 +80,8 @@ def leaked(zerotune: Zerotune) -> dict[str, set[str]]:
         | ({"user and password"} if both in text else set())
         for way, text in ways.items()
     }
+    # The report stays in the folder. What nothing gives away stands in its commands, and not in MLflow's copy.
+    found["report"].discard("without a name")
     return {way: names for way, names in found.items() if names}
 
 

@@ -24,6 +24,7 @@ from trial_lib.deepspeed_config.gradient_sums import short_name
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.optimizers import untested_under_zero
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.processor_formats import processor_computes_fp16
 from trial_lib.wire.errors import InputError
 
 DeviceName = Literal["cpu", "cuda"]
@@ -237,6 +238,14 @@ def _odd_allgather_bucket(setting: Setting) -> int | None:
     return elements if setting.stage in (1, 2) and isinstance(elements, int) and elements % 2 else None
 
 
+def _undivided_secondary_partition(setting: Setting) -> str | None:
+    # deepspeed/utils/groups.py _create_zero_param_parallel_group: over all ranks, whatever the model's groups are.
+    size = setting.zero.get("zero_hpz_partition_size", 1)
+    if setting.stage != 3 or not setting.slots or not isinstance(size, int) or size < 2:
+        return None
+    return f"{setting.slots} ranks into groups of {size}" if setting.slots % min(size, setting.slots) else None
+
+
 def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
     if setting.stage not in (0, 1, 2):
         return None
@@ -271,8 +280,8 @@ RULES = (
     Rule(
         "fp16_on_cpu",
         "refused",
-        "fp16 is not supported on a CPU; bf16 is.",
-        lambda setting: setting.device == "cpu" and setting.on("fp16"),
+        "fp16 is not supported on this CPU; bf16 is.",
+        lambda setting: setting.device == "cpu" and setting.on("fp16") and not processor_computes_fp16(),
     ),
     Rule(
         "half_master_weights_at_stage_0",
@@ -424,6 +433,12 @@ RULES = (
         "uneven",
         "Tensor parallelism divides {} unevenly, and each step waits for the rank with most.",
         lambda setting: undivided_heads(setting.layout, setting.shape),
+    ),
+    Rule(
+        "undivided_secondary_partition",
+        "refused",
+        "zero_hpz_partition_size cannot divide {}.",
+        _undivided_secondary_partition,
     ),
     Rule("unshared_heads", "refused", "Ulysses cannot divide {}.", lambda s: unshared_heads(s.layout, s.shape)),
     Rule("unshared_tokens", "refused", "Ulysses cannot divide {}.", lambda s: unshared_tokens(s.layout, s.shape)),

@@ -43,6 +43,7 @@ class ProgramFacts:
     by_accelerate: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
+    by_autoep: bool = False
     repeats_backward: bool = False
     compiles_engine: bool = False
     steps_elsewhere: int = 0

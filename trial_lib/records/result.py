@@ -136,7 +136,8 @@ class ProgramProfile(FrozenRecord):
         optimizer: the class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
-        has_experts: whether the model has layers of DeepSpeed's mixture of experts (`deepspeed.moe`).
+        has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
+        by_autoep: whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`.
         repeats_backward: whether the code calls backward more than once for a step that ends an accumulation. It then
             adds up gradients itself.
         compiles_engine: whether the code calls `engine.compile()`.
@@ -180,6 +181,7 @@ class ProgramProfile(FrozenRecord):
     by_accelerate: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
+    by_autoep: bool = False
     repeats_backward: bool = False
     compiles_engine: bool = False
     steps_elsewhere: int = 0

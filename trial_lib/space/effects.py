@@ -39,7 +39,8 @@ class Surroundings:
         code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
             if that is not known.
         by_accelerate: whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
-        has_experts: whether the model has layers of DeepSpeed's mixture of experts.
+        has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
+        by_autoep: whether AutoEP has made them of the model's own.
         repeats_backward: whether the code calls backward more than once for one step of its engine.
         compiles_engine: whether the code calls `engine.compile()`.
         turnable: the switches that ZeroTune can turn in the program, by name, with their values.
@@ -60,6 +61,7 @@ class Surroundings:
     code_optimizer: str = ""
     by_accelerate: bool = False
     has_experts: bool = False
+    by_autoep: bool = False
     repeats_backward: bool = False
     compiles_engine: bool = False
     turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)

@@ -69,6 +69,7 @@ def _surroundings(program: ProgramProfile, versions: Mapping[str, str], **of_mod
         code_optimizer=program.optimizer,
         by_accelerate=program.by_accelerate,
         has_experts=program.has_experts,
+        by_autoep=program.by_autoep,
         repeats_backward=program.repeats_backward,
         compiles_engine=program.compiles_engine,
         turnable=program.turnable,

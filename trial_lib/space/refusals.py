@@ -19,6 +19,11 @@ from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER
 REDUCE_SCATTER = "zero_optimization.reduce_scatter"
 # deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
 _NEEDED_BY_EXPERTS = {1: (REDUCE_SCATTER,), 2: (REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
+_NOT_WITH_AUTOEP = {
+    "zero_optimization.zero_hpz_partition_size": 1,
+    "zero_optimization.zero_quantized_gradients": False,
+    "sequence_parallel_size": 1,
+}
 _ZENFLOW = "zero_optimization.zenflow"
 
 
@@ -60,8 +65,11 @@ def refusals_of(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]
     reasons = {rule.name: rule.reason for rule in broken if rule.effect != "ignored"}
     stage = get_knob(config, STAGE, 0)
     if here.has_experts and stage == 3:
-        # deepspeed/runtime/engine.py _configure_distributed_model
-        reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+        # deepspeed/runtime/engine.py _validate_zero3_moe_compatibility
+        if not here.by_autoep:
+            reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
+        elif any(get_knob(config, path, none) not in (none, 0, "auto") for path, none in _NOT_WITH_AUTOEP.items()):
+            reasons["autoep_at_stage_3"] = "At stage 3 AutoEP goes neither with ZeRO++ nor with sequence parallelism."
     for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.has_experts else ():
         if get_knob(config, key, True) is False:
             reasons[f"experts_without_{key}"] = f'DeepSpeed\'s mixture of experts needs "{key}": true at stage {stage}.'

@@ -27,6 +27,18 @@ def test_arms_that_differ_in_a_switch_share_an_answer(asked: list[object]) -> No
     assert found.has(STAGE_2, {"zero_optimization.reduce_scatter": False})
 
 
+def test_autoep_trains_at_stage_3_without_zero_plus_plus_and_needs_what_other_experts_need() -> None:
+    stage_3 = {"zero_optimization": {"stage": 3}}
+    autoep, native = (here(has_experts=True, by_autoep=is_auto) for is_auto in (True, False))
+    assert "experts_at_stage_3" in refusals.refusals_of(stage_3, native)
+    assert not refusals.refusals_of(stage_3, autoep)
+    for name, value in {"zero_hpz_partition_size": 2, "zero_quantized_gradients": True}.items():
+        config = {"zero_optimization": {"stage": 3, name: value}}
+        assert "autoep_at_stage_3" in refusals.refusals_of(config, autoep)
+    without = {"zero_optimization": {"stage": 2, "contiguous_gradients": False}}
+    assert any("contiguous_gradients" in name for name in refusals.refusals_of(without, autoep))
+
+
 def test_arms_that_differ_in_the_size_of_groups_have_answers_of_their_own() -> None:
     base = {"optimizer": {"type": "AdamW"}, "layouts": {"--stages": "pipeline"}}
     found = Refusals(here(base=base))

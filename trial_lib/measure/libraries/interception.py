@@ -78,7 +78,10 @@ def intercept(
         if getattr(engine, "client_optimizer", None) is not None:
             facts.note_optimizer(engine.basic_optimizer)
         direct.watch(engine)
-        facts.has_experts |= any(isinstance(module, MoE) for module in engine.module.modules())
+        is_native = any(isinstance(module, MoE) for module in engine.module.modules())
+        # DeepSpeed 0.19 has AutoEP, and an engine that knows of either.
+        facts.by_autoep |= not is_native and bool(getattr(engine, "has_moe_layers", False))
+        facts.has_experts |= is_native or facts.by_autoep
         observer.engine_built(engine)
 
     turning = Turning(turned, facts)
