@@ -10,8 +10,10 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +21,14 @@ from typing import Any
 
 from trial_lib.wire.gpu_architectures import unread_architectures
 
+NAMED = "TORCH_EXTENSIONS_DIR"
+"""The variable that names the folder of torch's builds. A user may set it."""
+
+OWN = "zerotune-"
+"""ZeroTune's folders for builds begin with this."""
+
 _POLL_S = 0.2
+_ASIDE = ".building-"
 _LOADING_S = 1.0  # the longest time to load a built op
 _HELD = (errno.EAGAIN, errno.EACCES)  # flock's errors if another process has the lock
 _REMOVAL_S = 0.1  # the longest time from closing a lock to removing it
@@ -97,11 +106,15 @@ def build_folders(environment: Mapping[str, str]) -> list[Path]:
     """Returns the folders in which torch builds extensions, one for each.
 
     Args:
-        environment: the environment variables of the ranks, which may name the place.
+        environment: the environment variables of the ranks, which may name the place. If ZeroTune has named it, torch's
+            own place counts too, because what is built there is copied.
     """
-    root = environment.get("TORCH_EXTENSIONS_DIR")
+    root = environment.get(NAMED)
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is no home
-    return list(Path(root).glob("*") if root else Path(home, ".cache", "torch_extensions").glob("*/*"))
+    usual = Path(home, ".cache", "torch_extensions").glob("*/*")
+    if root and not Path(root).name.startswith(OWN):
+        return list(Path(root).glob("*"))
+    return list(dict.fromkeys([*(Path(root).glob("*") if root else ()), *usual]))
 
 
 def clear_stale_locks(environment: Mapping[str, str]) -> None:
@@ -155,7 +168,7 @@ def wait_for_the_living() -> None:
     from torch.utils.file_baton import FileBaton
 
     load = cpp_extension._jit_compile
-    if hasattr(load, "__wrapped__"):
+    if FileBaton.wait.__module__ == __name__:
         return
 
     def load_or_build(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +177,8 @@ def wait_for_the_living() -> None:
             try:
                 return load(*args, **kwargs)
             except _BuilderDiedError:
-                continue
+                # torch takes the op for built by this process already.
+                cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(str(args[0] if args else kwargs["name"]), None)
 
     def wait(baton: Any) -> None:
         """Waits as torch does, but not for a dead process."""
@@ -176,7 +190,6 @@ def wait_for_the_living() -> None:
             time.sleep(_POLL_S)
 
     FileBaton.wait = wait  # type: ignore[assignment, method-assign]
-    load_or_build.__wrapped__ = load  # type: ignore[attr-defined]
     cpp_extension._jit_compile = load_or_build
 
 
@@ -190,11 +203,13 @@ def _told_of(note: Callable[[str], None]) -> Iterator[None]:
     def run_and_tell(build_directory: str, *args: Any, **kwargs: Any) -> None:
         """Stands in for `torch.utils.cpp_extension._run_ninja_build`, which torch also calls for built ops."""
         folder = Path(build_directory)
-        if _has_work(folder):
-            is_there = (folder / f"{folder.name}.so").exists()
-            often = "again, for its flags or sources are others now" if is_there else "once on this machine"
-            note(f"building DeepSpeed's {folder.name} ({often}; one to three minutes)")
-        run(build_directory, *args, **kwargs)
+        if not _has_work(folder):
+            run(build_directory, *args, **kwargs)
+            return
+        is_there = (folder / f"{folder.name}.so").exists()
+        often = "again, for its flags or sources are others now" if is_there else "once for this environment"
+        note(f"building DeepSpeed's {folder.name} ({often}; one to three minutes)")
+        _build_aside(folder, lambda aside: run(str(aside), *args, **kwargs))
 
     cpp_extension._run_ninja_build = run_and_tell
     _says.append(note)
@@ -203,6 +218,53 @@ def _told_of(note: Callable[[str], None]) -> Iterator[None]:
     finally:
         _says.pop()
         cpp_extension._run_ninja_build = run
+
+
+def _build_aside(folder: Path, run: Callable[[Path], None]) -> None:
+    """Builds in a folder of this build's own, and then moves everything in place.
+
+    If this process is killed, its compilers may still write. They hit no other build, and nothing half is in place.
+    """
+    for left in folder.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder, ignore_cleanup_errors=True) as name:
+        aside = Path(name)
+        shutil.copy2(folder / "build.ninja", aside)
+        run(aside)
+        # Ninja's log last. Without it ninja takes everything for outdated.
+        for file in sorted(aside.iterdir(), key=lambda file: file.name.startswith(".")):
+            file.replace(folder / file.name)
+
+
+def _torchs_own_root() -> Path | None:
+    """Returns the folder that torch would build in if ZeroTune had not named one. None if ZeroTune has not."""
+    from torch.utils import cpp_extension
+
+    root = os.environ.get(NAMED, "")
+    if not Path(root).name.startswith(OWN):
+        return None
+    del os.environ[NAMED]
+    try:
+        return Path(cpp_extension._get_build_directory(".", verbose=False))
+    except OSError:
+        return None
+    finally:
+        os.environ[NAMED] = root
+
+
+def _copy_build(folder: Path, root: Path) -> None:
+    """Copies a built extension to another root, unless there is one. Times stay, so ninja finds nothing to do."""
+    there = root / folder.name
+    is_whole = (folder / f"{folder.name}.so").exists() and not (folder / "lock").exists()
+    if not is_whole or (there / "build.ninja").exists():
+        return
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=_ASIDE, dir=root) as aside:
+        copy = Path(aside, folder.name)
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(f"{_ASIDE}*"))
+        with contextlib.suppress(OSError):
+            # torch makes it before it builds.
+            there.rmdir()
+        copy.rename(there)
 
 
 def _has_work(folder: Path) -> bool:
@@ -228,6 +290,12 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
     from torch.utils import cpp_extension
 
     wait_for_the_living()
+    usual = _torchs_own_root()
+    if usual is not None:
+        own = Path(os.environ[NAMED])
+        own.mkdir(parents=True, exist_ok=True)
+        for folder in usual.iterdir():
+            _copy_build(folder, own)
     cannot = {}
     for name in builders:
         builder = get_accelerator().create_op_builder(name)
@@ -242,6 +310,8 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
             with _told_of(note), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
+                if usual is not None:
+                    _copy_build(build_dir, usual)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
             unread = unread_architectures(os.environ) if isinstance(error, ValueError) else ""
             cannot[name] = unread or [*str(error).splitlines(), type(error).__name__][0]

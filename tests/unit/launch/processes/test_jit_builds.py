@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ BUILD = """
 from pathlib import Path
 from trial_lib.leave_alone import timed_builds
 import sys
+import time
 from types import SimpleNamespace
 import deepspeed.accelerator
 from torch.utils import cpp_extension
@@ -32,7 +34,7 @@ deepspeed.accelerator.get_accelerator = lambda: accelerator
 jit_builds.build(["CountsBuilder"], print)
 """
 SAYS = ("building", "DeepSpeed's", "waiting")
-ONCE = "building DeepSpeed's counts (once on this machine; one to three minutes)"
+ONCE = "building DeepSpeed's counts (once for this environment; one to three minutes)"
 WAITING = "waiting for another process that builds counts"
 SOURCE = """
 #include <Python.h>
@@ -90,3 +92,43 @@ def test_a_process_says_that_it_waits_for_another_that_builds(op: Op) -> None:
         fcntl.flock(around, fcntl.LOCK_UN)
         printed, errors = building.communicate()
     assert (building.returncode, ONCE in printed.splitlines()) == (0, True), errors
+
+
+def test_a_build_is_taken_from_torch_s_own_folder_and_left_there(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = op.folder / "home"
+    monkeypatch.setenv("HOME", str(home))
+    roots = [home / ".cache" / "torch_extensions" / f"zerotune-{name}" for name in "ab"]
+    op.builds = roots[0]
+    assert op.said() == [ONCE]
+    (usual,) = (home / ".cache" / "torch_extensions").glob("py*/counts")
+    assert (usual / "counts.so").read_bytes() == (roots[0] / "counts" / "counts.so").read_bytes()
+    op.builds = roots[1]
+    assert op.said() == []
+    # A training without ZeroTune finds nothing to do there either.
+    op.builds = usual.parent
+    assert op.said() == []
+    # What a training of another environment has built there does no harm.
+    assert len(op.said("-DOTHER")) == 1
+    for op.builds in roots:
+        assert op.said() == []
+
+
+def test_a_killed_build_leaves_nothing_half_and_the_next_one_is_whole(op: Op) -> None:
+    (op.folder / "counts.cpp").write_text(f"{SOURCE}\nint slow() {{ return 0; }}\n")
+    compiler = op.folder / "slow-c++"
+    compiler.write_text('#!/bin/sh\nc++ "$@"\ntouch "$0.ran"\nsleep 60\n')
+    compiler.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(compiler))
+        building = op.start()
+        assert building.stdout is not None
+        while not (op.folder / "slow-c++.ran").exists():
+            assert building.poll() is None
+            time.sleep(0.05)
+        building.kill()
+        building.communicate()
+    assert not list(op.builds.glob("counts/*.o"))
+    left = list(op.builds.glob("counts/.building-*"))
+    assert op.said()[-1].startswith("building DeepSpeed's counts (")
+    assert (op.builds / "counts" / "counts.so").exists()
+    assert not any(path.exists() for path in left)

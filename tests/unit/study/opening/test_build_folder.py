@@ -1,4 +1,4 @@
-"""Where ranks build DeepSpeed's ops: torch's own folder, or ZeroTune's where that cannot be written."""
+"""Where ranks build DeepSpeed's ops: a folder for each environment."""
 
 import os
 import subprocess
@@ -22,16 +22,40 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_where_torch_s_own_folder_can_be_written_the_environment_stays(home: Path) -> None:
+def test_each_environment_has_a_folder_beside_torch_s_own(home: Path) -> None:
     (home / ".cache").unlink()
-    environment = {"HOME": str(home)}
-    assert with_build_folder(environment, "python") == environment
-    assert build_root(environment) == home / ".cache" / "torch_extensions"
+    environment = {"HOME": str(home), "PATH": ""}
+    usual = build_root(environment)
+    assert usual == home / ".cache" / "torch_extensions"
+
+    def folder(interpreter: str = "a/bin/python", **variables: str) -> Path:
+        found = build_root(with_build_folder({**environment, **variables}, interpreter))
+        assert found.parent == usual
+        assert found.name.startswith("zerotune-")
+        return found
+
+    assert folder() == folder(CUDA_VISIBLE_DEVICES="1")
+    others = [folder("b/bin/python"), folder(CXX="clang++"), folder(DS_ACCELERATOR="cpu")]
+    assert len({folder(), *others}) == 4
     assert not (home / ".cache").exists()
 
 
-def test_where_it_cannot_zerotune_s_own_is_named_one_for_each_interpreter(home: Path) -> None:
-    environments = [with_build_folder({"HOME": str(home)}, interpreter) for interpreter in ("a/python", "b/python")]
+def test_another_version_of_ninja_or_of_torch_has_another_folder(home: Path) -> None:
+    (home / ".cache").unlink()
+    folders = set()
+    for version in ("1.11", "1.13"):
+        ninja = home / version / "ninja"
+        ninja.parent.mkdir()
+        ninja.touch(mode=0o755)
+        folders.add(build_root(with_build_folder({"HOME": str(home), "PATH": str(ninja.parent)}, "bin/python")))
+    for version in ("2.12", "2.13"):
+        (home / "lib" / "python3.11" / "site-packages" / f"torch-{version}.dist-info").mkdir(parents=True)
+        folders.add(build_root(with_build_folder({"HOME": str(home), "PATH": ""}, str(home / "bin" / "python"))))
+    assert len(folders) == 4
+
+
+def test_where_torch_s_cannot_be_written_they_are_in_zerotune_s_data_folder(home: Path) -> None:
+    environments = [with_build_folder({"HOME": str(home)}, f"{name}/bin/python") for name in "ab"]
     folders = {build_root(environment) for environment in environments}
     assert len(folders) == 2
     assert {folder.parent for folder in folders} == {home / ".local" / "share" / "zerotune" / "torch_extensions"}
