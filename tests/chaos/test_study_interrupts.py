@@ -120,7 +120,7 @@ def test_sigterm_during_a_trial_ends_it_in_good_order(zerotune: Zerotune) -> Non
 def test_sigkill_leaves_no_process_and_only_one_command_at_a_time_resumes_the_study(zerotune: Zerotune) -> None:
     command = zerotune.start(*SEARCH)
     command.wait_until(lambda: studies_exist(zerotune) and trial_is_training(zerotune, 2), "trial 2")
-    assert any("prefect_app.py" in " ".join(words_of(process)) for process in command.look())
+    assert any("own_server.py" in " ".join(words_of(process)) for process in command.look())
     finished = zerotune.study.result_times()
     command.process.kill()
     command.process.wait()

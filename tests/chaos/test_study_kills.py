@@ -122,7 +122,7 @@ def test_the_command_s_own_prefect_server_is_started_again_and_has_the_whole_his
     (server,) = [
         process
         for process in command.look()
-        if is_alive(process) and "prefect_app.py" in " ".join(words_of(process)[1:2])
+        if is_alive(process) and "own_server.py" in " ".join(words_of(process)[1:2])
     ]
     server.kill()
     study = end(command, zerotune)
