@@ -72,7 +72,20 @@ def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
     *commands, place = ways
     for command in commands:
         say(f"{label:<{width}}{command}")
-    say(f"{'  then open:' if commands else label:<{width}}{place}")
+    say_link(f"{'  then open:' if commands else label:<{width}}", place)
+
+
+def say_link(label: str, address: str) -> None:
+    """Prints the address of a page. On a terminal one of `zerotune up`'s servers logs the browser in."""
+    # `zerotune --help` needs no server.
+    from flows.servers.running_servers import link_for_a_person
+
+    link = link_for_a_person(address)
+    if link == address:
+        say(f"{label}{address}")
+    else:
+        # Its credential is a secret that `say` hides.
+        click.echo(plain(f"{label}{link}"), err=True)
 
 
 def print_document(document: Any) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from flows.servers.held_port import LOOPBACK
+from flows.servers.owners_only import entry_link
 from trial_lib.study.kept.data_folder import data_folder, made_in_data_folder
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
@@ -116,6 +118,17 @@ def stop(timeout_s: float = 60.0) -> bool:
 
 def _record() -> Path:
     return data_folder() / _FOLDER / "up.json"
+
+
+def link_for_a_person(address: str) -> str:
+    """Returns an address of the running `zerotune up` with its login, if a terminal shows it; any other as it is."""
+    record = _running()
+    servers = (record.get("PREFECT_API_URL", "").removesuffix("/api"), record.get("MLFLOW_TRACKING_URI", ""))
+    server = next((server for server in servers if server and f"{address}/".startswith(f"{server}/")), None)
+    # A log would keep it.
+    if server is None or not sys.stderr.isatty():
+        return address
+    return entry_link(server, record["credential"], address.removeprefix(server))
 
 
 def _write_record(**servers: str) -> None:

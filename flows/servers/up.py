@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-import click
-
 from flows.interrupts import interrupts
 from flows.servers.held_port import HeldPort
 from flows.servers.local_servers import mlflow_service, prefect_service, worker_service
-from flows.servers.owners_only import USER, drawn_credential, entry_link
+from flows.servers.owners_only import USER, drawn_credential
 from flows.servers.prefect_server import client_environment, own_home
 from flows.servers.running_servers import hold, record_servers, shell_file, stop, up_folder
 from flows.servers.service import ServerError, Service
-from flows.terminal import say
+from flows.terminal import say, say_link
 from trial_lib.tracking.tracking_uri import default_tracking_uri, without_password
 from trial_lib.wire.errors import InputError
 
@@ -108,7 +106,12 @@ def _start(
         mlflow.wait_until_ready()
     if lost:
         say(f"{lost} run(s) had lost their worker. They are Crashed now.")
-    _tell(api_url, mlflow_url, credential)
+    say("")
+    say_link("Prefect UI:  ", prefect_port.url)
+    if mlflow_url:
+        say_link("MLflow UI:   ", mlflow_url)
+    if not sys.stderr.isatty():
+        say(f"A browser asks for user and password. They are in {shell_file()}: {USER}, and the text behind the colon.")
     say(f"Studies in:  {work_dir}" if mlflow_url else f"Studies in:  {work_dir}, and in {without_password(store)}")
     say("")
     say("Tune, in any terminal:")
@@ -171,13 +174,3 @@ def _held_port(port: int, flag: str) -> HeldPort:
             where=flag,
             remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
         ) from None
-
-
-def _tell(api_url: str, mlflow_url: str, credential: str) -> None:
-    """Prints the links of the pages. They contain the credential, if a person reads them and no log keeps them."""
-    pages = {"Prefect UI:": api_url.removesuffix("/api"), **({"MLflow UI:": mlflow_url} if mlflow_url else {})}
-    say("")
-    for name, page in pages.items():
-        click.echo(f"{name:<13}{entry_link(page, credential) if sys.stderr.isatty() else page}", err=True)
-    if not sys.stderr.isatty():
-        say(f"A browser asks for user and password. They are in {shell_file()}: {USER}, and the text behind the colon.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.servers.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
-from flows.servers.up import _tell
+from flows.terminal import say_ways
 from trial_lib.wire.errors import InputError
 
 
@@ -85,11 +85,14 @@ def test_the_links_log_a_browser_in_unless_a_log_would_keep_them(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
-    _tell(API, MLFLOW, CREDENTIAL)
-    said = capsys.readouterr().err
-    assert ("MLflow UI:   http://127.0.0.1:5000/enter#the-key\n" in said) == is_terminal
-    assert ("the-key" in said) == is_terminal
-    assert (str(shell_file()) in said) != is_terminal
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "the-key")
+    pages = ["http://127.0.0.1:4200", f"{MLFLOW}/#/experiments/1", "http://127.0.0.1:50001/#/", "/a/file"]
+    with hold():
+        record_servers(API, MLFLOW, CREDENTIAL)
+        for page in pages:
+            say_ways("It is at", (page,), width=9)
+    links = ["http://127.0.0.1:4200/enter#the-key", f"{MLFLOW}/enter#the-key/#/experiments/1", *pages[2:]]
+    assert capsys.readouterr().err.splitlines() == [f"It is at {link}" for link in (links if is_terminal else pages)]
 
 
 def test_the_start_of_a_process_is_the_same_whatever_its_name() -> None:
