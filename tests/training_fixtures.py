@@ -124,7 +124,7 @@ class Trainings:
         config_path = folder / "ds_config.json"
         config_path.write_text(json.dumps(ds_config or DS_CONFIG))
         TrainingSpec(
-            trial=f"model_def:{trial}",
+            trial=trial if ":" in trial else f"model_def:{trial}",
             hparams={"deepspeed_config": str(config_path)} if hparams is None else hparams,
             **{
                 "length": {"batches": 4},

@@ -221,7 +221,9 @@ def test_ranks_of_one_replica_read_the_same_samples(trainings: Trainings, ulysse
     # The engine's own batch counts both ranks where DeepSpeed does not know that they are one replica.
     ds_config = {**DS_CONFIG, "train_batch_size": 4 if ulysses else 8}
     values = hparams(trainings, samples=16, ulysses=ulysses)
-    training = trainings.run("SharesSamples", slots=2, length={"records": 16}, ds_config=ds_config, hparams=values)
+    training = trainings.run(
+        "one_replica:SharesSamples", slots=2, length={"records": 16}, ds_config=ds_config, hparams=values
+    )
     assert training.finished is not None, training.logs[0]
     first, second = ([line for line in training.said(rank) if line.startswith("read")] for rank in range(2))
     assert first == second

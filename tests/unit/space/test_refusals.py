@@ -28,7 +28,7 @@ def test_arms_that_differ_in_a_switch_share_an_answer(asked: list[object]) -> No
 
 
 def test_autoep_trains_at_stage_3_without_zero_plus_plus_and_needs_what_other_experts_need() -> None:
-    stage_3 = {"zero_optimization": {"stage": 3}}
+    stage_3 = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
     autoep, native = (here(has_experts=True, by_autoep=is_auto) for is_auto in (True, False))
     assert "experts_at_stage_3" in refusals.refusals_of(stage_3, native)
     assert not refusals.refusals_of(stage_3, autoep)
