@@ -210,13 +210,16 @@ def test_the_links_open_the_pages_at_the_first_click(up: Up, browser: Browser) -
         context.close()
 
 
-def test_only_the_owner_may_read_its_files_and_no_command_line_has_the_credential(up: Up) -> None:
+def test_only_the_owner_may_read_its_files_and_no_record_log_or_command_line_has_the_credential(up: Up) -> None:
     assert up.folder.stat().st_mode & 0o077 == 0
     for file in up.folder.iterdir():
         assert file.stat().st_mode & 0o077 == 0, file
     password = up.credential.partition(":")[2]
     assert [words_of(process) for process in up.command.look() if password in " ".join(words_of(process))] == []
     assert password not in up.command.said
+    folders = (up.zerotune.folder, up.folder.parent)
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    assert {file.name for file in files if password.encode() in file.read_bytes()} == {"up.json", "environment"}
 
 
 def test_commands_that_name_its_servers_use_its_credential(up: Up) -> None:
