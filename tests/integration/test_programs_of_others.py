@@ -28,6 +28,7 @@ TYPED: dict[str, Triple] = {
     "launcher_yaml": (4, 2, 16),
     "megatron_flags": (4, 4, 32),
     "autotuner_lists": (2, 2, 8),
+    "killed_above": (4, 8, 64),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
@@ -277,6 +278,21 @@ def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk
     assert headline in study.paths.report.read_text()
     assert not study.paths.best_command.exists()
     assert f"{headline} {document['reason']}" in study.paths.log.read_text()
+
+
+@STUDY
+@pytest.mark.long
+def test_sizes_at_which_ranks_are_killed_are_left_for_smaller_ones(desk: Desk) -> None:
+    tuned = desk.at("killed_above").tune()
+    expect_answered(tuned, TYPED["killed_above"])
+    killed = [result for result in tuned.results if result.outcome is Outcome.CRASHED]
+    assert killed
+    assert all("SIGKILL" in result.reason for result in killed)
+    # Two kills of one candidate, one of another arm, and one at half the size.
+    assert len(killed) <= 4
+    assert max(engine_of(result)[0] for result in tuned.completed) == 8
+    (note,) = (note for note in tuned.document["confirmation"]["notes"] if "could not be measured" in note)
+    assert "The kernel kills ranks when the host's memory runs out" in note
 
 
 @STUDY

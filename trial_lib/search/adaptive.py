@@ -204,6 +204,8 @@ class AdaptiveSearch(Search):
             if result.outcome is Outcome.OUT_OF_MEMORY or (result.from_outside and result.outcome is Outcome.CRASHED):
                 limits.ran_out_of_memory(point.size)
                 self._did_not_fit.append(point)
+                if result.from_outside:
+                    self._failures.kill(point.arm, point.size)
             elif result.outcome is Outcome.OUT_OF_HOST_MEMORY and not self._fitting.host.fits(candidate):
                 return  # the host's memory bounds its arm
             elif result.outcome is Outcome.OUT_OF_DATA:

@@ -71,6 +71,7 @@ class Failures:
         self._out_of_data: int | None = None
         self._failed: dict[tuple[int, int], int] = {}
         self._lost: set[Point] = set()
+        self._killed: dict[int, int] = {}
 
     def ran(self, size: int) -> None:
         """Learns that a size ran."""
@@ -89,9 +90,11 @@ class Failures:
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
         """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time.
 
-        A second kill counts as a failure, so that the search does not ask for the candidate again and again.
+        A second kill counts as a failure, so that the search does not ask for the candidate again and again. After one
+        candidate has been killed twice, a kill at a size that nothing has run counts at once.
         """
-        if not result.from_outside or point in self._lost:
+        is_known = bool(self._killed) and point.size > self._largest_run
+        if not result.from_outside or point in self._lost or (result.outcome is Outcome.CRASHED and is_known):
             return result.outcome is Outcome.CANCELLED
         self._lost.add(point)
         return True
@@ -99,6 +102,10 @@ class Failures:
     def fail(self, arm: int, index: int, size: int) -> None:
         """Learns that a size of a lineage failed."""
         self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
+
+    def kill(self, arm: int, size: int) -> None:
+        """Learns that ranks of an arm are killed at a size. If two arms' are, the host's memory may be the cause."""
+        self._killed[arm] = min(size, self._killed.get(arm, size))
 
     def ran_out_of_data(self, size: int) -> None:
         """Learns that the data are too few for a size. They are the same for every arm."""
@@ -108,10 +115,11 @@ class Failures:
     def bound(self) -> int | None:
         """The smallest size (samples) that no arm may use; None if there is none.
 
-        It is the size for which the data were too few, or half of a size that failed.
+        It is the size for which the data were too few, or half of a size that failed or was killed.
         """
-        doubtful = self._blamed_on_size
-        half = max(2, min(self._failed[lineage] for lineage in doubtful) // 2 + 1) if doubtful else None
+        killed = [size for size in self._killed.values() if size > self._largest_run]
+        doubtful = [self._failed[lineage] for lineage in self._blamed_on_size] + (killed if len(killed) > 1 else [])
+        half = max(2, min(doubtful) // 2 + 1) if doubtful else None
         data = self._out_of_data if (self._out_of_data or 0) > self._largest_run else None
         return min((size for size in (half, data) if size is not None), default=None)
 

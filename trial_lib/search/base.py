@@ -128,6 +128,13 @@ class Search(ABC):
         """
         raise NotImplementedError("this method asks for no sweeps")
 
+    def spend(self) -> bool:
+        """Takes one trial of the budget for a candidate that runs once more. Returns False if none is left."""
+        if self._asked >= self._budget:
+            return False
+        self._asked += 1
+        return True
+
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones."""
         self._shared.tell(candidate, result, asked=False)

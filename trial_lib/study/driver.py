@@ -47,6 +47,7 @@ from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candida
 from trial_lib.study.profile.own_reading import is_measured_beside, own_reading
 from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
+from trial_lib.study.second_tries import SecondTries
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
@@ -94,6 +95,7 @@ class StudyDriver:
         profile = partial(run_profile_of_study, setup, place)
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
+        self._second = SecondTries()
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
         self._cluster = cluster_here(setup.host, setup.slots, hosts)
@@ -187,6 +189,8 @@ class StudyDriver:
     def _ask(self) -> Decided | None:
         if self.time.is_over_for_search:
             return None
+        if self._second.waiting:
+            return self._ask_again(self._second.waiting[0])
         is_first, search = self.search is None, self._searching()
         asked: Candidate | Sweep | None = self.head_start.winner(search.problem) if is_first else None
         if asked is None:
@@ -198,6 +202,13 @@ class StudyDriver:
         number = self.state.next_number
         event = AskedSweep(number, asked) if isinstance(asked, Sweep) else Asked(number, Purpose.SEARCH, asked)
         self._write(event)
+        return event.decided
+
+    def _ask_again(self, candidate: Candidate) -> Decided:
+        event = Asked(self.state.next_number, Purpose.SEARCH, candidate)
+        self._write(event)
+        self._second.begins(candidate)
+        self.log.info("trial %04d runs once more what has failed, because that may be chance", event.number)
         return event.decided
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
@@ -385,8 +396,11 @@ class StudyDriver:
             self._admission.profiled(result.profile, self.known.base_config, self._foreseen)
             return
         candidate = self.state.candidates[result.number]
+        is_of_search = result.purpose is Purpose.SEARCH
+        if is_of_search and self._second.takes(candidate, result, self._searching().spend):
+            return
         self._measured.add(result, candidate)
-        if result.purpose is Purpose.SEARCH:
+        if is_of_search:
             self._searching().tell(candidate, result)
 
     def _replay(self, events: Sequence[Event]) -> None:
@@ -398,7 +412,8 @@ class StudyDriver:
                 self._searching().apply(event.sweep)
                 decided.append(event.decided)
             elif isinstance(event, Asked) and event.purpose is Purpose.SEARCH:
-                self._searching().apply(event.candidate)
+                if not self._second.begins(event.candidate):
+                    self._searching().apply(event.candidate)
                 decided.append(event.decided)
         for result in unheard(self.setup.paths, self.state.running):
             self._write_end(result)

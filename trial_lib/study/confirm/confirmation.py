@@ -131,7 +131,7 @@ class Confirmation:
         if contender is None:
             return
         self._queue.remove(contender)
-        if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(contender, result)):
+        if contender.key not in self._lost and (result.from_outside or self._is_bad_luck(result)):
             # A killed trial says nothing about its configuration. A second kill rules it out.
             self._lost.add(contender.key)
             self._queue.insert(0, contender)
@@ -149,10 +149,9 @@ class Confirmation:
         if not self._queue:
             self._end_round()
 
-    def _is_bad_luck(self, contender: Contender, result: TrialResult) -> bool:
-        """Returns whether the user's configuration may have failed by chance. Nothing can be compared without it."""
-        is_failure = result.outcome not in _NO_CHANCE and not self._is_measured(result)
-        return contender is self._own and is_failure
+    def _is_bad_luck(self, result: TrialResult) -> bool:
+        """Returns whether a trial may have failed by chance. Its configuration has run in the search."""
+        return result.outcome not in _NO_CHANCE and not self._is_measured(result)
 
     def end_now(self) -> None:
         """Ends the confirmation with its complete rounds, if they are enough for intervals, which are wide then.

@@ -1,0 +1,57 @@
+"""Second tries: a failure that may be chance is tried once more before the search learns of it. Pure.
+
+A full disk, a lost connection or a bug that strikes now and then says nothing about settings. A failure that a second
+try has repeated is taken as one of the settings. Then others that fail alike are not tried again.
+"""
+
+from collections.abc import Callable
+
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.failure_cause import cause_of, without_log
+from trial_lib.records.result import Outcome, TrialResult
+
+# A lack of memory or of data follows from the size, and a refused configuration from the settings. A search itself asks
+# again for a candidate that was killed from outside.
+_MAY_BE_CHANCE = (Outcome.CRASHED, Outcome.TIMED_OUT)
+
+
+class SecondTries:
+    """The candidates of a search that run once more. It depends only on the results, so a resumed study has the same.
+
+    Attributes:
+        waiting: candidates whose second trial has not begun, in order.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.waiting: list[Candidate] = []
+        self._first: dict[tuple[str, int], str] = {}
+        self._repeated: set[str] = set()
+
+    def takes(self, candidate: Candidate, result: TrialResult, spend: Callable[[], bool]) -> bool:
+        """Returns whether a candidate runs once more, so that the search does not learn of its result.
+
+        Args:
+            candidate: the candidate of a trial of the search.
+            result: how the trial ended.
+            spend: takes one trial of the budget, and returns False if none is left.
+        """
+        key, cause = (candidate.lineage, candidate.micro_batch_size), cause_of(without_log(result.reason))
+        before = self._first.pop(key, None)
+        if result.outcome not in _MAY_BE_CHANCE or result.from_outside:
+            return False
+        if before is not None:
+            self._repeated |= {cause} if cause == before else set()
+            return False
+        if cause in self._repeated or not spend():
+            return False
+        self._first[key] = cause
+        self.waiting.append(candidate)
+        return True
+
+    def begins(self, candidate: Candidate) -> bool:
+        """Takes the start of a trial. Returns whether it is a second try, for which the search has not asked."""
+        if candidate not in self.waiting:
+            return False
+        self.waiting.remove(candidate)
+        return True
