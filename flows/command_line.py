@@ -42,7 +42,8 @@ FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
     invoke_without_command=True,
     epilog="Exit codes: 0 a configuration was found (train: the training reached its end), 1 none was found (no trial "
     "completed, or the disk is full), 2 the input is wrong, 3 the full experiment failed, 4 the winner is slower than "
-    "the last known one (--from-earlier; a failed full experiment is reported first), 130 interrupted.",
+    "the last known one (--from-earlier; a failed full experiment is reported first), 5 a file of the answer could not "
+    "be written, 130 interrupted.",
 )
 @click.version_option(package_name="zerotune")
 @click.pass_context

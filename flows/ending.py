@@ -18,8 +18,15 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
         _report(study)
 
 
+def missing_files(study: OpenStudy) -> list[str]:
+    """Returns the names of the files that a completed study should have, and does not."""
+    paths = study.paths
+    answer = [paths.best_ds_config, paths.best_command, paths.best_ds_metrics, paths.report]
+    return [path.name for path in answer if study.record.status is StudyStatus.COMPLETED and not path.is_file()]
+
+
 def _report(study: OpenStudy) -> None:
-    """Writes the report. If that fails, the study has still completed."""
+    """Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`)."""
     # If the study has searched, it is loaded already (`load_ahead.py`).
     from trial_lib.report.write_report import write_report
 

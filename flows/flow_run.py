@@ -19,6 +19,9 @@ _PATIENCE_S = 10.0
 # The time for Prefect's last records once the study has ended. Prefect sends many, one after another. Before that the
 # answer may have waited `_PATIENCE_S`, so a command ends within half a minute.
 END_S = 20.0
+# The first request may wait for a server that has to be started again.
+_FIRST_S = 90.0
+_NOT_REACHED = "Failed to reach API"
 _LONGEST_LINE, _AGAIN_S = 500, 60.0
 _OF_RUNS = ("prefect.flow_runs", "prefect.task_runs")
 
@@ -31,6 +34,7 @@ def run_flow(
     is_down: Callable[[], bool],
     check: Callable[[], None] = lambda: None,
     begin: Callable[[], None] = lambda: None,
+    has_begun: Callable[[], bool] = lambda: True,
     **parameters: Any,
 ) -> None:
     """Runs a flow against a server. Returns when the server has the flow's whole history, or does not answer any more.
@@ -43,6 +47,7 @@ def run_flow(
         is_down: whether nothing but the record of the flow's end is missing.
         check: called before the wait for the server. Its error ends the command.
         begin: called when nothing but the command's own server is missing. It begins what needs no server.
+        has_begun: whether the flow has come to its work. Until then it is tried again if the server is silent.
         parameters: the flow's parameters.
 
     Raises:
@@ -69,7 +74,8 @@ def run_flow(
         interrupts.aside(_import_engines)
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
-    run = _Run(lambda: named(**parameters, return_state=True), names, log, has_heartbeats=server is None)
+    first = _until_begun(lambda: named(**parameters, return_state=True), has_begun, log)
+    run = _Run(first, names, log, has_heartbeats=server is None)
     try:
         if not ended_in_time(run, is_down, END_S):
             log.debug("Prefect had not recorded the end after %.0f s", END_S)
@@ -92,6 +98,28 @@ def _import_engines() -> None:
     import prefect.flow_engine
     import prefect.task_engine
     import prefect.utilities.visualization  # noqa: F401
+
+
+def _until_begun(run: Callable[[], Any], has_begun: Callable[[], bool], log: logging.Logger) -> Callable[[], Any]:
+    """Returns a function that runs a flow, and tries again for a while if the server is silent before it begins."""
+
+    def run_in_the_end() -> None:
+        import httpx
+
+        until = time.monotonic() + _FIRST_S
+        while True:
+            try:
+                run()
+                return
+            except (httpx.HTTPError, RuntimeError) as error:
+                # Prefect's client raises a plain error if it cannot ask for the server's version.
+                is_silent = isinstance(error, httpx.HTTPError) or _NOT_REACHED in str(error)
+                if not is_silent or has_begun() or interrupts.heard or time.monotonic() > until:
+                    raise
+                log.info("Prefect's server does not answer yet. Its first request is tried again.")
+            time.sleep(1.0)
+
+    return run_in_the_end
 
 
 class _Run:

@@ -26,11 +26,12 @@ def _load(modules: tuple[str, ...]) -> None:
 
 
 def _load_report() -> None:
-    from trial_lib.report import write_report  # noqa: F401 - kept by Python
     from trial_lib.report.html_report import FIGURE, REPORT
     from trial_lib.report.page_parts import packed_plotly, page_template
     from trial_lib.report.plot_parts import empty_figure
+    from trial_lib.report.write_report import await_imports
 
+    await_imports()
     packed_plotly()
     for name in (REPORT, FIGURE):
         page_template(name)

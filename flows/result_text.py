@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 from flows.interrupts import interrupts
@@ -49,9 +50,9 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "planned": None if planned is None else planned.document(),
         "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
         "largest": largest.model_dump(mode="json") if largest else None,
-        "best_ds_config": json.loads(study.paths.best_ds_config.read_text()) if found else None,
+        "best_ds_config": _json_in(study.paths.best_ds_config) if found else None,
         "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
-        "command": study.paths.best_command.read_text() if found else None,
+        "command": study.paths.best_command.read_text() if found and study.paths.best_command.is_file() else None,
         "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
         "report": str(study.paths.report) if study.paths.report.exists() else None,
         "tracking_uri": study.tracker.tracking_uri,
@@ -124,6 +125,11 @@ def tell_failed_training(study: OpenStudy, reason: str) -> None:
     say(f"The full experiment failed. {reason}")
     say(f"Its files:     {study.paths.full_experiment.root}")
     say(f"Fix that, then resume with: {interrupts.resume_command}")
+
+
+def _json_in(file: Path) -> Any:
+    """Returns the content of a file of the answer; None if it could not be written."""
+    return json.loads(file.read_text()) if file.is_file() else None
 
 
 def _promise(answer: Answer, best: LeaderboardRow) -> dict[str, float | None]:

@@ -16,11 +16,13 @@ class RunningStudy:
         study: the open study. The flow replaces it when it resumes a search that failed.
         is_refused: whether the study has failed because the input is wrong. False if it was interrupted.
         training_failure: why the full experiment failed; None if it did not.
+        has_begun: whether the flow has come to the study.
     """
 
     study: OpenStudy
     is_refused: bool = False
     training_failure: str | None = None
+    has_begun: bool = False
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the study here. Prefect sends the flow to Ray with each task, which needs only its name."""

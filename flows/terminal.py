@@ -5,9 +5,11 @@ a printed path exists, and a printed command runs.
 """
 
 import contextlib
+import errno
 import io
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -19,6 +21,8 @@ import click
 from trial_lib.wire.plain_text import plain
 
 _WORD_S = 4.0
+# A write to a terminal whose window or connection was closed.
+_TERMINAL_GONE = (errno.EIO, errno.ENXIO)
 
 
 def say(text: str = "", to_people: bool = True) -> None:
@@ -97,7 +101,7 @@ def open_streams() -> None:
     """Makes sure that standard output and standard error can be written to.
 
     If one was closed before the command began, the next file that is opened would take its number. If its reader has
-    gone, as after `| head -1`, the study must continue.
+    gone, as after `| head -1`, or its terminal, the study must continue.
     """
     for number in range(3):
         try:
@@ -122,7 +126,10 @@ class _WithoutReader(io.FileIO):
         """Writes it, or discards it if the reader has gone."""
         try:
             return super().write(content)
-        except BrokenPipeError:
+        except OSError as error:
+            is_terminal = stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+            if error.errno != errno.EPIPE and not (is_terminal and error.errno in _TERMINAL_GONE):
+                raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)

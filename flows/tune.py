@@ -122,6 +122,7 @@ def run_with_restarts(running: RunningStudy) -> State[Any]:
 
 def run_to_its_end(running: RunningStudy) -> State[Any]:
     """Runs an open study to its end and closes it. Returns the flow's state."""
+    running.has_begun = True
     study = running.study
     try:
         failure, running.training_failure = run_while_there_is_room(study)

@@ -1,12 +1,15 @@
-"""`zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder."""
+"""`zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes
+a report that is missing there.
+"""
 
 import contextlib
+import os
 from pathlib import Path
 
 import click
 
-from flows.terminal import print_document
-from trial_lib.records.study_folder import PLANS
+from flows.terminal import print_document, say
+from trial_lib.records.study_folder import PLANS, StudyPaths, StudyStatus
 from trial_lib.wire.errors import InputError
 
 PLAN_RECORD = "plan.json"
@@ -32,7 +35,9 @@ def show_command(study: str | None, as_json: bool) -> int:
     plan = None if study is None else _plan_root(study)
     if plan is not None:
         return _show_plan(plan.absolute(), as_json)
-    view = read_study(find_study(study, Path.cwd()))
+    root = find_study(study, Path.cwd())
+    _write_missing_report(StudyPaths(root))
+    view = read_study(root)
     if as_json:
         print_document(view.document())
         return 0
@@ -44,6 +49,23 @@ def show_command(study: str | None, as_json: bool) -> int:
     console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
     print_study(view, console)
     return 0
+
+
+def _write_missing_report(paths: StudyPaths) -> None:
+    """Writes the report of a study that has ended without one, if the folder is this user's."""
+    if paths.report.exists() or not paths.record.is_file() or paths.root.stat().st_uid != os.geteuid():
+        return
+    from trial_lib.study.kept.record_file import read_record
+
+    with contextlib.suppress(InputError):
+        if read_record(paths).status not in (StudyStatus.COMPLETED, StudyStatus.FAILED):
+            return
+        from trial_lib.report.write_report import write_report
+
+        try:
+            write_report(paths)
+        except Exception as error:  # noqa: BLE001 - the tables need no report
+            say(f"The report could not be written: {type(error).__name__}: {error}")
 
 
 def _plan_root(named: str) -> Path | None:

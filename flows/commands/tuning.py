@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.ending import finish
+from flows.ending import finish, missing_files
 from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.live import LiveView
@@ -27,7 +27,7 @@ from trial_lib.wire.plain_text import plain
 if TYPE_CHECKING:
     from prefect import Flow
 
-WRONG_INPUT, FULL_EXPERIMENT_FAILED, REGRESSED = 2, 3, 4
+WRONG_INPUT, FULL_EXPERIMENT_FAILED, REGRESSED, FILE_MISSING = 2, 3, 4, 5
 _BEGUN_END_S = 5.0  # for the end of a profile trial that ran while a server did not start
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
@@ -99,8 +99,11 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             def is_down() -> bool:
                 return running.is_down
 
+            def has_begun() -> bool:
+                return running.has_begun
+
             log, begin = study.driver.log, study.driver.begin_profile
-            run_flow(server, load, runs, log, is_down, check, begin, study_dir=study.paths.root, **shown)
+            run_flow(server, load, runs, log, is_down, check, begin, has_begun, study_dir=study.paths.root, **shown)
         study = running.study
         if study.record.status is StudyStatus.COMPLETED:
             interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
@@ -135,6 +138,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         print_document(document)
     else:
         tell_result(study, document)
+    missing = missing_files(study)
+    if missing:
+        say(f"Not written: {', '.join(missing)}. The reason: {study.paths.log}. `zerotune show` writes the report.")
     if running.training_failure is not None:
         tell_failed_training(study, running.training_failure)
         return FULL_EXPERIMENT_FAILED
@@ -142,6 +148,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         return WRONG_INPUT
     if study.record.regression:
         return REGRESSED
+    if missing:
+        return FILE_MISSING
     return _STATUS_EXIT[study.record.status]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,9 @@ from trial_lib.wire.whole_files import make_own
 # A folder in ZeroTune's data folder.
 _HOME = "prefect"
 _KEEP_S = 1.0
+# A server is asked for a sign of life so often. One that was silent for so long hangs, unless it is starting. The
+# first request of a flow is tried again for longer than that.
+_LOOK_S, _SILENT_S, _STARTS_S = 4.0, 12.0, 120.0
 _LOCK_POLL_S = 0.5
 # This process, the fork server of the ranks and Prefect's server import for seconds.
 _AT_ONCE = 3
@@ -51,7 +55,7 @@ class PrefectServer:
     On a host with few cores it starts when this process has done its imports. Otherwise the fork server would have to
     share its core, and the first trial waits for that.
 
-    If it is killed, it is started again. The study does not need it, but Prefect's record would end there.
+    If it is killed or hangs, it is started again. The study does not need it, but Prefect's record would end there.
 
     Attributes:
         api_url: the URL of its API, once it is ready.
@@ -99,10 +103,22 @@ class PrefectServer:
         os.environ.update(self.client_environment, PREFECT_HOME=str(own_home()))
 
     def _keep(self) -> None:
+        patient_until, look_at = time.monotonic() + _SILENT_S, 0.0
         while not self._closing.wait(_KEEP_S):
+            now, hangs = time.monotonic(), False
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                answers = self._service.answers()
+                patient_until = max(patient_until, now + _SILENT_S) if answers else patient_until
+                hangs = not answers and time.monotonic() > patient_until
             with self._lock:
-                if not self._service.is_running and not self._closing.is_set():
+                if self._closing.is_set():
+                    return
+                if hangs:
+                    self._service.kill()
+                if not self._service.is_running:
                     self._service.start()
+                    patient_until = time.monotonic() + _STARTS_S
 
     def close(self) -> None:
         """Stops the server."""

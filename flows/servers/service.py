@@ -70,12 +70,13 @@ class Service:
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self.is_running:
             interrupts.check()
-            if self._answers():
+            if self.answers():
                 return
             time.sleep(_POLL_S)
         raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Returns whether it answers, after two seconds at most."""
         if self.port is None:
             return True
         # `zerotune --help` has no time for this import.
@@ -90,6 +91,11 @@ class Service:
         except OSError:
             pass
         return False
+
+    def kill(self) -> None:
+        """Kills it, if it can no longer end in order, with all processes that it has started."""
+        if self._process is not None:
+            self._process.kill()
 
     def close(self) -> None:
         """Ends it and all processes that it has started. Returns when they are gone."""

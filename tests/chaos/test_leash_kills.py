@@ -1,6 +1,7 @@
 """A server on a leash: whichever of its processes is killed, none of them is left."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -58,3 +59,17 @@ def test_closing_returns_when_all_are_gone(leashed: Leashed, tmp_path: Path) -> 
     found = processes(leashed, tmp_path)
     leashed.close()
     assert_gone(leashed, found, 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [("server", "holder"), ("server", "holder", "keeper")])
+def test_closing_ends_those_that_somebody_has_stopped(
+    leashed: Leashed, tmp_path: Path, stopped: tuple[str, ...]
+) -> None:
+    found = processes(leashed, tmp_path)
+    for name in stopped:
+        os.kill(found[name].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    leashed.close()
+    assert time.monotonic() - began < 15
+    assert_gone(leashed, found, 1)

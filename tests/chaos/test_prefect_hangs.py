@@ -1,5 +1,6 @@
 """A Prefect server stops answering, as SIGSTOP makes it: it takes connections, and is silent."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -8,12 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from study_fixtures import Zerotune
+from study_fixtures import BIN, Zerotune, words_of
 from test_study_kills import users_server  # noqa: F401
 from worker_fixtures import is_training
 
 QUICK = "--largest_micro_batch 40 --num_steps 20 --step_seconds 0.05"
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
+# Enough trials to find a size that runs.
+ENDING = ("binary", "-mt", "8", "-z", "1", "-mct", "1")
 # What `docs/operations.md` promises, and what a busy machine takes for the rest.
 END_S, REST_S = 30.0, 10.0
 
@@ -59,3 +62,58 @@ def test_a_server_that_hangs_from_the_beginning_is_told_of_in_a_sentence_and_no_
     assert [line for line in ended.stderr.splitlines() if "refect" in line] == [ended.stderr.splitlines()[-1]]
     assert f"the Prefect server {url}/ does not answer" in ended.stderr
     assert not zerotune.study.results
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_an_own_server_that_hangs_before_its_first_request_is_started_again(tmp_path: Path, home: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    zerotune = Zerotune(folder, home, program=QUICK)
+    command = zerotune.start(*ENDING)
+
+    def is_ready() -> bool:
+        logs = list(folder.glob("zerotune-studies/*/study.log"))
+        return bool(logs) and "the Prefect server is ready" in logs[0].read_text()
+
+    command.wait_until(is_ready, "the server", 120)
+    servers = [each for each in command.look() if "own_server.py" in " ".join(words_of(each))]
+    assert servers
+    for server in servers:
+        os.kill(server.pid, signal.SIGSTOP)
+    ended = command.end(timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert zerotune.study.record["status"] == "completed"
+    assert not command.left_over(5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_study_goes_on_without_its_terminal(tmp_path: Path, home: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    zerotune = Zerotune(folder, home, program=QUICK)
+    ours, theirs = os.openpty()
+    words = [str(BIN / "zerotune"), ENDING[0], str(zerotune.config), str(zerotune.model), *ENDING[1:]]
+    command = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=zerotune.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("zerotune-studies/*/trials/*/rank0.log")):
+        # A terminal that nobody reads would hold the command up.
+        os.set_blocking(ours, False)
+        with contextlib.suppress(OSError):
+            os.read(ours, 65536)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.close(ours)
+    assert command.wait(200) == 0
+    assert zerotune.study.record["status"] == "completed"
+    assert zerotune.study.paths.report.exists()

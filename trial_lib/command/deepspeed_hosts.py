@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.command.words import Words
+from trial_lib.wire.whole_files import read_bounded
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 # Of variables, `deepspeed` hands these to the ranks of several hosts (deepspeed/launcher/runner.py, `export_envs` of
@@ -98,9 +99,9 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
         return {}
     leave_out = f"Write one line for each host, `NAME slots=N`, or {'leave --hostfile out' if named else 'remove it'}."
     try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
+        lines = [line.strip() for line in read_bounded(path).splitlines()]
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or "it is not UTF-8"
+        what = getattr(error, "strerror", None) or ("it is not UTF-8" if isinstance(error, UnicodeError) else error)
         raise words.error(f"the hostfile {path} cannot be read ({what}).", leave_out) from None
     hosts: dict[str, int] = {}
     for line in lines:
@@ -127,7 +128,9 @@ def _variables_in_file(words: Words) -> dict[str, str]:
         try:
             lines = path.read_text().splitlines() if path.is_file() else []
         except (OSError, ValueError) as error:
-            what = getattr(error, "strerror", None) or "it is not UTF-8"
+            what = (
+                "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
+            )
             raise words.error(f"{path} cannot be read ({what}).", "Write one line for each variable.") from None
         for line in lines:
             variable, equals, value = line.partition("=")

@@ -10,6 +10,7 @@ import yaml
 
 from trial_lib.command.switches import SwitchValue, text_of
 from trial_lib.wire.errors import InputError
+from trial_lib.wire.whole_files import read_bounded
 
 FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
 """How such a target is written: `conf/train.yaml:trainer.batch`."""
@@ -89,7 +90,7 @@ class FileTarget:
             remedy = "Name a file that is: a trial is given its own copy in the place of that argument."
             raise self._error(f"no argument of the program is {self.path}", remedy)
         try:
-            text = (folder / self.path).read_text(encoding="utf-8") if document is None else document
+            text = read_bounded(folder / self.path) if document is None else document
             # JSON may be indented with tabs, which YAML refuses.
             node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:

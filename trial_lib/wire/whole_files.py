@@ -6,7 +6,10 @@ A rank imports this module, so it needs only the standard library.
 import contextlib
 import errno
 import os
+import select
+import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
 """A study's files may contain secrets, so only their owner may read them."""
 
 MOST_BYTES = 4 * 2**20
+_PIPE_S = 5.0
 
 
 def open_own(path: Path, mode: str, **options: Any) -> Any:
@@ -86,17 +90,35 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Returns the text of a file that a user has named, up to a size. The name may be a device's.
+    """Returns the text of a file that a user has named, up to a size. The name may be a device's, or a pipe's.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is not UTF-8, or larger than that.
     """
-    with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
+    # Opening a pipe would wait for a process that writes to it.
+    with open(path, "rb", opener=_without_waiting) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        content = _read_pipe(file.fileno(), most_bytes + 1) if is_pipe else file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise TooLargeError(f"it is larger than {most_bytes // 2**20} MiB")
     return content.decode("utf-8-sig")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_pipe(descriptor: int, most_bytes: int) -> bytes:
+    content, deadline = b"", time.monotonic() + _PIPE_S
+    while len(content) < most_bytes:
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"it is a pipe, and its end has not come within {_PIPE_S:.0f} s")
+        read = os.read(descriptor, most_bytes - len(content))
+        if not read:
+            break
+        content += read
+    return content
 
 
 class TooLargeError(ValueError):

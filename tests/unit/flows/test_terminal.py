@@ -83,3 +83,20 @@ def test_a_stream_that_is_closed_or_not_read_changes_nothing_else(
     assert "".join(ended.stdout.split()) == "".join(printed.split())
     # A stream that was closed is not the next file that is opened.
     assert held.read_text() == ""
+
+
+def test_a_terminal_that_goes_away_without_a_signal_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    held = tmp_path_factory.mktemp("held") / "held"
+    ours, theirs = os.openpty()
+    waits = "import os, sys\nos.read(0, 1)\n"
+    command = [sys.executable, "-c", waits + SAYS.format(held=str(held))]
+    # In a session of its own, it has no controlling terminal that sends SIGHUP.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs, start_new_session=True)
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+    assert process.stdin is not None
+    process.stdin.write(b"x")
+    process.stdin.close()
+    assert process.wait(30) == 4

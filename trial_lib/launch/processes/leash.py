@@ -16,6 +16,9 @@ from trial_lib.launch.processes.keeper import kill_descendants, leave_keeper, wa
 from trial_lib.wire.whole_files import open_own
 
 _POLL_MS = 200
+_TERM_S = 5.0
+# The holder gives the command its time, and kills what is left.
+_CLOSE_S = 2 * _TERM_S
 
 
 class Leashed:
@@ -80,7 +83,16 @@ class Leashed:
     def close(self) -> None:
         """Ends the command: by SIGTERM first, then by a kill of all its descendants. Returns when they are gone."""
         self._ours.close()
-        self._process.wait()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            # Somebody has stopped those that hold the leash (SIGSTOP).
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(self._process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+            self._process.kill()
+            self._process.wait()
 
 
 def main(arguments: list[str]) -> None:
@@ -111,7 +123,7 @@ def _hold(driver: socket.socket, words: Sequence[str], descriptors: Sequence[int
         if poll.poll(_POLL_MS) or os.getppid() != parent:
             command.terminate()
             try:
-                command.wait(timeout=5)
+                command.wait(timeout=_TERM_S)
             except subprocess.TimeoutExpired:
                 return 0
     return command.returncode
