@@ -10,6 +10,8 @@ from foreseen_fixtures import PROGRAMS, program_named
 from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.foresee.memory.by_size import by_size
+from trial_lib.launch.trial_files import layer_refusal
+from trial_lib.records.study_folder import PLANS
 from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
 
 PASSES = ("forward", "backward")
@@ -298,8 +300,10 @@ def test_experts_computed_at_once_work_as_much_as_all_rows_with_their_own(forese
 
 
 WRITES = """
-import pathlib, runpy, sys
+import pathlib, runpy, subprocess, sys
 
+subprocess.run({command!r}, shell=True, check=True)
+assert not list(pathlib.Path(".").rglob("*.tmp")) or {command!r} == "true"
 pathlib.Path("mine.log").write_text("overwritten")
 pathlib.Path("cache").mkdir()
 pathlib.Path("cache/tokens.txt").write_text("prepared")
@@ -316,13 +320,18 @@ def test_a_foreseen_program_changes_no_file_of_the_users_and_keeps_what_it_prepa
     folder.mkdir()
     for name in ("transformer.py", "toy.py"):
         shutil.copy(PROGRAMS / name, folder)
-    (folder / "writes.py").write_text(WRITES)
+    deletes = "true" if layer_refusal(tmp_path) else "find . -name '*.tmp' -delete; rm -rf zerotune-*"
+    (folder / "writes.py").write_text(WRITES.format(command=deletes))
     (folder / "mine.log").write_text("mine")
+    earlier = folder / PLANS / "earlier" / "mine.tmp"
+    earlier.parent.mkdir(parents=True)
+    for mine in (folder / "mine.tmp", earlier):
+        mine.write_text("mine")
     run = foreseen("writes.py", {}, folder=folder)
     assert run.stopped == ""
-    assert (folder / "mine.log").read_text() == "mine"
+    assert [mine.read_text() for mine in (folder / "mine.log", folder / "mine.tmp", earlier)] == ["mine"] * 3
     assert {each.name for each in folder.iterdir()} - {"__pycache__"} == {
-        *("transformer.py", "toy.py", "writes.py", "mine.log", "cache")
+        *("transformer.py", "toy.py", "writes.py", "mine.log", "mine.tmp", PLANS, "cache")
     }
     assert (folder / "cache" / "tokens.txt").read_text() == "prepared"
     # The device's host has a compiler, whether this host has one or not.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trial_lib.doctor.check import Check, fail, ok, warn
-from trial_lib.launch.trial_files import layer_refusal
+from trial_lib.launch.trial_files import UNCOVERED, layer_refusal
 from trial_lib.records.units import bytes_shown
 from trial_lib.slots.lock_dir import own_folder
 from trial_lib.wire import shared_segments
@@ -66,6 +66,9 @@ def abandoned_buffers() -> dict[Path, int]:
     return sizes
 
 
+_LAYERS = "Run as root, or let users make namespaces. Else tune a copy of your folder: see docs/any_program.md."
+
+
 def check_layers(work_dir: Path) -> Check:
     """Mounts a layer over a folder, as trials do over the program's."""
     name = "trial files"
@@ -75,7 +78,7 @@ def check_layers(work_dir: Path) -> Check:
         refusal = f"{work_dir} cannot be written: {error.strerror}"
     if refusal is None:
         return ok(name, "layered: a trial sees the program's folder through a layer of its own")
-    return ok(name, f"intercepted in Python: this host has no layers ({refusal}), see docs/any_program.md")
+    return warn(name, f"intercepted in Python, because this host has no layers ({refusal}). {UNCOVERED}", _LAYERS)
 
 
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:

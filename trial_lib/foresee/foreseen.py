@@ -21,6 +21,7 @@ from trial_lib.command.switches import PROGRAM, deepspeed_part, switches_of
 from trial_lib.launch.endable_starter import Launches
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
+from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
 from trial_lib.launch.warm import WarmStarter
 from trial_lib.wire.foresee_order import CAPABILITY, CUDA_PACKAGES, DEVICE_NAME, ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
@@ -129,6 +130,7 @@ def foresee(
         log=str(log),
         launched_at=now,
         patience_s=deadline_s,
+        hidden=list(map(str, hidden_folders(program.model_dir, [folder]))),
     )
     request = LaunchRequest(
         interpreter=program.interpreter,
@@ -138,6 +140,7 @@ def foresee(
         ranks=[RankRequest(environment=_environment(program, pretended), log=str(log), cores=[])],
         # The rank ends itself at the deadline, with the line that it has come to. The guard ends one that hangs.
         deadline_s=deadline_s + _GRACE_S,
+        layer=layer_for(program, scratch, [folder]),
     )
     try:
         ending = starter.launch(request).wait()
@@ -147,7 +150,9 @@ def foresee(
         run = ForeseenRun.from_json(json.loads(result.read_text()))
     else:
         run = ForeseenRun(world=pretended.world, stopped=_without_record(ending, log))
-    shutil.rmtree(scratch if run.stopped else own, ignore_errors=True)
+    put_away(scratch)
+    if not run.stopped:
+        shutil.rmtree(own, ignore_errors=True)
     switches = switches_of(overrides)
     return replace(run, ds_config={**run.ds_config, PROGRAM: switches}) if switches and run.ds_config else run
 

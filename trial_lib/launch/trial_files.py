@@ -29,8 +29,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.processes.layer_mount import mounts_within
 from trial_lib.launch.program import Program
-from trial_lib.records.study_folder import OWN_FOLDERS, StudyPaths
+from trial_lib.records.study_folder import ARTIFACTS, OWN_FOLDERS, STORE, StudyPaths
 from trial_lib.wire.layer import Layer, home_folder, read_layer, store_of
 
 _LONGEST_PATH = 4096
@@ -66,10 +67,12 @@ def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
     """
     model_dir, records = model_dir.resolve(), [record.resolve() for record in records]
     # A study may have been moved to a folder of any name.
-    study = StudyPaths(records[0].parents[1])
+    study = StudyPaths(records[0].parent.parent)
     places = [model_dir, *model_dir.parents, *records[0].parents]
-    named = [place / name for place in dict.fromkeys(places) for name in OWN_FOLDERS if (place / name).is_dir()]
-    found = [*([study.root] if study.record.exists() else []), *named]
+    found = [study.root] if study.record.exists() else []
+    for place in dict.fromkeys(places):
+        if own := [place / name for name in OWN_FOLDERS if (place / name).is_dir()]:
+            found += [*own, *filter(Path.exists, (place / STORE, place / ARTIFACTS))]
     return _outermost([*records, *(folder for folder in found if not model_dir.is_relative_to(folder))])
 
 
@@ -106,6 +109,36 @@ def layer_refusal(folder: Path) -> str | None:
         command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
         said = subprocess.run(command, capture_output=True, text=True, check=False)
     return said.stdout.strip() or said.stderr.strip() or None
+
+
+def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
+    """Returns a sentence on the files that the trials of a study do not keep from every writer; empty if on none.
+
+    Args:
+        model_dir: the program's folder.
+        study: the study's folder.
+        over_hosts: whether its trials span hosts, or run on another one.
+    """
+    folder = _checkout(model_dir.resolve())
+    if over_hosts:
+        reason = "trials of several hosts have no layers"
+    elif folder == Path(folder.anchor):
+        reason = "it is the root of the file system"
+    elif folder.stat().st_dev != study.stat().st_dev:
+        reason = f"{study} is on another file system"
+    elif refusal := layer_refusal(study):
+        reason = f"this host has no layers: {refusal}"
+    elif mounts := mounts_within(str(folder), Path("/proc/self/mountinfo").read_bytes()):
+        folder, reason = Path(mounts[0]), "it is a file system of its own"
+    else:
+        return ""
+    return f"Trials see {folder} itself ({reason}). {UNCOVERED}"
+
+
+UNCOVERED = (
+    "There only Python's own functions leave your files alone. What your program starts (find, git, rm) or calls past "
+    "Python may change or remove them for good."
+)
 
 
 @contextlib.contextmanager

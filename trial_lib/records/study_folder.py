@@ -16,6 +16,9 @@ STUDIES, FULL_EXPERIMENTS, PLANS = "zerotune-studies", "zerotune-experiments", "
 
 OWN_FOLDERS = (STUDIES, FULL_EXPERIMENTS, PLANS)
 
+STORE, ARTIFACTS = "mlflow.db", "mlartifacts"
+"""The MLflow store beside them, if no other store is named, and its files."""
+
 
 @dataclass(frozen=True)
 class TrialPaths:

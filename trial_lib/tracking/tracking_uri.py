@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from trial_lib.records.study_folder import ARTIFACTS, STORE
 from trial_lib.wire.errors import InputError
 
 _VARIABLE = "MLFLOW_TRACKING_URI"
@@ -34,7 +35,7 @@ def default_tracking_uri(work_dir: Path) -> str:
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
-        return _sqlite_uri(in_uri(work_dir.absolute() / "mlflow.db"))
+        return _sqlite_uri(in_uri(work_dir.absolute() / STORE))
     if urlsplit(uri).scheme in ("", "file") and uri != "databricks":
         raise InputError(
             f"{uri} is a file store, and MLflow no longer writes to those.",
@@ -98,7 +99,7 @@ def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
         return None
     database = sqlite_file(tracking_uri)
     folder = work_dir.absolute() if database is None else database.parent
-    return (folder / "mlartifacts").as_uri()
+    return (folder / ARTIFACTS).as_uri()
 
 
 def without_password(tracking_uri: str) -> str:

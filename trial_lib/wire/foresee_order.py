@@ -43,6 +43,7 @@ class ForeseeOrder:
         log: the file with the rank's output.
         launched_at: seconds since the epoch.
         patience_s: seconds after which the rank records where the program is, and ends.
+        hidden: as `RankOrder` has it.
     """
 
     program: dict[str, str]
@@ -64,6 +65,7 @@ class ForeseeOrder:
     log: str = ""
     launched_at: float
     patience_s: float = 600.0
+    hidden: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""

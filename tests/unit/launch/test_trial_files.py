@@ -97,12 +97,20 @@ def test_zerotunes_folders_are_hidden_and_what_the_command_names_in_them_is_seen
     study, named = program / STUDIES / "today", tmp_path / "checkout" / FULL_EXPERIMENTS / "earlier" / "checkpoints"
     for folder in (tmp_path / "checkout/.git", study / "trials/0001/scratch", named, tmp_path / PLANS / "first"):
         folder.mkdir(parents=True)
+    write(program, "mlflow.db", "mlartifacts/1/file")
+    write(tmp_path / "other", "mlflow.db")
     arguments = ("--steps=3", f"--begin_with=../{named.relative_to(tmp_path / 'checkout')}", str(study / "trials/0001"))
     trial = study / "trials" / "0001"
     layer = layer_for(program_in(program, *arguments), trial / "scratch", [trial, trial / "as_typed"])
     assert layer is not None
     assert layer.records == (str(trial),)
-    hidden = (program / STUDIES, tmp_path / "checkout" / FULL_EXPERIMENTS, tmp_path / PLANS)
+    hidden = (
+        program / STUDIES,
+        program / "mlflow.db",
+        program / "mlartifacts",
+        tmp_path / "checkout" / FULL_EXPERIMENTS,
+        tmp_path / PLANS,
+    )
     assert set(layer.hidden) == set(map(str, hidden))
     assert layer.named == (str(named),)
 

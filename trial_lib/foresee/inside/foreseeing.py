@@ -40,6 +40,7 @@ from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import status_bytes
 from trial_lib.foresee.inside.program_lines import sentence_of
 from trial_lib.leave_alone import file_functions, trackers
+from trial_lib.leave_alone.layered_files import LayeredFiles
 from trial_lib.leave_alone.user_files import UserFiles
 from trial_lib.measure.batches import program_options
 from trial_lib.measure.imported_modules import ImportedModules
@@ -51,6 +52,7 @@ from trial_lib.measure.tensor_parallel import expert_ranks, parameter_shares, te
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.layer import read_layer
 
 
 class Foreseeing:
@@ -75,6 +77,7 @@ class Foreseeing:
         self._notes: list[str] = []
         self._imports = ImportedModules()
         self._files: UserFiles
+        self._layered: LayeredFiles | None = None
         self._parameters: tuple[int, int] | None = None
         self._pipeline_stages = 0
 
@@ -87,7 +90,11 @@ class Foreseeing:
         intercept(order.overrides, self._facts, self, order.turned)
         pretended_kernels.install(self._operations)
         program_options.note_parsers()
-        self._files = file_functions.install(scratch, order.protected_before, Path(order.model_dir), None)
+        layer = read_layer(scratch)
+        self._layered = None if layer is None else LayeredFiles(layer)
+        device = None if self._layered is None else self._layered.device
+        before, model_dir = order.protected_before, Path(order.model_dir)
+        self._files = file_functions.install(scratch, before, model_dir, device, order.hidden)
         to_save = self._files.to_prepare
         huggingface_trainer.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
         accelerate.install(self._facts)
@@ -156,6 +163,8 @@ class Foreseeing:
 
     def _stepped(self, steps: int) -> None:
         name_kinds(self._engine, self._memory)
+        if self._layered is not None and not self._files.is_training:
+            self._layered.note_prepared(self._files.filled)
         self._files.training_began()
         if steps >= self._order.steps:
             self._moments.load_more()

@@ -16,6 +16,7 @@ from trial_lib.leave_alone.own_swaps import swap_into_own_folder
 from trial_lib.measure.user_program import run_program, say, without_own_frames
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.wire.layer import read_layer
 from trial_lib.wire.whole_files import write_whole
 
 _exit_now = os._exit
@@ -30,6 +31,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     """
     order = ForeseeOrder.from_json(payload)
     process = os.getpid()
+    layer = read_layer(Path(order.scratch))
     memory = NotedMemory(Path(order.scratch))
     swap_into_own_folder(Path(order.scratch), instead=Path(order.scratch))
     foreseeing: Any = None
@@ -37,7 +39,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     def end(stopped: str) -> NoReturn:
         if os.getpid() == process:
             run = ForeseenRun(world=order.world, stopped=stopped) if foreseeing is None else foreseeing.record(stopped)
-            write_whole(Path(order.result), json.dumps(run.to_json(), default=str))
+            text = json.dumps(run.to_json(), default=str)
+            write_whole(Path(order.result), text if layer is None else layer.as_recorded(text))
             # The guard removes what the program has left in shared memory.
             memory.note_held()
         for stream in (sys.stdout, sys.stderr):

@@ -41,7 +41,7 @@ def enter(layer: Layer, request: dict[str, Any]) -> None:
         request: the launch. Its paths change to those that the processes then have.
     """
     is_privileged = _is_privileged()
-    through = _mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
+    through = mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
     try:
         layer = replace(layer, elsewhere=_made_elsewhere(layer, request["ranks"][0]["environment"]), through=through)
         _make_store(layer)
@@ -153,7 +153,7 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
             options += ",userxattr"
         _call("mount", b"overlay", os.fsencode(layer.folder), b"overlay", 0, options.encode())
         for hidden in layer.hidden:
-            if not Path(hidden).is_relative_to(layer.folder):
+            if not Path(hidden).is_relative_to(layer.folder) and Path(hidden).is_dir():
                 _cover(hidden)
         for path, original in through:
             _bind(original, path)
@@ -218,7 +218,7 @@ def _make_read_only(mounted: Path) -> None:
     _call("mount", None, os.fsencode(mounted), None, _BIND | _REMOUNT | _READ_ONLY | kept, None)
 
 
-def _mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
+def mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
     """Returns the other file systems that are mounted below a folder, because a layer would hide them.
 
     Args:

@@ -17,6 +17,7 @@ from trial_lib.experiment.read_experiment import Experiment, read_experiment
 from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.foresee.time.efficiencies import device_speeds
 from trial_lib.launch.place import Place, ThisHost
+from trial_lib.launch.trial_files import uncovered
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyRecord, StudyStatus, work_dir_of
 from trial_lib.records.whereabouts import whereabouts_of
@@ -428,9 +429,11 @@ def _open(
     with disk_full_told(paths.root):
         write_study_record(paths, record)
     log = file_logger(record.study_id, paths.log)
-    if copied:
-        log.warning("%s", copied)
-        experiment = replace(experiment, notes=(copied, *experiment.notes))
+    over_hosts = arguments.ray_address is not None or bool(experiment.config.resources.hosts)
+    first = tuple(filter(None, (uncovered(experiment.model_dir, paths.root, over_hosts), copied)))
+    for text in first:
+        log.warning("%s", text)
+    experiment = replace(experiment, notes=(*first, *experiment.notes))
     place: Place
     starter = None
     if arguments.ray_address is None:

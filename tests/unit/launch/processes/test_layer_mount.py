@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from trial_lib.launch.processes.layer_mount import _mounts_within, enter
+from trial_lib.launch.processes.layer_mount import enter, mounts_within
 from trial_lib.wire.layer import Layer
 
 OF_THE_KERNEL = "34 29 0:30 / {} rw,nosuid shared:8 - ext4 /dev/sda rw\n"
@@ -15,14 +15,14 @@ def table(*points: bytes) -> bytes:
 
 
 def test_a_mount_below_the_folder_is_found_and_no_other() -> None:
-    assert _mounts_within("/user", table(b"/", b"/user", b"/user/data", b"/users/data")) == ("/user/data",)
+    assert mounts_within("/user", table(b"/", b"/user", b"/user/data", b"/users/data")) == ("/user/data",)
 
 
 def test_a_mount_is_found_whatever_bytes_its_name_has() -> None:
     names = ["/user/a b", "/user/back\\slash", "/user/Übung", "/user/line\u2028end", "/user/next\x85line"]
     escaped = [os.fsencode(name).replace(b"\\", b"\\134").replace(b" ", b"\\040") for name in names]
     not_text = b"/user/\xff\xfe"
-    assert _mounts_within("/user", table(*escaped, not_text)) == (*names, os.fsdecode(not_text))
+    assert mounts_within("/user", table(*escaped, not_text)) == (*names, os.fsdecode(not_text))
 
 
 def test_a_trial_that_was_removed_as_it_started_does_not_come_back(tmp_path: Path) -> None:
