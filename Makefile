@@ -27,7 +27,7 @@ BESIDE := $(patsubst %,tests/integration/test_%.py, \
     tune_from_plan leading_imports foreseen_experts foreseen_masks foreseen_disks report_in_browser foreseen_endings plan endings \
     measure_user_files rules_against_deepspeed program_facts measure_flops launch_isolation \
     profile_as_typed precision loader_workers resumed_programs wrappers uv_run trial_class_trials doctor_command tensor_parallel \
-    losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
+    real_folder losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
     estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \
     batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server core_api turned_loaders \
     typed_stages trainer_of_trials op_builds slots_of_users measure_trace copied_study devices_of_ranks)

@@ -7,6 +7,9 @@ A trial changes nothing of the user's. There are two ways, and the trial's recor
 * *intercepted*: Python's functions are replaced in each rank (`trial_lib.leave_alone.user_files`). This needs nothing
   from the host, but covers less. It is also used for paths outside of the layer.
 
+The program does not see ZeroTune's own folders. In a layer they are absent. The trial's processes find its records
+under a temporary folder, and the guard changes the paths of the launch accordingly.
+
 The layer covers the program's folder, or the checkout that contains it, and no more. Its contents are on the file
 system of the study's folder, which may have no room for a data set that the program prepares elsewhere. There is no
 layer if the two folders are on different file systems. There is none for a trial over several hosts either, because

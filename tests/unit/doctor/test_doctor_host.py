@@ -7,7 +7,7 @@ import pytest
 
 from trial_lib.doctor import host
 from trial_lib.doctor.check import Verdict
-from trial_lib.doctor.host import LOCKS, STUDIES, check_clock, check_shared_memory, check_write_access
+from trial_lib.doctor.host import LOCKS, STUDIES, check_clock, check_layers, check_shared_memory, check_write_access
 from trial_lib.wire import shared_segments
 
 GIB = 2**30
@@ -115,3 +115,13 @@ def test_a_place_where_no_folder_of_locks_can_be_made_is_told(tmp_path: Path) ->
     assert check.verdict is Verdict.FAIL
     assert "cannot be kept there (File exists)" in check.said
     assert "chmod 1777" in check.remedy
+
+
+def test_a_host_without_layers_is_a_warning_that_says_what_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trial_lib.doctor.host.layer_refusal", lambda folder: "Operation not permitted")
+    check = check_layers(tmp_path)
+    assert check.verdict is Verdict.WARN
+    assert "Operation not permitted" in check.said
+    assert "find, git, rm" in check.said

@@ -8,7 +8,7 @@ import pytest
 
 from trial_lib.launch import trial_files
 from trial_lib.launch.program import Program
-from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
+from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered
 from trial_lib.leave_alone.layered_files import LayeredFiles
 from trial_lib.records.study_folder import FULL_EXPERIMENTS, PLANS, STUDIES
 from trial_lib.wire.layer import Layer, store_of
@@ -140,3 +140,32 @@ def test_there_is_no_layer_where_it_would_be_on_another_file_system(
     for folder, has_layer in ((tmp_path, True), (Path("/proc"), False), (Path("/"), False)):
         monkeypatch.setattr(trial_files, "_checkout", lambda _, folder=folder: folder)
         assert (layer_for(program_in(tmp_path), scratch, [scratch.parent]) is not None) == has_layer
+
+
+@pytest.mark.parametrize(
+    ("over_hosts", "folder", "refusal", "reason"),
+    [
+        (True, None, None, "several hosts"),
+        (False, "/", None, "root of the file system"),
+        (False, "/proc", None, "another file system"),
+        (False, None, "Operation not permitted", "no layers: Operation not permitted"),
+    ],
+)
+def test_a_study_without_layers_says_what_its_trials_do_not_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_hosts: bool, folder: str, refusal: str, reason: str
+) -> None:
+    covered = Path(folder) if folder else tmp_path
+    monkeypatch.setattr(trial_files, "_checkout", lambda _: covered)
+    monkeypatch.setattr(trial_files, "layer_refusal", lambda _: refusal)
+    sentence = uncovered(tmp_path, tmp_path, over_hosts)
+    assert sentence.startswith(f"Trials see {covered} itself (")
+    assert reason in sentence
+    assert "find, git, rm" in sentence
+
+
+def test_a_study_with_layers_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_files, "layer_refusal", lambda _: None)
+    monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: ())
+    assert uncovered(tmp_path, tmp_path, over_hosts=False) == ""
+    monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: (f"{folder}/data",))
+    assert f"Trials see {tmp_path}/data itself" in uncovered(tmp_path, tmp_path, over_hosts=False)
