@@ -36,8 +36,9 @@ TRAINER = (
     "--learning_rate 1e-3 --warmup_steps 0.1"
 )
 STAGES = (0, 1, 2, 3)
-# Losses of micro-batches: those of five optimizer steps, at an accumulation of 2.
-LOSSES = 10
+STEPS = 5  # whose losses are compared
+FRAMEWORKS = Path(os.environ.get("ZEROTUNE_FRAMEWORKS", PROGRAMS.parents[1] / "build" / "frameworks"))
+"""An environment for each framework, which `make frameworks` builds."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Way:
         prepare: makes in a folder what the command needs.
         variables: of the shell.
         bin: the folder of programs that comes first on PATH.
+        plainly: the command at another stage, if it names the configuration by another word.
     """
 
     command: str
@@ -59,6 +61,7 @@ class Way:
     prepare: Callable[[Path], None]
     variables: dict[str, str] = field(default_factory=dict)
     bin: Path = BIN
+    plainly: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -82,7 +85,7 @@ class Engine:
         config: the whole configuration that it was given.
         batch: its micro-batch and its accumulation.
         in_zero_init: whether the model was made within `zero.Init`.
-        losses: the first losses of rank 0.
+        losses: rank 0's losses of the first steps, one for each micro-batch.
     """
 
     config: dict[str, Any]
@@ -97,7 +100,9 @@ def engine_in(said: str) -> Engine:
     seen = [json.loads(line) for line in lines]
     named = {name: [each[name] for each in seen if name in each] for name in ("config", "batch", "zero_init", "loss")}
     assert named["config"], said[-4000:]
-    return Engine(named["config"][0], named["batch"][0], any(named["zero_init"]), named["loss"][:LOSSES])
+    (_, accumulation), losses = named["batch"][0], named["loss"]
+    assert len(losses) >= STEPS * accumulation
+    return Engine(named["config"][0], named["batch"][0], any(named["zero_init"]), losses[: STEPS * accumulation])
 
 
 def plain_engine(way: Way, folder: Path) -> Engine | str:
@@ -108,7 +113,13 @@ def plain_engine(way: Way, folder: Path) -> Engine | str:
     port = str(free_port())
     environment = {**os.environ, **way.environment, "PET_MASTER_PORT": port, "MASTER_PORT": port}
     ended = subprocess.run(
-        way.command.split(), cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        (way.plainly or way.command).split(),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     said = ended.stdout + ended.stderr
     if ended.returncode == 0:
@@ -152,7 +163,6 @@ def expect_typed(trials: Trials, way: Way, folder: Path, stage: int) -> None:
     assert tried.config == plain.config
     assert tried.batch == plain.batch
     assert tried.in_zero_init == plain.in_zero_init
-    assert len(plain.losses) == LOSSES <= len(tried.losses)
     assert tried.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
@@ -198,6 +208,63 @@ STAND_INS = {
 }
 
 
+# What they say about a machine without GPUs and a network.
+_ALONE = {
+    **{"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+    **{"DISABLE_VERSION_CHECK": "1", "FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"},
+}
+_SWIFT = (
+    "swift sft --model ./tiny --model_type llama --template dummy --dataset ./messages.jsonl --tuner_type full "
+    "--deepspeed {} --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_steps 60 --max_length 128 "
+    "--output_dir out/swift --use_cpu true --torch_dtype float32 --report_to none --save_strategy no "
+    "--eval_strategy no --split_dataset_ratio 0"
+)
+
+
+def _framework(name: str, command: str, file: str, stage: str, plainly: str = "") -> Way:
+    """Returns the way of a framework that is installed in an environment of its own."""
+    root = FRAMEWORKS / name
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(PROGRAMS / "frameworks", folder, ignore=shutil.ignore_patterns("__pycache__"))
+        for preset in root.glob("lib/python*/site-packages/swift/config/zero2.json"):
+            shutil.copy(preset, folder / "preset.json")
+        subprocess.run([root / "bin" / "python", "make_model.py"], cwd=folder, check=True, capture_output=True)
+
+    variables = {**_ALONE, "TORCH_EXTENSIONS_DIR": str(root / "extensions")}
+    return Way(command, file, stage, prepare, variables, root / "bin", plainly)
+
+
+INSTALLED = {
+    "trl": _framework(
+        "trl", "trl sft --config sft.yaml --accelerate_config plugin.yaml", "plugin.yaml", "zero_stage: 2"
+    ),
+    "llamafactory": _framework("llamafactory", "llamafactory-cli train lf_sft.yaml", "ds_z2.json", '"stage": 2'),
+    "swift": _framework("swift", _SWIFT.format("zero2"), "preset.json", '"stage": 2', _SWIFT.format("preset.json")),
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.long
+@pytest.mark.parametrize("name", INSTALLED)
+def test_a_frameworks_own_program_gets_what_typing_the_stage_gives(tmp_path: Path, name: str) -> None:
+    need(2)
+    way = INSTALLED[name]
+    if not (way.bin / "python").exists():
+        pytest.skip(f"{name} is not installed in {way.bin.parent} (make frameworks)")
+    expect_typed_at_every_stage(way, tmp_path / "program")
+
+
+def expect_typed_at_every_stage(way: Way, folder: Path) -> None:
+    """Checks a program's trials at every stage."""
+    way.prepare(folder)
+    with trials_of(way, folder) as trials:
+        typed = (folder / way.file).read_text()
+        for stage in STAGES:
+            (folder / way.file).write_text(typed)
+            expect_typed(trials, way, folder, stage)
+
+
 def test_a_model_that_is_read_before_the_process_group_exists_trains_at_stage_3(tmp_path: Path) -> None:
     need(2)
     folder = tmp_path / "program"
@@ -227,10 +294,4 @@ def test_a_configuration_that_only_the_program_finds_is_what_the_engine_got(tmp_
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_trial_at_a_stage_is_what_typing_the_stage_gives(tmp_path: Path, name: str) -> None:
     need(2)
-    way, folder = STAND_INS[name], tmp_path / "program"
-    way.prepare(folder)
-    with trials_of(way, folder) as trials:
-        typed = (folder / way.file).read_text()
-        for stage in STAGES:
-            (folder / way.file).write_text(typed)
-            expect_typed(trials, way, folder, stage)
+    expect_typed_at_every_stage(STAND_INS[name], tmp_path / "program")
