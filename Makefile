@@ -32,7 +32,11 @@ BESIDE := $(patsubst %,tests/integration/test_%.py, \
     batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server core_api turned_loaders \
     typed_stages trainer_of_trials op_builds slots_of_users measure_trace copied_study devices_of_ranks)
 
-.PHONY: demo demo-study test test-all lint docs setup schema clean
+# Each in an environment of its own, as the long tests of typed stages want them. A torch of processors goes with neither
+# torchvision nor torchaudio, which LLaMA-Factory imports.
+FRAMEWORKS := trl~=1.16 llamafactory~=0.9.5 ms-swift~=4.6
+
+.PHONY: demo demo-study test test-all lint docs setup schema clean frameworks
 
 # DeepSpeed's ops are built while pip installs the rest; the study waits for them if they take longer.
 demo:
@@ -112,6 +116,15 @@ $(DEMO_OPS): $(RANKS)
 $(PREPARED): $(INSTALLED)
 	$(BIN)/python -m flows.prepare
 	touch $@
+
+frameworks:
+	for package in $(FRAMEWORKS); do \
+	    name=$${package%%~*}; root=build/frameworks/$${name#ms-}; \
+	    $(PYTHON) -m venv $$root && $$root/bin/pip -q install torch==2.13.0 deepspeed "$$package" \
+	        && $$root/bin/pip -q uninstall -y torchvision torchaudio || exit 1; \
+	done
+	mkdir -p $$(echo build/frameworks/llamafactory/lib/python*/site-packages)/torchaudio
+	touch $$(echo build/frameworks/llamafactory/lib/python*/site-packages)/torchaudio/__init__.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info zerotune-studies zerotune-experiments mlflow.db mlartifacts

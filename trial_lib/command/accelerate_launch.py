@@ -23,7 +23,8 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 """The environment variable from which accelerate reads the path of a DeepSpeed configuration."""
 
-_ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+"""The environment variable from which accelerate reads the accumulation."""
 
 _QUESTION = Path(__file__).with_name("accelerate_question.py")
 _LONGEST_ANSWER_S = 120.0
@@ -194,7 +195,7 @@ def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_fi
     Accelerate would silently use the first of them.
     """
     settings = answer["settings"]
-    launchers = answer["variables"].get(_ACCUMULATION_VARIABLE, words.environment.get(_ACCUMULATION_VARIABLE, ""))
+    launchers = answer["variables"].get(ACCUMULATION_VARIABLE, words.environment.get(ACCUMULATION_VARIABLE, ""))
     if not launchers.isdecimal():
         return
     places: list[tuple[Any, str]] = []
@@ -210,7 +211,7 @@ def _refuse_two_accumulations(words: Words, answer: Mapping[str, Any], config_fi
     elif settings.get(ACCUMULATION) is not None:
         shown = f"{ACCUMULATION}: {launchers} in {_name_of(settings)}"
     else:
-        shown = f"{_ACCUMULATION_VARIABLE}={launchers} in the environment"
+        shown = f"{ACCUMULATION_VARIABLE}={launchers} in the environment"
     for value, other in places:
         if type(value) is int and value != int(launchers):
             raise words.error(f"{ACCUMULATION} has two values: {shown}, and {other}.", "Make them the same.")

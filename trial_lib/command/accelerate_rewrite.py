@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from trial_lib.command.accelerate_launch import CONFIG_VARIABLE
+from trial_lib.command.accelerate_launch import ACCUMULATION_VARIABLE, CONFIG_VARIABLE
 from trial_lib.command.entrypoint import Entrypoint
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.wire.whole_files import write_whole
@@ -58,6 +58,26 @@ def accelerate_words(
     if _value_of(words, f"--{ACCUMULATION}") is not None and ACCUMULATION in config:
         words = _with_option(words, f"--{ACCUMULATION}", str(config[ACCUMULATION]))
     return _with_option(words, _CONFIG_FLAG, str(config_path))
+
+
+def accelerate_variables(variables: Mapping[str, str], config: Mapping[str, Any], config_path: Path) -> dict[str, str]:
+    """Returns the variables that `accelerate launch` has set for a program, with another DeepSpeed configuration.
+
+    A program such as `trl` calls the launcher in its own process. The command that trains then begins with them.
+
+    Args:
+        variables: of the command.
+        config: the DeepSpeed configuration.
+        config_path: the file with that configuration.
+    """
+    if "ACCELERATE_USE_DEEPSPEED" not in variables:
+        return dict(variables)
+    fields = variables.get(_FIELDS_VARIABLE, "").split(",")
+    kept = ",".join(name for name in fields if name not in (*_PLUGIN_FIELDS, _MIXED_PRECISION))
+    given = {**variables, _FIELDS_VARIABLE: kept, CONFIG_VARIABLE: str(config_path)}
+    if ACCUMULATION_VARIABLE in variables and ACCUMULATION in config:
+        given[ACCUMULATION_VARIABLE] = str(config[ACCUMULATION])
+    return given
 
 
 def _without_plugin_fields(text: str) -> str:

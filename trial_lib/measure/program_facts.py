@@ -41,6 +41,7 @@ class ProgramFacts:
     reads_activation_checkpointing: bool = False
     optimizer: str = ""
     by_accelerate: bool = False
+    by_lightning: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
     by_autoep: bool = False

@@ -135,6 +135,7 @@ class ProgramProfile(FrozenRecord):
             checkpointing. The settings have an effect only then.
         optimizer: the class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
         by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
+        by_lightning: whether Lightning's `DeepSpeedStrategy` makes the engine.
         partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
         has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
         by_autoep: whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`.
@@ -179,6 +180,7 @@ class ProgramProfile(FrozenRecord):
     reads_activation_checkpointing: bool = False
     optimizer: str = ""
     by_accelerate: bool = False
+    by_lightning: bool = False
     partitions_its_model: bool = False
     has_experts: bool = False
     by_autoep: bool = False

@@ -1,5 +1,6 @@
 """The command that trains with a configuration, as a user types it."""
 
+import contextlib
 import json
 import os
 import pkgutil
@@ -10,12 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.entrypoint import Entrypoint
+from trial_lib.command.accelerate_launch import CONFIG_VARIABLE
+from trial_lib.command.accelerate_rewrite import accelerate_variables
+from trial_lib.command.entrypoint import Entrypoint, split_flag
+from trial_lib.command.file_targets import FileTarget
 from trial_lib.command.launchers import launcher_named, launcher_of
 from trial_lib.command.mapping_targets import without_option
 from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.command.trial_command import trial_command
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, difference
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS, difference
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.study_folder import StudyPaths
@@ -26,8 +30,18 @@ from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
+from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import write_all
+
+_DEEPSPEED = "deepspeed"
+_NOTHING = ("", "~", "null")
+# The places of the batch in a program of Lightning's. The product follows.
+_BY_LIGHTNING = {
+    MICRO_BATCH: "batch_size={} of your DataLoader",
+    ACCUMULATION: "accumulate_grad_batches={} of Lightning's Trainer",
+    TRAIN_BATCH: "",
+}
 
 
 def training_command(
@@ -56,6 +70,8 @@ def training_command(
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
+    in_files = _training_arguments_in_files(experiment, known, config, paths)
+    by_accelerate = accelerate_variables(variables, config, paths.best_ds_config)
     turned, own = turned_among(switches or {}), known.switches
     offered = () if known.found is None else known.found.trainer_options
     command = trial_command(
@@ -65,11 +81,13 @@ def training_command(
         config,
         setup.environment,
         folder=experiment.model_dir,
-        switches={**(switches or {}), **trainer_options(turned, own, offered)},
+        switches={**(switches or {}), **trainer_options(turned, own, offered), **in_files},
     )
     write_all(command.files)
     # The launcher sets these from its options.
-    variables |= {name: value for name, value in command.variables.items() if name not in entrypoint.config_variables}
+    variables = by_accelerate | {
+        name: value for name, value in command.variables.items() if name not in entrypoint.config_variables
+    }
     words = (
         _typed_launcher(experiment, config, paths)
         if entrypoint.launcher
@@ -80,12 +98,12 @@ def training_command(
         arguments = without_option(option, arguments)
     typed = _assignments(variables) + shlex.join([*words, *arguments])
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
-    to_write = [] if _is_told(entrypoint) else _to_set_in_code(known, config, paths)
-    if known.is_batch_in_code:
-        to_write.append(
-            "The training arguments are in the code. Set "
-            f"per_device_train_batch_size={config[MICRO_BATCH]}, gradient_accumulation_steps={config[ACCUMULATION]}."
-        )
+    named = {place.rpartition(":")[2] for place in in_files}
+    is_told = _is_told(entrypoint) or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate
+    to_write = [] if is_told else _to_set_in_code(known, config, paths)
+    if known.is_batch_in_code and not named.issuperset(TRAINING_ARGUMENTS.values()):
+        left = [f"{name}={config[key]}" for key, name in TRAINING_ARGUMENTS.items() if name not in named]
+        to_write.append(f"The training arguments are in the code. Set {', '.join(left)}.")
     stage = get_knob(config, STAGE, 0)
     if stage != 3 and known.found is not None and known.found.partitions_its_model:
         # DeepSpeed's engine takes no partitioned parameters at these stages: a plain run would crash.
@@ -108,6 +126,29 @@ def _is_told(entrypoint: Entrypoint) -> bool:
     return bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
 
 
+def _training_arguments_in_files(
+    experiment: Experiment, known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths
+) -> dict[str, SwitchValue]:
+    """Returns the winner's values of the Trainer's arguments in files that the command names, by their places.
+
+    TRL, LLaMA-Factory and other programs read them from a YAML file.
+    """
+    values = {name: config[key] for key, name in TRAINING_ARGUMENTS.items() if known.is_batch_in_code}
+    values |= {} if known.found is None else {_DEEPSPEED: str(paths.best_ds_config)}
+    found: dict[str, SwitchValue] = {}
+    for argument in experiment.entrypoint.arguments:
+        _, path = split_flag(argument)
+        for name, value in values.items():
+            with contextlib.suppress(InputError):
+                place = FileTarget.read(f"{path}:{name}")
+                if (
+                    place is not None
+                    and place.find(experiment.entrypoint.arguments, experiment.model_dir).text not in _NOTHING
+                ):
+                    found[f"{path}:{name}"] = value
+    return found
+
+
 def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
     """Returns what you have to change in the configuration in the code; nothing if the command sets it all."""
     base, by_command = deepspeed_part(known.base_config), set(known.arg_mappings)
@@ -117,8 +158,18 @@ def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: Study
     changes = [(path, value) for path, value in _dotted(difference(base, config)) if path not in by_command]
     if not changes:
         return []
+    if known.found is not None and known.found.by_lightning:
+        return _for_lightning(dict(changes))
     where = f"The DeepSpeed configuration is in the code. Set these values there, from {paths.best_ds_config}:"
     return [where, *(f"  {key}: {json.dumps(value)}" for key, value in changes)]
+
+
+def _for_lightning(changes: Mapping[str, Any]) -> list[str]:
+    """Returns where Lightning takes values of DeepSpeed's configuration. It refuses the accumulation there."""
+    lines = [f"  {key}: {json.dumps(value)}" for key, value in changes.items() if key not in _BY_LIGHTNING]
+    head = ["Pass DeepSpeedStrategy these values, as its own arguments or in its `config`:"] if lines else []
+    set_ = [text.format(changes[key]) for key, text in _BY_LIGHTNING.items() if text and key in changes]
+    return [*head, *lines, *([f"Set {' and '.join(set_)}."] if set_ else [])]
 
 
 def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

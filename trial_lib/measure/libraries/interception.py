@@ -1,6 +1,8 @@
 """Replaces DeepSpeed's own functions before the user's code runs, however the code calls them."""
 
 import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +25,9 @@ from trial_lib.wire.errors import InputError
 _ELSEWHERE = ("tensorboard", "wandb", "csv_monitor", "comet", "autotuning")
 _CHECKPOINTING = "activation_checkpointing"
 _CHECKPOINTING_BY_CODE = ("partition_activations", "contiguous_checkpointing", "num_checkpoints", "checkpoint_in_cpu")
+
+
+_LIGHTNING = re.compile(r"(lightning\.pytorch|pytorch_lightning)\.")
 
 
 class InitializeObserver(Protocol):
@@ -196,6 +201,8 @@ def _stand_in_for_initialize(
             if passed is not None:
                 configuration.replace(merge(passed, is_trained))
             if facts is not None:
+                caller = str(sys._getframe(1).f_globals.get("__name__"))
+                facts.by_lightning |= bool(_LIGHTNING.match(caller))
                 facts.hands_over_two_configs |= configuration.is_handed_over_twice
             if is_trained:
                 turning.before(call.arguments)

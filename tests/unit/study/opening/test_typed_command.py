@@ -5,13 +5,16 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_fixtures import PretendGpu, pretend_gpus
 from study_setups import setup_of
 
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.device.host import cuda
 from trial_lib.device.host.base import Host
@@ -302,6 +305,57 @@ def test_where_the_configuration_is_in_the_code_the_best_command_is_one_that_nee
         "--ds-config",
         str(paths.best_ds_config),
     ]
+
+
+AS_TYPED = BatchSizes(train_batch_size=16, micro_batch_size=2, gradient_accumulation_steps=4)
+BEST = {MICRO_BATCH: 8, ACCUMULATION: 1, TRAIN_BATCH: 16, "zero_optimization": {"stage": 1}}
+
+
+def best_of(folder: Path, command: str, **found: Any) -> list[str]:
+    """Returns the lines of the best command for a program whose configuration no option names."""
+    experiment = read(folder, command)
+    program = ProgramProfile(typed_batch=AS_TYPED, ds_config={"zero_optimization": {"stage": 2}}, **found)
+    known = KnownProgram.of(experiment).learned(program)
+    return training_command(setup_of(experiment, folder / "study"), known, BEST).splitlines()
+
+
+def test_training_arguments_in_a_file_of_the_command_are_set_in_a_copy_of_it(folder: Path) -> None:
+    """As for `llamafactory-cli train lf.yaml`."""
+    text = "deepspeed: ds.json\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4  # steps\n"
+    (folder / "lf.yaml").write_text(text)
+    *before, line = best_of(folder, "torchrun --nproc_per_node 2 train.py lf.yaml", batch={MICRO_BATCH: 2})
+    assert before == [f"cd {folder}"]
+    copy = yaml.safe_load(Path(line.split()[-1]).read_text())
+    best = str(StudyPaths(folder / "study").best_ds_config)
+    assert copy == {"deepspeed": best, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    assert (folder / "lf.yaml").read_text() == text
+
+
+def test_a_program_that_calls_accelerates_launcher_gets_the_configuration_by_its_variables(folder: Path) -> None:
+    """As for `trl sft --config sft.yaml --accelerate_config acc.yaml`."""
+    (folder / "sft.yaml").write_text("per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n")
+    variables = (
+        "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_CONFIG_DS_FIELDS=zero_stage,zero3_init_flag "
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4"
+    )
+    command = f"{variables} torchrun --nproc_per_node 2 train.py --config sft.yaml"
+    *before, line = best_of(folder, command, batch={MICRO_BATCH: 2})
+    assert before == [f"cd {folder}"]
+    # accelerate refuses fields of its own beside a file.
+    assert {
+        f"ACCELERATE_DEEPSPEED_CONFIG_FILE={StudyPaths(folder / 'study').best_ds_config}",
+        "ACCELERATE_CONFIG_DS_FIELDS=zero3_init_flag",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=1",
+    } <= set(line.split())
+
+
+def test_lightning_is_told_the_accumulation_where_it_takes_it(folder: Path) -> None:
+    lines = best_of(folder, "torchrun --nproc_per_node 2 train.py", by_lightning=True)
+    told = "\n".join(line for line in lines if line.startswith("#"))
+    assert "gradient_accumulation_steps" not in told
+    assert "# Pass DeepSpeedStrategy these values, as its own arguments or in its `config`:\n" in told
+    assert "#   zero_optimization.stage: 1\n" in told
+    assert "# Set batch_size=8 of your DataLoader and accumulate_grad_batches=1 of Lightning's Trainer.\n" in told
 
 
 BY_VARIABLES = "BATCH=8 ACC=2 deepspeed --no_local_rank --num_gpus 2 train.py -v train --zero 1"
