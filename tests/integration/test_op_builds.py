@@ -1,5 +1,7 @@
 """Ops are built beside what runs, trials that need them wait, and nothing of a build outlives who wanted it."""
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import PROGRAMS, Trials
 
 from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from trial_lib.records.candidate import Purpose
+from trial_lib.records.result import TrialResult
 
 # DeepSpeed's part of an op: one takes its time, one lacks a compiler, one a library, and one there is not here.
 DEEPSPEED = """
@@ -157,3 +162,31 @@ def test_what_is_built_ahead_ends_with_the_process_that_prepares(tmp_path: Path,
     preparing.send_signal(number)
     preparing.wait(10)
     assert wait_until(lambda: not any(each.is_running() for each in processes), 5.0)
+
+
+def first_run(trials: Trials, builds: Path, script: str, folder: Path) -> tuple[list[str], TrialResult]:
+    """Runs a program as a study does first, in an environment without any build. Returns the types of its failures."""
+    environment = {**rank_environment(), "TORCH_EXTENSIONS_DIR": str(builds)}
+    plan = trials.plan(script, purpose=Purpose.PROFILE, environment=environment, model_dir=folder)
+    plan = dataclasses.replace(plan, ends_at_unbuilt_ops=True)
+    result = trials.start(plan, "cold").result()
+    failures = plan.paths.root.glob("rank*.failure.json")
+    return [
+        f"{failed['type']} {failed['message']}" for failed in map(json.loads, map(Path.read_text, failures))
+    ], result
+
+
+def test_a_program_s_first_run_ends_where_its_engine_needs_an_op_that_is_not_built(
+    trials: Trials, tmp_path: Path
+) -> None:
+    failures, _ = first_run(trials, tmp_path / "builds", "plain.py", PROGRAMS)
+    assert failures == ["OpNotBuiltError ShareMemCommBuilder"]
+    assert not list(tmp_path.glob("builds/*/*.o"))
+
+
+def test_nothing_is_built_for_a_program_that_never_has_an_engine(trials: Trials, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import deepspeed\ndeepspeed.init_distributed()\nprint('no engine')\n")
+    failures, result = first_run(trials, tmp_path / "builds", "train.py", tmp_path)
+    assert not any("OpNotBuiltError" in failure for failure in failures)
+    assert "without calling deepspeed.initialize" in result.reason
+    assert not list(tmp_path.glob("builds/*/*.o"))

@@ -24,10 +24,10 @@ class ColdStarter:
 
     Args:
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build before the first trial.
+        builders: DeepSpeed ops to build before the first trial after the profile trial.
         environment: the environment variables of the builds.
         note: called with a sentence when something takes long.
-        ahead: ops to build during the profile trial, before all other trials.
+        ahead: ops to build after the profile trial, before all other trials.
         hosts: the command of `build_guard` on each other host of a trial, by the host's name.
     """
 
@@ -45,6 +45,7 @@ class ColdStarter:
         self._ahead = ahead
         self._environment = environment
         here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")}
+        self._spans_hosts = hosts is not None
         self._builds = OpBuilds({**here, **(hosts or {})}, interpreter, environment, note)
         self._judge: subprocess.Popen[str] | None = None
 
@@ -56,9 +57,10 @@ class ColdStarter:
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
         """See `RankStarter.prepare`."""
-        self._build()
-        self.start_builds()
-        self.await_builds(beside_builds)
+        # Ranks on other hosts do not say what they need.
+        if not beside_builds or self._spans_hosts:
+            self._build()
+        self.start_and_await(beside_builds)
 
     def _prepare(self, request: LaunchRequest) -> None:
         self.prepare(request.beside_builds, request.starts_cold)
@@ -74,9 +76,13 @@ class ColdStarter:
         """Starts the builds for the trials after the profile trial, and returns at once."""
         self._builds.start(self._ahead)
 
-    def await_builds(self, beside_builds: bool) -> None:
-        """Waits for the builds, unless the launch may run beside them."""
+    def start_and_await(self, beside_builds: bool) -> None:
+        """Starts the builds for the trials after the profile trial, and waits for all, unless this is that trial.
+
+        The profile trial shows whether the program has an engine at all.
+        """
         if not beside_builds:
+            self.start_builds()
             self._builds.wait()
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:

@@ -52,7 +52,7 @@ class LaunchRequest:
         descriptors: file descriptors that the guard and its keeper hold. They lock the trial's slots until the last
             rank is gone, however the driver ends.
         layer: the layer through which the ranks see the program's folder, if the host can make one. None for none.
-        beside_builds: whether the ranks may run while ops are built that they do not need. They then measure no time.
+        beside_builds: whether the ranks may run before ops are built. They then measure no time.
         starts_cold: whether the ranks need new interpreters, whatever the starter.
     """
 

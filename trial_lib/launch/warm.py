@@ -39,7 +39,7 @@ class WarmStarter:
 
     Args:
         interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build and load while priming.
+        builders: DeepSpeed ops to load while priming, if they are built.
         environment: the server's environment variables. Its imports see them.
         log: path of the file for the server's output.
         note: called with a sentence when something takes long, or when trials start cold.
@@ -73,6 +73,7 @@ class WarmStarter:
         self._channel: socket.socket | None = None
         self._ready = False
         self._primed: set[str] = set()
+        self._loaded: set[str] = set()
         self._doubt: str | None = None
         self._running: list[Launched] = []  # forks of the server
         self._ended: list[subprocess.Popen[bytes]] = []
@@ -82,7 +83,6 @@ class WarmStarter:
         """Starts the server and returns at once, so that other servers can start too."""
         with self._lock:
             self._start()
-        self._cold.start_builds()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -110,8 +110,7 @@ class WarmStarter:
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
         """See `RankStarter.prepare`. If the server dies meanwhile, the launch starts another."""
-        self._cold.start_builds()
-        self._cold.await_builds(beside_builds)
+        self._cold.start_and_await(beside_builds)
         if starts_cold or self._doubt:
             self._cold.prepare(beside_builds, starts_cold)
             return
@@ -121,8 +120,7 @@ class WarmStarter:
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Forks a trial when the server is primed."""
-        self._cold.start_builds()
-        self._cold.await_builds(request.beside_builds)
+        self._cold.start_and_await(request.beside_builds)
         if request.starts_cold and not self._closed:
             return self._cold.launch(request)
         with self._lock:
@@ -179,6 +177,7 @@ class WarmStarter:
             if received is None:
                 raise EOFError("the fork server is gone")
             message = received[0]
+            self._loaded.update(message.get("loaded", ()))
             if keys[0] in message:
                 return message[keys[-1]]
             if "ready" in message:
@@ -233,8 +232,8 @@ class WarmStarter:
         return False
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `RankStarter.build`. The server builds its own ops while it is primed."""
-        return self._cold.build([name for name in builders if name not in self._builders])
+        """See `RankStarter.build`. What the server has loaded is built."""
+        return self._cold.build([name for name in builders if name not in self._loaded])
 
     @property
     def has_compiled(self) -> bool:

@@ -26,6 +26,7 @@ from trial_lib.measure.figures.over_ranks import most
 from trial_lib.measure.figures.rank_memory import RankMemory
 from trial_lib.measure.figures.step_losses import StepLosses
 from trial_lib.measure.figures.too_slow import is_hopeless, looks_after, too_slow_reason
+from trial_lib.measure.libraries import unbuilt_ops
 from trial_lib.measure.libraries.current_probe import CurrentProbe
 from trial_lib.measure.libraries.interception import intercept
 from trial_lib.measure.plain_steps import PlainSteps
@@ -179,6 +180,7 @@ class Probe:
     def initialize_called(self) -> None:
         """Ends the phase of imports, and applies the memory limit to the process from now on."""
         if not self.has_engine:
+            unbuilt_ops.engine_begins()
             self._end_phase("import")
             try:
                 expected.require()

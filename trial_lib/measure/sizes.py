@@ -40,6 +40,7 @@ from trial_lib.measure.libraries import (
     fused_adam,
     huggingface_trainer,
     lone_rank,
+    unbuilt_ops,
     zero_init,
 )
 from trial_lib.measure.probe import Probe
@@ -128,6 +129,8 @@ class Sizes:
         facts = ProgramFacts()
         self._probe = self._new_probe(facts, self.size, self._training_began)
         self._probe.install()
+        if self.size.ends_at_unbuilt_ops:
+            unbuilt_ops.end_at_unbuilt_ops()
         compiled_programs.install()
         program_options.note_parsers()
         layer = read_layer(self._scratch)

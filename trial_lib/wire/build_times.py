@@ -1,10 +1,13 @@
-"""The times at which ranks of a trial build torch extensions, such as DeepSpeed's ops. A deadline does not count them.
+"""Builds of torch's extensions, such as DeepSpeed's ops: whether there is one to do, and when ranks of a trial build.
+
+A deadline does not count the time of builds.
 
 A rank imports this module, so it needs only the standard library.
 """
 
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,15 @@ from trial_lib.wire.whole_files import open_own
 # A longer build counts as hung.
 _LONGEST_S = 1800.0
 _BEGINS, _ENDS = "begins", "ends"
+
+
+def has_work(folder: Path) -> bool:
+    """Returns whether ninja has anything to build in a folder."""
+    try:
+        asked = subprocess.run(["ninja", "-n"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return True
+    return b"no work to do" not in asked.stdout
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ class ProbeSettings:
             what the program's own parser says of them.
         traces: whether some steps after the counted ones are traced.
         replicas: model replicas that the engine has to have, if the candidate's layout decides on them; else None.
+        ends_at_unbuilt_ops: whether a rank ends where DeepSpeed would compile an op.
     """
 
     window: StepWindow
@@ -57,6 +58,7 @@ class ProbeSettings:
     varied_options: dict[str, list[Any]] = field(default_factory=dict)
     traces: bool = False
     replicas: int | None = None
+    ends_at_unbuilt_ops: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

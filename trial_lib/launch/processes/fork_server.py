@@ -280,11 +280,11 @@ def main(arguments: list[str]) -> None:
     try:
         ahead = json.loads(arguments[1])
         with _importing():
-            prime(driver, arguments[2:])
+            loaded = prime(driver, arguments[2:])
         serving = ForkServer(driver)
         if ahead["imports"] and doubt() is None:
             serving.import_safely(ahead["imports"], set(ahead["without"]), ahead["patience_s"])
-        channel.send(driver, {"ready": True, "doubt": doubt()})
+        channel.send(driver, {"ready": True, "doubt": doubt(), "loaded": loaded})
         serving.serve()
     except OSError:
         # The driver is gone.

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.wire.build_times import has_work
 from trial_lib.wire.gpu_architectures import unread_architectures
 
 NAMED = "TORCH_EXTENSIONS_DIR"
@@ -155,6 +155,10 @@ def _locks_soon(descriptor: int) -> bool:
         time.sleep(_POLL_S)
 
 
+class _NotBuiltError(Exception):
+    """An op is not built, and is not to be built now."""
+
+
 class _BuilderDiedError(Exception):
     """The process that built an op was killed and has left its lock."""
 
@@ -194,8 +198,8 @@ def wait_for_the_living() -> None:
 
 
 @contextlib.contextmanager
-def _told_of(note: Callable[[str], None]) -> Iterator[None]:
-    """Reports, in this block, each op before it is built."""
+def _told_of(note: Callable[[str], None], only_built: bool) -> Iterator[None]:
+    """Reports, in this block, each op before it is built. Or refuses to build it."""
     from torch.utils import cpp_extension
 
     run = cpp_extension._run_ninja_build
@@ -203,9 +207,11 @@ def _told_of(note: Callable[[str], None]) -> Iterator[None]:
     def run_and_tell(build_directory: str, *args: Any, **kwargs: Any) -> None:
         """Stands in for `torch.utils.cpp_extension._run_ninja_build`, which torch also calls for built ops."""
         folder = Path(build_directory)
-        if not _has_work(folder):
+        if not has_work(folder):
             run(build_directory, *args, **kwargs)
             return
+        if only_built:
+            raise _NotBuiltError
         is_there = (folder / f"{folder.name}.so").exists()
         often = "again, for its flags or sources are others now" if is_there else "once for this environment"
         note(f"building DeepSpeed's {folder.name} ({often}; one to three minutes)")
@@ -267,24 +273,16 @@ def _copy_build(folder: Path, root: Path) -> None:
         copy.rename(there)
 
 
-def _has_work(folder: Path) -> bool:
-    """Returns whether ninja has anything to build in a folder."""
-    try:
-        asked = subprocess.run(["ninja", "-n"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return True
-    return b"no work to do" not in asked.stdout
-
-
-def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str]:
-    """Builds and loads DeepSpeed's ops. A build takes minutes, once for each machine and version.
+def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool = False) -> dict[str, str]:
+    """Builds and loads DeepSpeed's ops. A build takes minutes, once for each environment.
 
     Args:
         builders: the names of DeepSpeed's op builders, such as `CPUAdamBuilder`.
         note: called with a sentence before each build.
+        only_built: whether to load only what is built.
 
     Returns:
-        The reason for each op that cannot be built or loaded here.
+        The reason for each op that cannot be built or loaded here. An op that is not to be built has no words.
     """
     from deepspeed.accelerator import get_accelerator
     from torch.utils import cpp_extension
@@ -308,10 +306,14 @@ def build(builders: Iterable[str], note: Callable[[str], None]) -> dict[str, str
                 continue
             # torch makes the folder, and may not have the right to.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
-            with _told_of(note), _one_at_a_time(build_dir):
+            with _told_of(note, only_built), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
                 if usual is not None:
                     _copy_build(build_dir, usual)
+        except _NotBuiltError:
+            cannot[name] = ""
+            # Forks of this process may still build it.
+            cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(builder.name, None)
         except Exception as error:  # noqa: BLE001 - a missing compiler is the trial's to report, with its own words
             unread = unread_architectures(os.environ) if isinstance(error, ValueError) else ""
             cannot[name] = unread or [*str(error).splitlines(), type(error).__name__][0]

@@ -29,8 +29,12 @@ from trial_lib.wire.imported import Import, installed_folders
 _OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
 
 
-def prime(driver: socket.socket, builders: list[str]) -> None:
-    """Imports the modules of every DeepSpeed training, and those that a first step would load."""
+def prime(driver: socket.socket, builders: list[str]) -> list[str]:
+    """Imports the modules of every DeepSpeed training, and those that a first step would load.
+
+    Returns:
+        Those of the builders whose ops are loaded. An op that is not built is built when a program needs it.
+    """
     # DeepSpeed imports mlflow if it is installed. That takes seconds, which most programs need not pay.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     import torch
@@ -59,18 +63,19 @@ def prime(driver: socket.socket, builders: list[str]) -> None:
         channel.send(driver, {"note": text})
 
     if get_accelerator().device_name() == "cpu":
-        jit_builds.build(builders, note)
-        return
+        cannot = jit_builds.build(builders, note, only_built=True)
+        return [name for name in builders if name not in cannot]
     # The ranks load the ops themselves.
     jit_builds.wait_for_the_living()
     # Loading a CUDA op asks the device for its architecture, which initialises CUDA. So a child loads it.
     child = os.fork()
     if child == 0:
         try:
-            jit_builds.build(builders, note)
+            jit_builds.build(builders, note, only_built=True)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+    return []
 
 
 def doubt() -> str | None:

@@ -1,6 +1,9 @@
 """The profile trial of a study: its two runs, the check of the mapped batch, and the build of the operators."""
 
+import contextlib
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
@@ -44,7 +47,9 @@ def run_profile_of_study(
     def run_and_compare(plan: TrialPlan) -> TrialResult:
         if not plan.as_typed:
             return run(plan)
-        result = run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
+        result = run_with_ops(
+            plan, place, lambda plan: run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
+        )
         places = mapped_places(setup.experiment, setup.environment)
         return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
 
@@ -55,6 +60,37 @@ def run_profile_of_study(
         # The compilers have taken time from the ranks.
         forget_own(plan)
     return complete
+
+
+def run_with_ops(plan: TrialPlan, place: Place, run: Callable[[TrialPlan], TrialResult]) -> TrialResult:
+    """Runs the program as typed. Where it needs an op that is not built, has the op built, and runs it again.
+
+    So no op is built for a program that never has an engine, and no slot waits for a compiler.
+    """
+    if place.starter_here is None:
+        return run(plan)
+    tried: set[str] = set()
+    while True:
+        result = run(replace(plan, ends_at_unbuilt_ops=True))
+        missing = _unbuilt_ops(plan)
+        if not missing or missing <= tried:
+            break
+        tried |= missing
+        if missing & place.build(sorted(missing)).keys():
+            break
+    # A rank that cannot build it either says why.
+    return run(plan) if missing else result
+
+
+def _unbuilt_ops(plan: TrialPlan) -> set[str]:
+    """Returns the builders of the ops that ended the ranks of a run."""
+    found = set()
+    for rank in range(plan.candidate.slots):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            failure = json.loads(plan.paths.failure(rank).read_text())
+            if failure["type"] == "OpNotBuiltError":
+                found.add(failure["message"])
+    return found
 
 
 def profiled_candidate(file: Path) -> Candidate | None:
