@@ -131,7 +131,8 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
         study_id=study_id,
         interpreter=interpreter_of(experiment),
         builders=builders,
-        ahead=ahead,
+        # Its hosts do not say which ops the profile trial needed.
+        ahead=[*builders, *ahead],
         environment=environment,
         is_warm=arguments.start == "warm",
         lock_dir=host_lock_dir(),
@@ -143,9 +144,9 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
 
 
 def _ops(experiment: Experiment, arguments: StudyArguments, device: str) -> tuple[list[str], list[str]]:
-    """Returns the operators that a starter builds before all trials, and those that it builds beside the profile trial.
+    """Returns the operators that a fork server loads for its forks if they are built, and others that trials may need.
 
-    On a CPU they are few, and a fork server loads them for its forks. On a GPU each takes minutes to build.
+    On a GPU a fork server can load none.
     """
     ops = supposed_ops(experiment, arguments, device)
     return (ops, []) if kind_of(device).computes_on_the_processor else ([], ops)
