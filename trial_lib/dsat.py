@@ -1,6 +1,5 @@
 """dsat's helpers, under the names that training code imports."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,24 +11,14 @@ from trial_lib.integrations.huggingface_arguments import get_hf_args_with_overwr
 
 @contextmanager
 def dsat_reporting_context(core_context: Any, op: Any, steps_completed: int | None = None) -> Iterator[None]:
-    """Has a trial measure what is inside, and leave out what is between: forward, backward and step belong inside.
+    """Does nothing. dsat reported the steps through it, and ZeroTune's trials measure the engine itself.
 
-    It may stand around each micro-batch, each optimizer step, or the whole training (`trainer.train()`). In a full
-    experiment, and without ZeroTune, it does nothing. The arguments are dsat's, which reported through them;
-    here the engine is measured itself.
+    A step is measured as in any other program, from the end of one to the end of the next. Loading counts, wherever the
+    program loads.
 
     Args:
         core_context: what `core.init` returned.
         op: the current operation.
         steps_completed: the optimizer steps done.
     """
-    # A rank of a trial has a probe before the user's code runs; no other process has imported the module.
-    probe = getattr(sys.modules.get("trial_lib.measure.probe"), "current", None)
-    if probe is None:
-        yield
-        return
-    probe.resume()
-    try:
-        yield
-    finally:
-        probe.pause()
+    yield

@@ -255,16 +255,6 @@ class Probe:
         if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
             self._end_early()
 
-    def pause(self) -> None:
-        """Stops the clock of the optimizer step until `resume`."""
-        if self._watch is not None:
-            self._watch.clock.pause()
-
-    def resume(self) -> None:
-        """Starts the clock again after `pause`; harmless if it runs."""
-        if self._watch is not None:
-            self._watch.clock.resume()
-
     def _end_phase(self, name: str) -> None:
         now = time.time()
         self._phases[name] = now - self._phase_started

@@ -1,4 +1,4 @@
-"""Seconds of an optimizer step: by the device's clock and of processor time, without pauses.
+"""Seconds of an optimizer step: by the device's clock and of processor time.
 
 A training runs ahead of its device. While the device works on a step, the program loads the next batch and queues more
 work. So nothing may wait for the device between two steps. Times are marked in the device's own queue. They are read
@@ -32,29 +32,18 @@ class StepTime:
     Args:
         device: that has done it.
         span: from its beginning to its end.
-        pauses: within it, which do not count.
         parts: the calls of each of `PARTS`, from beginning to end.
     """
 
     device: Device
     span: tuple[_Moment, _Moment]
-    pauses: tuple[tuple[_Moment, _Moment], ...]
     parts: dict[str, list[tuple[Any, Any]]]
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds by the device's clock (`latency`), of processor time (`cpu`), and of each part."""
-        between = self.device.seconds_between
-        latency, cpu = (
-            of(*self.span) - sum(of(*pause) for pause in self.pauses) for of in (self._by_device, self._by_processor)
-        )
+        between, (start, end) = self.device.seconds_between, self.span
         parts = {part: sum(between(*call) for call in calls) for part, calls in self.parts.items()}
-        return {"latency": latency, "cpu": cpu, **parts}
-
-    def _by_device(self, start: _Moment, end: _Moment) -> float:
-        return self.device.seconds_between(start.instant, end.instant)
-
-    def _by_processor(self, start: _Moment, end: _Moment) -> float:
-        return end.cpu_s - start.cpu_s
+        return {"latency": between(start.instant, end.instant), "cpu": end.cpu_s - start.cpu_s, **parts}
 
 
 class StepClock:
@@ -66,16 +55,11 @@ class StepClock:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._pauses: list[tuple[_Moment, _Moment]] = []
-        self._paused: _Moment | None = None
         self.mark()
 
     def mark(self) -> None:
         """Starts the time of the next step."""
         self._started = self._now()
-        self._pauses = []
-        if self._paused is not None:
-            self._paused = self._started
 
     def step_ended(self, parts: dict[str, list[tuple[Any, Any]]]) -> StepTime:
         """Returns the time since `mark`.
@@ -83,25 +67,7 @@ class StepClock:
         Args:
             parts: as `PartTimer.take` returns them.
         """
-        ended = self._now() if self._paused is None else self._paused
-        return StepTime(self._device, (self._started, ended), tuple(self._pauses), parts)
-
-    def pause(self) -> None:
-        """Stops the clock until `resume`."""
-        if self._paused is None:
-            self._paused = self._settled()
-
-    def resume(self) -> None:
-        """Starts the clock again after `pause`; harmless if it runs."""
-        if self._paused is None:
-            return
-        self._pauses.append((self._paused, self._settled()))
-        self._paused = None
-
-    def _settled(self) -> _Moment:
-        # The paused code is the program's own and may keep the device busy. That work has to end with the pause.
-        self._device.finish()
-        return self._now()
+        return StepTime(self._device, (self._started, self._now()), parts)
 
     def _now(self) -> _Moment:
         return _Moment(self._device.instant(), time.process_time())

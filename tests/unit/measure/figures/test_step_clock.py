@@ -111,20 +111,6 @@ def test_on_a_cpu_every_step_counts_as_it_comes() -> None:
     assert clock.now == pytest.approx(11 * (LOAD_S + 3 * LAUNCH_S + 0.030))
 
 
-def test_pauses_do_not_count_and_end_with_the_device_at_rest() -> None:
-    clock = Clock()
-    clock_of_steps = StepClock(clock)
-    train(clock, 0.030)
-    clock_of_steps.pause()
-    clock.program_works(5.0)
-    clock.give(1.0)
-    clock_of_steps.resume()
-    train(clock, 0.030)
-    seconds = clock_of_steps.step_ended({}).seconds()
-    # A whole step each: the program could not run ahead.
-    assert seconds["latency"] == pytest.approx(2 * (LOAD_S + LAUNCH_S + 0.030))
-
-
 def test_a_part_is_the_sum_of_its_calls() -> None:
     clock = Clock(is_apart=False)
     parts = PartTimer(clock)
