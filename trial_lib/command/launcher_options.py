@@ -56,6 +56,7 @@ _LOGS = "every rank has a log of its own"
 _CORES = "ZeroTune hands out the cores"
 _NEVER_AGAIN = "a trial is never started again"
 _PROCESSES = "ZeroTune watches over the ranks"
+_ELASTIC = "a trial has the same ranks from its beginning to its end; an elastic training may start from the answer"
 _NO_PYTHON = "ZeroTune starts Python programs only"
 
 DEEPSPEED: dict[str, Option] = {
@@ -87,10 +88,12 @@ DEEPSPEED: dict[str, Option] = {
     "--bind_core_list": left_out(_CORES),
     "--force_multi": refused("it asks for the launcher of several nodes", has_value=False),
     "--no_python": refused(_NO_PYTHON, has_value=False),
+    "--elastic_training": refused(_ELASTIC, has_value=False),
+    **{name: refused(_ELASTIC) for name in ("--min_elastic_nodes", "--max_elastic_nodes")},
     "--autotuning": refused("ZeroTune takes the place of DeepSpeed's autotuner"),
     "--venv_script": refused("no shell is started: activate the environment before zerotune"),
 }
-"""Of `deepspeed/launcher/runner.py`, DeepSpeed 0.19."""
+"""Of `deepspeed/launcher/runner.py`, DeepSpeed 0.16 to 0.19."""
 
 # A YAML says how many ranks start. Only a typed command chooses devices.
 DEEPSPEED_IN_YAML: dict[str, Option] = {

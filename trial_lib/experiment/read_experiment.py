@@ -24,7 +24,7 @@ from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.program_section import check_switches, refuse_launchers_own
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.experiment.yaml_document import YamlDocument, parse_yaml, read_yaml
-from trial_lib.experiment.yaml_mistakes import explain, one_error
+from trial_lib.experiment.yaml_mistakes import explain, one_error, refuse_a_programs_own
 from trial_lib.wire.errors import InputError
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
             remedy="Name the folder that holds your training code.",
         )
     model_dir = model_dir.resolve()
+    refuse_a_programs_own(document)
     try:
         config = ExperimentConfig.model_validate(document.data)
     except ValidationError as error:
@@ -189,6 +190,9 @@ def _read_deepspeed_config(
     overwrites = hyperparameters.overwrite_deepspeed_args
     if base is None:
         typo = difflib.get_close_matches("deepspeed_config", hyperparameters.model_extra or {}, n=1)
+        if entrypoint is None or not entrypoint.trial_class:
+            # A script may have hyperparameters of its own, such as `ds_config`, that mean something to it alone.
+            typo = [name for name in typo if name.startswith("deepspeed")]
         inline = inline_ds_config(hyperparameters.as_dict())
         if inline is not None and not typo:
             return overwrite_deepspeed_config(inline, overwrites)

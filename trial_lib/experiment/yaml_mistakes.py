@@ -8,6 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trial_lib.deepspeed_config.overrides import DEEPSPEED_KEYS
 from trial_lib.experiment.config import ExperimentConfig
 from trial_lib.experiment.yaml_document import YamlDocument, describe
 from trial_lib.wire.errors import InputError
@@ -27,6 +28,25 @@ def explain(document: YamlDocument, error: ValidationError) -> list[InputError]:
         if not any(other[: len(place)] == place and place and other != place for other in by_place)
     ]
     return sorted(errors, key=_line_and_column)
+
+
+def refuse_a_programs_own(document: YamlDocument) -> None:
+    """Refuses a file of settings that a program reads itself, such as one of GPT-NeoX. It is no experiment.
+
+    Raises:
+        InputError: DeepSpeed's keys are at the top level, with dashes or underscores, and there is no experiment.
+    """
+    if {"entrypoint", "hyperparameters"} & document.data.keys():
+        return
+    found = [str(key) for key in document.data if str(key).replace("-", "_") in DEEPSPEED_KEYS]
+    if found:
+        raise InputError(
+            f"this is a file of your program's own, with DeepSpeed's settings in it ({', '.join(found[:3])}), and no "
+            "experiment.",
+            where=document.where((found[0],), key=True),
+            remedy="Put `zerotune tune --` before the command that reads it, such as `zerotune tune -- python deepy.py "
+            f"train.py {document.path.name}`.",
+        )
 
 
 def _line_and_column(error: InputError) -> tuple[int, int]:

@@ -194,6 +194,8 @@ REFUSALS = {
     "deepspeed --autotuning run train.py": "option --autotuning of the launcher deepspeed is not supported: ZeroTune",
     "deepspeed --no_python train.sh": "ZeroTune starts Python programs only",
     "deepspeed --force_multi train.py": "the launcher of several nodes",
+    "deepspeed --elastic_training train.py": "a trial has the same ranks from its beginning to its end",
+    "deepspeed --min_elastic_nodes 1 train.py": "a trial has the same ranks from its beginning to its end",
     "deepspeed --venv_script env.sh train.py": "activate the environment before zerotune",
     "deepspeed": "names no script",
     "torchrun --nnodes 2 train.py": "--nnodes 2 asks for several nodes",
@@ -252,7 +254,9 @@ def test_every_option_that_the_installed_deepspeed_knows_is_decided_on(monkeypat
 
     monkeypatch.setattr(argparse.ArgumentParser, "add_argument", listen)
     runner.parse_args(["train.py"])
-    assert flags - {"-h", "--help"} == set(DEEPSPEED)
+    # DeepSpeed 0.18 has the others.
+    others = {"--elastic_training", "--min_elastic_nodes", "--max_elastic_nodes"}
+    assert (flags | others) - {"-h", "--help"} == set(DEEPSPEED)
 
 
 def test_a_launcher_of_another_environment_names_its_python(tmp_path: Path) -> None:

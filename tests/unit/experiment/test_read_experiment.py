@@ -111,6 +111,13 @@ def test_a_script_may_have_its_configuration_in_its_code_or_in_its_command(model
     assert read(model_dir, named).ds_config == {"train_batch_size": 16, "zero_optimization": {"stage": 1}}
 
 
+def test_a_script_may_have_a_hyperparameter_of_its_own_with_such_a_name(model_dir: Path) -> None:
+    text = "entrypoint: python3 train.py\nhyperparameters: {ds_config: ds_config.json}"
+    assert read(model_dir, text).config.hyperparameters.as_dict() == {"ds_config": "ds_config.json"}
+    named = "entrypoint: python3 train.py --deepspeed ds_config.json\nhyperparameters: {ds_config: {a: 1}}"
+    assert read(model_dir, named).ds_config
+
+
 def test_a_training_may_do_without_a_configuration(model_dir: Path) -> None:
     path = model_dir.parent / "experiment.yaml"
     path.write_text("entrypoint: python3 train.py\nhyperparameters: {lr: 1}")
@@ -255,6 +262,11 @@ REFUSALS = {
     "a misspelt configuration": (
         "entrypoint: python3 train.py\nhyperparameters: {deepspeed_confg: a}",
         'Did you mean "deepspeed_config" by "deepspeed_confg"?',
+    ),
+    "a file of GPT-NeoX": (
+        '"num-layers": 12\n"train-micro-batch-size-per-gpu": 4\n"zero_optimization": {stage: 1}',
+        "experiment.yaml:2:1: this is a file of your program's own, with DeepSpeed's settings in it "
+        "(train-micro-batch-size-per-gpu, zero_optimization), and no experiment. Put `zerotune tune --` before",
     ),
     "a configuration that is not there": (
         MINIMAL.replace("ds_config.json", "no.json"),
