@@ -82,10 +82,17 @@ def log_in() -> None:
         return
     record = _running()
     credential = record.get("credential", "")
+    ours = {name for name, url in named.items() if credential and url == record[name]}
+    if not ours:
+        return
+    from flows.servers.prefect_server import past_proxies
+
+    # A proxy would read the credential.
+    os.environ.update(past_proxies())
     user, _, password = credential.partition(":")
-    if credential and named["PREFECT_API_URL"] == record["PREFECT_API_URL"]:
+    if "PREFECT_API_URL" in ours:
         os.environ["PREFECT_API_AUTH_STRING"] = credential
-    if credential and named["MLFLOW_TRACKING_URI"] == record["MLFLOW_TRACKING_URI"]:
+    if "MLFLOW_TRACKING_URI" in ours:
         os.environ.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
 
 

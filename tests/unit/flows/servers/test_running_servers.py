@@ -61,7 +61,8 @@ def test_a_command_has_the_credential_only_for_the_servers_that_run_here(monkeyp
         record_servers(API, MLFLOW, CREDENTIAL)
         prefect = {"PREFECT_API_AUTH_STRING": CREDENTIAL}
         mlflow = {"MLFLOW_TRACKING_USERNAME": "zerotune", "MLFLOW_TRACKING_PASSWORD": "the-key"}
-        assert logged_in(monkeypatch, PREFECT_API_URL=API) == prefect
+        assert logged_in(monkeypatch, PREFECT_API_URL=API, HTTP_PROXY="http://proxy.example") == prefect
+        assert os.environ["NO_PROXY"] == "127.0.0.1"
         assert logged_in(monkeypatch, PREFECT_API_URL=f"{API}/", MLFLOW_TRACKING_URI=MLFLOW) == {**prefect, **mlflow}
         # The user's own servers get nothing, and what the user has set for them stays.
         assert logged_in(monkeypatch) == {}
