@@ -234,6 +234,11 @@ def test_what_programs_ask_of_cuda_beside_tensors_has_an_answer(foreseen):
         "module.stream(module.Stream(priority=0)).__enter__(); module.get_device_properties(0).total_memory; "
         "torch.accelerator.synchronize(); torch.cuda.nccl.version(); torch.cuda.utilization(); "
         "assert int(torch.version.cuda.split('.')[0]) >= 12; "
+        # As the start of a framework asks, by the functions or by the core itself.
+        "assert torch.cuda.can_device_access_peer(0, 1) and torch.cuda.is_tf32_supported(); "
+        "assert torch.cuda.get_arch_list(); "
+        "assert torch._C._cuda_getDeviceCount() == 2; torch._C._cuda_emptyCache(); "
+        "assert torch.cuda.current_blas_handle() == 0 and not hasattr(torch._C, '_is_no_function'); "
         "assert loss.is_cuda and not torch.ones(1).is_cuda"
     )
     assert foreseen(does) == ("", [])

@@ -16,11 +16,10 @@ def grouped_products() -> dict[Any, Callable[..., int]]:
         if hasattr(torch.ops.aten, name):
             found[getattr(torch.ops.aten, name)] = _flops
     # What transformers computes where torch has no kernel of its own (transformers/integrations/moe.py). Its operators
-    # exist from the import of that module on.
-    transformers = torch.ops.transformers
-    if hasattr(transformers, "grouped_mm_fallback"):
-        found[transformers.grouped_mm_fallback] = _flops
-        found[transformers.grouped_mm_fallback_backward] = _flops_backward
+    # exist from the import of that module on. Until transformers 5.6 the backward pass is none, but plain products.
+    for name, flops in (("grouped_mm_fallback", _flops), ("grouped_mm_fallback_backward", _flops_backward)):
+        if hasattr(torch.ops.transformers, name):
+            found[getattr(torch.ops.transformers, name)] = flops
     return found
 
 

@@ -149,6 +149,11 @@ class Foreseeing:
         name_gradients(engine, self._memory)
         self._operations.name_modules(engine.module)
         self._moments.watch(engine)
+        config = getattr(engine.module, "config", None)
+        takes_tokens = getattr(engine.module, "main_input_name", "input_ids") == "input_ids"
+        if getattr(config, "is_encoder_decoder", False) and not takes_tokens:
+            # Such as Whisper, whose encoder has spectra.
+            self._notes.append("Tokens are those of the decoder alone. What the encoder takes are no tokens.")
         if pipeline_moments.is_pipeline(engine):
             self._pipeline_stages = int(engine.num_stages)
             self._parameters = pipeline_moments.parameters_of(engine)

@@ -68,8 +68,7 @@ def install(memory: MemoryLog, device: AskedDevice, devices: int) -> None:
         for module in _modules():
             if hasattr(module, name):
                 setattr(module, name, answer)
-    # Bound when a package is imported that has kernels of its own, such as bitsandbytes.
-    setattr(torch._C, "_cuda_getCurrentRawStream", lambda device=0: 0)  # noqa: B010 - torch declares it for CUDA
+    _answer_for_the_core(devices)
     torch.cuda.Stream = torch.cuda.Event = pretended_device.Stream  # type: ignore[assignment, misc]
     torch.cuda.nccl.version = lambda: _NCCL
     # The Trainer's `tf32`, for one, looks at it.
@@ -79,6 +78,30 @@ def install(memory: MemoryLog, device: AskedDevice, devices: int) -> None:
     for name in ("start", "stop"):
         setattr(torch.cuda.profiler, name, _always(None))
     _replace_types()
+
+
+def _answer_for_the_core(devices: int) -> None:
+    """Gives torch's core the functions that it has where it is built for CUDA. Packages bind them, or call them.
+
+    Those that this table lacks do nothing.
+    """
+    core: Any = torch._C
+    answers = {
+        "_cuda_getCurrentRawStream": 0,
+        "_cuda_getDeviceCount": devices,
+        "_cuda_getDevice": 0,
+        "_cuda_canDeviceAccessPeer": True,
+        "_cuda_getCurrentBlasHandle": 0,
+        "_cuda_getCurrentSolverHandle": 0,
+    }
+
+    def missing(name: str) -> Any:
+        """Answers for attributes that the core lacks."""
+        if name.startswith("_cuda_"):
+            return _always(answers.get(name))
+        raise AttributeError(f"module 'torch._C' has no attribute '{name}'")
+
+    core.__getattr__ = missing
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -131,6 +154,13 @@ def _answers(memory: MemoryLog, found: AskedDevice, devices: int) -> dict[str, A
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "initial_seed": lambda: torch.initial_seed(),
         "_is_in_bad_fork": _always(False),
+        "can_device_access_peer": _always(True),
+        "get_arch_list": lambda: ["sm_{}{}".format(*found.version)],
+        "get_gencode_flags": _always(""),
+        "is_tf32_supported": lambda: has_bfloat16,
+        "device_memory_used": lambda device=None: memory.live_bytes,
+        "current_blas_handle": _always(0),
+        "current_solver_handle": _always(0),
         "stream": contextlib.nullcontext,
         "device": contextlib.nullcontext,
         "device_of": contextlib.nullcontext,
@@ -164,6 +194,7 @@ def _answers(memory: MemoryLog, found: AskedDevice, devices: int) -> dict[str, A
         "set_per_process_memory_fraction",
         "init",
         "_lazy_init",
+        "_sleep",
     ):
         answers[name] = _always(None)
     return answers
