@@ -33,16 +33,38 @@ class BatchSource:
     folder: Path
     replicas: int = 1
 
-    def ignored_batch_reason(self, asked: int, arrived: int, configuration: Mapping[str, Any] | None) -> str:
+    def ignored_batch_reason(
+        self, asked: int, arrived: int, configuration: Mapping[str, Any] | None, accumulation: int = 1
+    ) -> str:
         """Returns the sentences for batches that do not follow the candidate, with the remedy that fits this program.
 
         Args:
             asked: the micro-batch size of the candidate.
             arrived: the size that arrived.
             configuration: the configuration that the code itself has passed to DeepSpeed.
+            accumulation: of the candidate.
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
-        return f"{fed} {self._way(arrived, configuration or {})} If the data set itself is that small, use more data."
+        divided = self._divided(asked, arrived)
+        if divided:
+            return f"{fed} {divided}"
+        way = self._way(arrived, configuration or {}, accumulation)
+        return f"{fed} {way} If the data set itself is that small, use more data."
+
+    def _divided(self, asked: int, arrived: int) -> str:
+        """Returns the sentences for a size that the engine takes for one rank's, and the script for that of all."""
+        if self.replicas == 1 or asked != arrived * self.replicas:
+            return ""
+        typed = [number.name for number in numbers_in_words(self.arguments) if _is_of_a_batch(number, asked)]
+        read = [self._spelled(each) for each in options_read() if each.value == asked and _is_batch(each)]
+        name = next(iter((*typed, *read)), None)
+        if name is None:
+            return ""
+        return (
+            f"It divides its {name} {asked} among its {self.replicas} ranks, as Accelerate does with split_batches, "
+            f"but DeepSpeed takes that for the size of each rank. Turn the dividing off, and type your {name} divided "
+            f"by {self.replicas}. Then the same rows arrive, and all sizes agree."
+        )
 
     def ignored_accumulation_reason(self, asked: int, micro_batches: int) -> str:
         """Returns the sentences for optimizer steps that do not follow the candidate's accumulation.
@@ -60,7 +82,7 @@ class BatchSource:
             f"one with {_written('--accumulation', ACCUMULATION)}"
         )
 
-    def _way(self, arrived: int, configuration: Mapping[str, Any]) -> str:
+    def _way(self, arrived: int, configuration: Mapping[str, Any], accumulation: int) -> str:
         typed = [number for number in numbers_in_words(self.arguments) if number.value == str(arrived)]
         variables = self._variables_of(arrived)
         named = [number for number in typed if _is_of_a_batch(number)]
@@ -72,8 +94,8 @@ class BatchSource:
             if number.value == str(arrived) and _is_of_a_batch(number):
                 return f"A file of its command line has {number.shown}. {_mapping(number.target)}"
         for option in options_read():
-            for key, size in ((MICRO_BATCH, arrived), (TRAIN_BATCH, arrived * self.replicas)):
-                if option.value == size and any(map(_BATCH_NAME.search, option.names)):
+            for key, size in ((MICRO_BATCH, arrived), (TRAIN_BATCH, arrived * self.replicas * accumulation)):
+                if option.value == size and _is_batch(option):
                     name = self._spelled(option)
                     return f"Its option {name} is {size}. {_mapping(name, key)}"
         file = self._file_with(arrived)
@@ -130,8 +152,12 @@ class BatchSource:
                 yield path
 
 
-def _is_of_a_batch(number: TypedNumber) -> bool:
-    return bool(_BATCH_NAME.search(number.name))
+def _is_of_a_batch(number: TypedNumber, value: int | None = None) -> bool:
+    return bool(_BATCH_NAME.search(number.name)) and value in (None, int(number.value))
+
+
+def _is_batch(option: ProgramOption) -> bool:
+    return any(map(_BATCH_NAME.search, option.names))
 
 
 def _mapping(target: str, key: str = MICRO_BATCH) -> str:

@@ -100,8 +100,11 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
     for place in places:
         if place.value != had[place.key]:
             others = [key for key, value in had.items() if value == place.value]
+            known = [key for key in others if place.shown.startswith(program.arg_mappings.get(key) or "\0")]
             remedy = (
-                f"If it sets the {others[0]}, map that key to it."
+                f"Leave this mapping out: ZeroTune sets the {known[0]} there by itself."
+                if known
+                else f"If it sets the {others[0]}, map that key to it."
                 if others
                 else "Map the place that sets it, or nothing."
             )

@@ -131,3 +131,19 @@ def test_steps_that_do_not_follow_the_accumulation_are_told_with_the_ways_that_d
     said = BatchSource([], {}, tmp_path).ignored_accumulation_reason(4, 1)
     assert said.startswith("The script took an optimizer step after 1 micro-batch, but its engine was set to an acc")
     assert "--map gradient_accumulation_steps=--accumulation" in said
+
+
+def test_a_batch_that_is_divided_among_the_ranks_is_told_without_a_mapping_that_contradicts_the_engine(
+    tmp_path,
+):
+    words = ["--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2"]
+    said = BatchSource(words, {}, tmp_path, replicas=2).ignored_batch_reason(8, 4, None, accumulation=2)
+    assert said == (
+        "The script fed batches of 4 to an engine that was set to a micro-batch of 8. It divides its "
+        "--per_device_train_batch_size 8 among its 2 ranks, as Accelerate does with split_batches, but DeepSpeed takes "
+        "that for the size of each rank. Turn the dividing off, and type your --per_device_train_batch_size divided by "
+        "2. Then the same rows arrive, and all sizes agree."
+    )
+    # A program that stays at its own size divides nothing.
+    ignored = BatchSource(["--batch-size", "4"], {}, tmp_path, replicas=2).ignored_batch_reason(8, 4, None)
+    assert "--map train_micro_batch_size_per_gpu=--batch-size" in ignored

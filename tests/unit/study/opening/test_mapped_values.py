@@ -88,3 +88,13 @@ def test_a_mapped_stage_is_held_against_the_configuration() -> None:
     assert said.startswith(
         "zero_optimization.stage is mapped to --zero-stage 1, but as typed the program's engine has 2"
     )
+
+
+def test_an_option_that_is_known_to_set_a_size_needs_no_mapping() -> None:
+    flag = "--per_device_train_batch_size"
+    found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: flag}})
+    assert found.typed_batch is not None
+    size = found.typed_batch.micro_batch_size
+    said = wrong_mapping(found, [BatchPlace(TRAIN_BATCH, size, f"{flag} {size}")], {})
+    assert said is not None
+    assert said.endswith(f"Leave this mapping out: ZeroTune sets the {MICRO_BATCH} there by itself.")
