@@ -216,8 +216,8 @@ _ALONE = {
 _SWIFT = (
     "swift sft --model ./tiny --model_type llama --template dummy --dataset ./messages.jsonl --tuner_type full "
     "--deepspeed {} --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_steps 60 --max_length 128 "
-    "--output_dir out/swift --use_cpu true --torch_dtype float32 --report_to none --save_strategy no "
-    "--eval_strategy no --split_dataset_ratio 0"
+    "--output_dir out/swift --use_cpu true --torch_dtype float32 --fp16 false --report_to none "
+    "--save_strategy no --eval_strategy no --split_dataset_ratio 0"
 )
 
 
