@@ -105,7 +105,7 @@ _PLAIN = (
     "prints",
     "raises_on_rank_1",
     "works_ahead",
-    "works_between_steps",
+    "loads_outside_the_context",
     "hangs_at_size",
     "batch_shapes",
     "stands_still",

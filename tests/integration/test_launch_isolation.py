@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,10 @@ def inspected(trials, request, monkeypatch):
 def test_a_rank_has_its_own_output_environment_and_cores(inspected):
     environment, result, ranks = inspected
     for number, found in enumerate(ranks):
-        assert found["files"] == {"0": "/dev/null", "1": result.logs[number], "2": result.logs[number]}
+        # A program in a layer finds the records at another place.
+        seen = {key: Path(file).parts[-2:] for key, file in found["files"].items()}
+        log = Path(result.logs[number]).parts[-2:]
+        assert seen == {"0": ("dev", "null"), "1": log, "2": log}
         rank = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         # Libraries may add some of their own while they are imported.
         assert found["environment"].items() >= {**environment, **rank}.items()

@@ -203,7 +203,7 @@ def test_ctrl_c_leaves_nothing_behind(zerotune):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--on", "h100:8"], "--on h100:8: no device is called"),
+        (["--on", "h100:8"], '--on h100:8: "h100" may be h100-80gb, h100-80gb-pcie or h100-94gb-nvl.'),
         (["--on", "h100-80gb:0"], "--on h100-80gb:0:"),
         (["--on", "h100-80gb:8", "--price", "h100-80gb"], "--price h100-80gb:"),
         (["--on", "h100-80gb:8", "--devices", "no.yaml"], "no.yaml: it cannot be read"),

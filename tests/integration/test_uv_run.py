@@ -101,7 +101,7 @@ def test_uv_reads_its_own_options_and_nothing_of_the_program_runs(folder: Path) 
         ("uv run --extra none train.py", "uv run cannot be asked for its environment (error: Extra `none`"),
         ("uv run mpirun -np 2 python train.py", "uv run starts mpirun"),
         ("uv run --extr gpu train.py", "the option --extr of the launcher uv run"),
-        ("uv run --extra gpu brush train.sh", "it begins with 'brush'"),
+        ("uv run --extra gpu brush train.sh", "brush is not found."),
         ("uv run own.py", "own.py lists requirements of its own"),
         ("none/uv run train.py", "none/uv cannot be started"),
     ],

@@ -148,7 +148,8 @@ class RankOrder:
             ValueError: a key is missing or unknown.
         """
         check_keys(cls, plain)
-        return cls(**{**plain, "sizes": tuple(_size_order(size) for size in plain["sizes"])})
+        sizes = tuple(_size_order(size) for size in plain["sizes"])
+        return cls(**{**plain, "sizes": sizes, "hidden": tuple(plain["hidden"])})
 
 
 @dataclass(frozen=True, kw_only=True)
