@@ -1,6 +1,7 @@
 """A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments."""
 
 import contextlib
+import fcntl
 import importlib
 import logging
 import os
@@ -8,6 +9,7 @@ import shlex
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from trial_lib.tracking.plan_sync import PlanSync
 from trial_lib.tracking.tracker import Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
+_SCRATCH, _NEW_S = "zerotune-plan-", 60.0
 _TRACKING_CLOSE_S = 30.0
 
 
@@ -63,16 +66,45 @@ def plan_to_end(
         read = read_plan(arguments, tell, check)
         check()
         tracking_uri = default_tracking_uri(work_dir)
-        scratch = Path(tempfile.mkdtemp(prefix="zerotune-plan-"))
+        remove_left_scratch(Path(tempfile.gettempdir()))
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH))
         interrupts.leavings.append(scratch)
+        held = _hold(scratch)
     for note in read.notes:
         tell(f"note: {note}")
     try:
         return _planned(read, work_dir, scratch, tracking_uri, tell, check)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if held is not None:
+            os.close(held)
         with contextlib.suppress(ValueError):
             interrupts.leavings.remove(scratch)
+
+
+def remove_left_scratch(parent: Path) -> None:
+    """Removes the scratch folders of plans of this user that were killed. A plan that runs holds its folder."""
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            state = folder.lstat()
+            # A new one may not be held yet.
+            if state.st_uid != os.geteuid() or time.time() < state.st_mtime + _NEW_S:
+                continue
+            held = _hold(folder)
+            if held is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def _hold(folder: Path) -> int | None:
+    """Locks a folder until its descriptor is closed, at last by the end of this process; None if another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:

@@ -1,17 +1,21 @@
 """A server as a child process. It ends when the process that has started it ends."""
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.interrupts import interrupts
+from flows.process_limit import OUT_OF_PROCESSES
 from flows.servers.held_port import HeldPort
 from trial_lib.launch.processes.leash import Leashed
 
 _READY_S = 180.0
 _POLL_S = 0.05
+# A library that cannot start a thread ends in one of these words, or in an abort.
+_NO_PROCESS = re.compile(r"can't start new thread|Resource temporarily unavailable|pthread_create failed|Errno 11\b")
 
 
 class ServerError(RuntimeError):
@@ -146,4 +150,6 @@ def migrate(
     exit_code, output = run_to_end(command, environment, folder, log)
     if exit_code != 0:
         last = (output.splitlines() or ["it printed nothing"])[-1]
+        if _NO_PROCESS.search(output):
+            remedy = f"The cause: {OUT_OF_PROCESSES}"
         raise ServerError(" ".join(filter(None, (f"{what} to its schema ({last}).", remedy))))

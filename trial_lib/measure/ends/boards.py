@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 from torch import distributed
 
+from trial_lib.wire.whole_files import open_own
+
 _POLL_S = 0.02
 # The time for the others to read the last messages, before the rank that serves them ends.
 _READ_S = 5.0
@@ -76,7 +78,8 @@ class Files:
             path.unlink(missing_ok=True)
             return
         temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps(content))
+        with open_own(temporary, "w") as file:
+            file.write(json.dumps(content))
         temporary.replace(path)
 
     def get(self, rank: int, number: int) -> Any:

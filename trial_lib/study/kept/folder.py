@@ -51,10 +51,14 @@ def _is_copy(begun: dict[str, Any], record: Path) -> bool:
     return is_copy(Whereabouts.model_validate(begun["whereabouts"]), record, own_id, resumes=False)
 
 
+# The name of a folder may have 255 bytes, and files and runs are named after it.
+_LONGEST_NAME = 100
+
+
 def new_id(name: str) -> str:
     """Returns a unique id for a study or full experiment of that name. It is a valid name of a folder."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
-    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{plain[:_LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def new_folder(path: Path, what: str, experiment: Experiment, whole: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trial_lib.experiment.read_experiment import Experiment, read_experiment
-from trial_lib.study.kept.folder import keep_experiment
+from trial_lib.study.kept.folder import keep_experiment, new_id
 
 YAML = """\
 entrypoint: HF_TOKEN=hf_secret python3 train.py hf_secret
@@ -63,3 +63,7 @@ def test_a_full_disk_leaves_what_was_kept(
     with pytest.raises(OSError, match="No space left"):
         keep_experiment(changed, whole)
     assert whole.read_text() == YAML
+
+
+def test_a_long_name_makes_an_id_that_a_folder_can_have() -> None:
+    assert len(new_id("x" * 5000)) < 128
