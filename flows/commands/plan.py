@@ -42,7 +42,7 @@ def plan_command(arguments: PlanArguments, as_json: bool) -> int:
         as_json: whether to print one JSON document.
 
     Returns:
-        The exit code, which is 1 if nothing fits, or if the program cannot be foreseen.
+        The exit code, which is 1 if nothing fits, if the program cannot be foreseen, or if the plan contradicts itself.
 
     Raises:
         InputError: the input is wrong. Nothing was left behind.

@@ -33,7 +33,8 @@ def test_a_command_for_gpus_that_are_not_here_is_read(folder: Path) -> None:
     ("on", "fields", "said"),
     [
         (("h100-80gb:3",), {}, "a global batch of 64 samples cannot be divided over 3 replicas"),
-        (("h100:8",), {}, "The nearest: h100-80gb"),
+        (("h100:8",), {}, '"h100" may be h100-80gb, .* or .*. Write one of them, such as h100-80gb.'),
+        (("h100-81gb:8",), {}, "The nearest: h100-80gb"),
         (("h100-80gb:8",), {"price": ("cheap",)}, "is no price"),
         (("h100-80gb:8",), {"devices": Path("/nowhere.yaml")}, "cannot be read"),
         (("h100-80gb:8",), {"train_batch_size": 12}, "a global batch of 12 samples cannot be divided"),

@@ -108,6 +108,12 @@ def test_the_arms_come_in_the_plans_order_and_those_without_room_say_why(opened)
     assert "for these devices. It tries z3 first, with a micro-batch of 4" in said
 
 
+def test_a_plan_that_refused_itself_does_not_say_that_nothing_fits(opened):
+    refused = devices("h100-80gb", 79.1).model_copy(update={"best": "", "contradiction": "The row z3 is faster."})
+    (said,) = opened(record(refused), H100).told()
+    assert said.endswith("for these devices. Its speeds contradict themselves.")
+
+
 def test_a_plan_for_other_devices_rules_nothing_out(opened):
     plan = opened(record(devices("h100-80gb", 79.1)), CPU)
     assert not any(each.no_room for each in plan.expected)

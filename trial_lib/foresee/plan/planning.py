@@ -345,7 +345,8 @@ def _table(
         [each for each, _ in judged], lambda count, grows_by: problem.policy(typed, count, grows_by), check
     )
     answer = next((arm for arm in arms if arm.label == best), None)
-    counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
+    if not contradiction:
+        counts = with_answer(counts, asked.count, answer, nearest_to_fit(arms))
     device = asked.cluster.device
     found = PlannedDevices(
         device=device.name,

@@ -105,7 +105,8 @@ class StudyPlan:
         """Yields what the study takes from the plan, in sentences for its log."""
         devices, chosen = self.devices, self.devices.chosen
         first = "" if chosen is None else f" It tries {chosen.label} first, with a micro-batch of {chosen.micro_batch}"
-        more = ", or with a smaller one if less fits here." if first else " The plan says that nothing fits there."
+        nothing = " Its speeds contradict themselves." if devices.contradiction else " It says that nothing fits there."
+        more = ", or with a smaller one if less fits here." if first else nothing
         here = "these devices" if self.cluster is not None and devices.count == self.slots else devices.label
         yield f"The search begins with the plan {self.record.plan_id} for {here}.{first}{more}"
         if self.speed is not None and self.cluster is not None:

@@ -48,6 +48,7 @@ def test_a_plan_in_which_more_communication_is_faster_refuses_itself() -> None:
     assert "The row z3 is" in one.answer
     assert "with the same micro-batch" in one.answer
     (sound,) = plan(problem_of("h200-141gb:1"), Foresees()).devices
+    assert one.fewest == sound.fewest == 1
     assert sound.contradiction == ""
     assert sound.chosen is not None
 
