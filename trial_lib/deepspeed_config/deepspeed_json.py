@@ -14,7 +14,7 @@ from typing import Any
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import read_bounded
 
-_NAME = re.compile(r"[A-Za-z][\w-]*")
+_NAME = re.compile(r"[A-Za-z][\w-]{0,254}")  # what is longer names no file
 # A bracket, after comments.
 _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
 

@@ -63,6 +63,8 @@ def test_a_command_that_starts_the_training_elsewhere_is_known(command: str) -> 
         "torchrun --nproc_per_node 2 train.py docker run",
         "srun -n 8 python train.py",
         "mpirun -np 8 python train.py",
+        "mpirun --mca plm_rsh_agent ssh -np 8 python train.py",
+        "env X=1 mpiexec -bootstrap ssh -n 8 python train.py",
         "bash run.sh docker run",
         "conda run -n batch python train.py",
         "make sbatch",

@@ -23,6 +23,7 @@ _PREFIXES = frozenset(
 OTHER_USER = ("sudo", "doas")
 """They change PATH, so that a wrapper's shims do not see the command behind them."""
 _ORDINARY_WORDS = ("at", "batch", "screen")  # which may be the value of a prefix's option
+_MPI = ("mpirun", "mpiexec", "orterun")  # `-bootstrap ssh`, `--mca plm_rsh_agent ssh`: how they reach other hosts
 UNMISTAKABLE = (
     "sbatch",
     "salloc",
@@ -73,7 +74,9 @@ def started_elsewhere(words: Sequence[str]) -> StartedElsewhere | None:
     is_behind_prefix = True
     for position, word in enumerate(words):
         program = _name(word)
-        found = _here(words[position:]) if is_behind_prefix or program not in _ORDINARY_WORDS else None
+        is_value = program == "ssh" and any(_name(each) in _MPI for each in words[:position])
+        is_value |= program in _ORDINARY_WORDS and not is_behind_prefix
+        found = None if is_value else _here(words[position:])
         if found is not None:
             return found
         if program in _SHELLS:
