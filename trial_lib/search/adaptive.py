@@ -79,7 +79,7 @@ class AdaptiveSearch(Search):
         self._asks = 0
         self._may_sweep = problem.can_sweep
         self._changes = 0
-        self._proposed: tuple[int, Candidate | Sweep | None] | None = None
+        self._proposed: tuple[tuple[int, int], Candidate | Sweep | None] | None = None
         self._model_then: tuple[int, CostModel] | None = None
 
     # -- ask and tell --------------------------------------------------------------------------------------------
@@ -242,8 +242,10 @@ class AdaptiveSearch(Search):
             return None
         if len({flight.ask for flight in self._in_flight.values()}) >= self._concurrency:
             return None
-        if self._proposed is None or self._proposed[0] != self._changes:
-            self._proposed = self._changes, self._weigh()
+        # A second try changes only the budget, on which the sizes of a sweep depend.
+        now = self._changes, self._asked
+        if self._proposed is None or self._proposed[0] != now:
+            self._proposed = now, self._weigh()
         return self._proposed[1]
 
     def _weigh(self) -> Candidate | Sweep | None:

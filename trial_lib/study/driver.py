@@ -1,6 +1,7 @@
 """The driver of a study: decides on trials, runs them, and records how they ended."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -269,6 +270,7 @@ class StudyDriver:
             self._ended_at = time.monotonic()
             self.cancel()
         elif self._ended_at is not None and time.monotonic() > self._ended_at + _END_S:
+            self._ended_at = math.inf  # once
             self.place.close()
         return self._runner.next_ended(timeout_s)
 

@@ -331,6 +331,15 @@ def test_asking_in_vain_and_looking_change_nothing():
     assert curious.best == patient.best
 
 
+@pytest.mark.parametrize("max_trials", range(3, 7))
+def test_a_second_try_takes_its_trial_from_a_sweep_that_was_proposed_before(max_trials):
+    untouched, looked_at = (adaptive(problem(can_sweep=True), max_trials=max_trials) for _ in range(2))
+    assert not looked_at.finished
+    assert untouched.spend()
+    assert looked_at.spend()
+    assert looked_at.ask() == untouched.ask()
+
+
 def test_the_same_seed_asks_the_same():
     first, second = (drive(adaptive(seed=5, max_trials=12), SimulatedModel().run) for _ in range(2))
     assert first == second

@@ -217,6 +217,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Ends everything on all hosts, and the connection."""
+        if not ray.is_initialized():
+            return  # closed before: another call of Ray's would start a cluster here
         with contextlib.suppress(ray.exceptions.RayError):
             ray.wait(
                 [actor.close.remote() for actor in self._actors.values()],
