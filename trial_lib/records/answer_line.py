@@ -7,6 +7,8 @@ from trial_lib.records.units import percent
 
 NO_GAIN = "There is no measurement of your configuration, so there is no gain to state."
 NONE_FASTER = "No configuration was faster than yours."
+_ONCE = "one measurement, not confirmed"
+NONE_FASTER_ONCE = f"No configuration was faster than yours ({_ONCE})."
 NONE_FASTER_BEYOND_NOISE = "No configuration was faster than yours beyond the noise."
 NONE_FASTER_ALIKE = "No configuration that trains as yours does was faster than yours."
 PROCESSOR_TIME = " in processor time"
@@ -31,7 +33,7 @@ def gain_line(
         >>> gain_line(2.534, "ZeRO 0, micro-batch 64, accumulation 2", (2.185, 2.919))
         '2.53x faster than your configuration (95 % CI 2.19 to 2.92): ZeRO 0, micro-batch 64, accumulation 2'
     """
-    sure = "one measurement, not confirmed"
+    sure = _ONCE
     if interval is not None:
         low, high = interval
         sure = f"{confidence_level(error)} {low:.2f} to {high:.2f}"

@@ -35,8 +35,7 @@ def ignored_batch_reason(state: StudyState) -> str | None:
     """Returns why the program ignores the requested micro-batch size, or None if it does not.
 
     The program ignores it if no larger size than the profile trial's has ever arrived. The profile trial cannot show
-    that
-    for a program that has its own size in its code.
+    that for a program that has its own size in its code.
     """
     results, candidates = state.results, state.candidates
     profiled = 1 if state.profile is None else candidates[PROFILE_NUMBER].micro_batch_size

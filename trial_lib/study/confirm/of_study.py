@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.records.answer_line import NONE_FASTER, gain_line, name_of
+from trial_lib.records.answer_line import NONE_FASTER_ONCE, gain_line, name_of
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.result import TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.study_folder import StudyStatus
@@ -14,7 +14,7 @@ from trial_lib.search.methods import METHODS
 from trial_lib.space.knobs import STAGE, get_knob
 from trial_lib.study.answer import best_result, gain
 from trial_lib.study.confirm.confirmation import Confirmation
-from trial_lib.study.confirm.contender import Contender, ranking
+from trial_lib.study.confirm.contender import Contender, is_good, ranking
 from trial_lib.study.confirm.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.confirm.others import Others, others_of
 from trial_lib.study.confirm.why import step_accounts, traced_once
@@ -72,7 +72,7 @@ class Answer:
         if self.finding is not None:
             return self.finding.sentence
         if self.best.purpose is Purpose.SUBMITTED:
-            return NONE_FASTER
+            return NONE_FASTER_ONCE
         return "" if self.gain is None else gain_line(self.gain, self.name)
 
     @property
@@ -116,7 +116,7 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     metric, submitted = driver.metric, driver.state.submitted
     searched = driver.state.of_purpose(Purpose.SEARCH)
     own, candidate = None, None if submitted is None else driver.state.candidates[submitted.number]
-    if submitted is not None and submitted.outcome is Outcome.COMPLETED and submitted.metrics.get(metric, 0.0) > 0.0:
+    if submitted is not None and is_good(submitted, metric):
         own = _contender(driver, submitted)
     expected = {} if driver.search is None else driver.search.expected()
     readings = [_contender(driver, result, expected.get(result.number)) for result in searched]
@@ -171,7 +171,9 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     if confirmation is not None and driver.time.is_over:
         confirmation.end_now()
     if confirmation is None or confirmation.next is not None:
-        best = best_result(driver.state.results.values(), driver.metric)
+        # A reading of a confirmation that was cut short is no second configuration. It may be of the user's own.
+        readings = [result for result in driver.state.results.values() if result.purpose is not Purpose.CONFIRM]
+        best = best_result(readings, driver.metric)
         if best is None or (driver.state.has_searched and not _others(driver).measured):
             return None
         value = gain(best, driver.state.submitted, driver.metric)

@@ -14,6 +14,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.failure_cause import as_sentence, cause_of, without_log
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.space.knobs import STAGE, get_knob
+from trial_lib.study.confirm.contender import is_good
 from trial_lib.study.state import StudyState
 
 # A program repeats these keys in its own options, and some compare the two.
@@ -129,8 +130,7 @@ def others_of(
 
 
 def _is_measured(result: TrialResult, metric: str) -> bool:
-    is_measured = result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
-    return is_measured or result.outcome is Outcome.TOO_SLOW
+    return is_good(result, metric) or result.outcome is Outcome.TOO_SLOW
 
 
 def _repeated(

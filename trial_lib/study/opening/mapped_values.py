@@ -34,7 +34,7 @@ def held_against(
         result: of that run.
         places: the mapped batch keys of the command.
         arg_mappings: the place that sets each DeepSpeed key. An option among them that was not typed has its default.
-        typed_config: the user's DeepSpeed configuration; None or empty if it is in the code.
+        typed_config: the user's DeepSpeed configuration in a file; None or empty if it is in the code.
     """
     if result.program is None:
         return result
@@ -46,7 +46,8 @@ def held_against(
         if target in options and all(place.key != key for place in places)
     ]
     program = as_mapped(result.program, [*places, *defaults])
-    wrong = wrong_mapping(program, places, typed_config or program.ds_config or {})
+    # The code may have changed what it read from the file.
+    wrong = wrong_mapping(program, places, program.ds_config or typed_config or {})
     if wrong is not None:
         invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}
         return result.model_copy(update=invalid)

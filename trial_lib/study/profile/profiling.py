@@ -73,11 +73,12 @@ def run_profile(
 
 
 def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> TrialResult:
-    """Returns the result of a profile trial with a note on the smaller size that failed, if one did."""
+    """Returns the result of a profile trial with a note on a run before it that failed, if one did."""
     if failed is None or result.outcome is not Outcome.COMPLETED:
         return result
-    size, reason = plan.candidate.micro_batch_size, as_sentence(without_log(failed.reason))
-    said = f"The profile is of a micro-batch of {size}, because the program fails at a smaller one. {reason}"
+    size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
+    why = as_sentence(without_log(failed.reason))
+    said = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
     return result.model_copy(update={"note": " ".join(filter(None, (result.note, said.rstrip())))})
 
 

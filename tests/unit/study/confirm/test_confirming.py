@@ -158,6 +158,15 @@ def test_a_resumed_study_runs_what_was_cut_short_under_its_number_and_nothing_tw
     assert (after.number, after.candidate) == (5, OTHER)
 
 
+def test_a_confirmation_that_is_cut_short_makes_the_user_s_own_configuration_no_faster_one(
+    arguments: StudyArguments, searched: Path
+) -> None:
+    write(searched, Asked(3, Purpose.CONFIRM, OWN), Told(3, ended(3, Purpose.CONFIRM, OWN, 250.0)))
+    answer = answer_of(driver_of(arguments, searched))
+    assert answer is not None
+    assert (answer.best.number, answer.finding, answer.gain) == (2, None, 2.0)
+
+
 def test_a_search_for_micro_batch_sizes_confirms_nothing(arguments: StudyArguments, searched: Path) -> None:
     driver = driver_of(arguments.model_copy(update={"method": "micro_batch"}), searched)
     assert next_confirming_plan(driver) is None
@@ -247,7 +256,7 @@ def test_a_trial_that_was_stopped_because_it_cannot_win_is_a_measurement(
     assert no_answer(driver) is None
     answer = answer_of(driver)
     assert answer is not None
-    assert answer.sentence == "No configuration was faster than yours."
+    assert answer.sentence == "No configuration was faster than yours (one measurement, not confirmed)."
 
 
 def test_an_answer_says_how_many_of_the_others_were_not_measured(arguments: StudyArguments, searched: Path) -> None:

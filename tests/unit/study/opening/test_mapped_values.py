@@ -90,6 +90,14 @@ def test_a_mapped_stage_is_held_against_the_configuration() -> None:
     )
 
 
+def test_a_stage_that_the_code_takes_from_its_command_counts_before_that_of_the_file(profiled: TrialResult) -> None:
+    places = [BatchPlace("zero_optimization.stage", 3, "--zero-stage 3")]
+    handed = SEEN.model_copy(update={"ds_config": {"zero_optimization": {"stage": 3}}})
+    result = profiled.model_copy(update={"program": handed})
+    held = held_against(result, places, {}, {"zero_optimization": {"stage": 2}})
+    assert held.outcome is profiled.outcome
+
+
 def test_an_option_that_is_known_to_set_a_size_needs_no_mapping() -> None:
     flag = "--per_device_train_batch_size"
     found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: flag}})

@@ -129,7 +129,21 @@ def test_a_program_that_insists_on_the_typed_global_batch_is_profiled_with_it(tm
     assert ranks.accumulations == [2, 16, 2, 8, 2, 4]
     # Nobody has to look for it in the trial's log.
     assert result.note == (
-        "The profile is of a micro-batch of 8, because the program fails at a smaller one. 32 is expected."
+        "The profile is of a micro-batch of 8 x 2, because a run of a smaller batch failed. 32 is expected."
+    )
+
+
+def test_a_note_on_another_accumulation_blames_no_smaller_size(tmp_path: Path) -> None:
+    def at(size: int) -> TrialResult:
+        is_whole = size * ranks.accumulations[-1] == 16
+        return completes(size) if is_whole else ended(Outcome.CRASHED, reason="32 is expected.")
+
+    ranks = Ranks(tmp_path, ended(), at)
+    ranks.types_batch = True
+    result = ranks.profile()
+    assert ranks.accumulations == [2, 16]
+    assert result.note == (
+        "The profile is of a micro-batch of 1 x 16, because a run of a smaller batch failed. 32 is expected."
     )
 
 
