@@ -119,8 +119,10 @@ def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
     """
     # Before any code of the program's own, only what is imported has set variables.
     leads = all(isinstance(each, str) and " " in each for each in imported)
-    with _watched(left_out), _own_environment(rank_process.set_by_imports if leads else {}):
+    refused = set(left_out)
+    with _watched(refused) as failed, _own_environment(rank_process.set_by_imports if leads else {}):
         for each in imported:
+            failed.clear()
             if isinstance(each, dict):
                 _set_variables(each)
                 continue
@@ -137,9 +139,23 @@ def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
             except _SpoiltError as spoilt:
                 return str(spoilt)
             except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
-                continue
+                failed -= sys.modules.keys()
+                _forget_submodules(failed)
+                # What needs them would only fail as late, and as often.
+                refused |= failed
     note_names()
     return None
+
+
+def _forget_submodules(packages: Iterable[str]) -> None:
+    """Lets a rank import these packages as for the first time.
+
+    Python drops a package whose import fails, but none of its submodules. If such a submodule is there when the package
+    is imported again, it is no attribute of the package.
+    """
+    within = tuple(f"{package}." for package in packages)
+    for name in [name for name in sys.modules if name.startswith(within)]:
+        del sys.modules[name]
 
 
 def _is_of_installed(statement: str) -> bool:
@@ -183,8 +199,13 @@ def _own_environment(changes: dict[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(left_out: set[str]) -> Iterator[None]:
-    """Checks after each module, the innermost first, whether a fork is still safe."""
+def _watched(left_out: set[str]) -> Iterator[set[str]]:
+    """Checks after each module, the innermost first, whether a fork is still safe.
+
+    Yields:
+        A set that gets the names of modules whose import fails.
+    """
+    failed: set[str] = set()
 
     def refusing(create: Callable[..., Any]) -> Callable[..., Any]:
         def create_module(loader: Any, spec: Any) -> Any:
@@ -196,7 +217,11 @@ def _watched(left_out: set[str]) -> Iterator[None]:
 
     def asking(execute: Callable[..., None]) -> Callable[..., None]:
         def exec_module(loader: Any, module: Any) -> None:
-            execute(loader, module)
+            try:
+                execute(loader, module)
+            except BaseException:
+                failed.add(module.__name__)
+                raise
             if doubt():
                 raise _SpoiltError(module.__name__)
 
@@ -208,4 +233,4 @@ def _watched(left_out: set[str]) -> Iterator[None]:
                 original = getattr(loader, name)
                 restored.callback(setattr, loader, name, original)
                 setattr(loader, name, wrap(original))
-        yield
+        yield failed
