@@ -37,15 +37,21 @@ class HeldPort:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the socket, for a server: see `handed`."""
+        """The descriptor of the socket, for a server: see `HandedSocket`."""
         return self._socket.fileno()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a server listens at this socket. No other socket of the port can listen meanwhile."""
+        return bool(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
     def refuse(self) -> None:
         """Refuses connections until the next server listens. Without this they would wait for it."""
-        # A socket that is shut down before it listens would never accept.
-        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        # First, because others could bind the port while this socket neither listens nor forbids it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        # A socket that is shut down before it listens would never accept.
+        if self.is_listening:
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Gives the port back."""
@@ -62,8 +68,11 @@ class HeldPort:
         self.close()
 
 
-def handed(descriptor: int) -> socket.socket:
-    """Returns the socket that a server has been handed, ready to listen."""
-    listener = socket.socket(fileno=descriptor)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return listener
+class HandedSocket(socket.socket):
+    """The socket of a held port, in the server that has been handed its descriptor."""
+
+    def listen(self, *backlog: int) -> None:
+        """Listens, although connections of an earlier server may linger."""
+        # Not sooner. While this is set and the socket does not listen, others can bind the port, and listen there.
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        super().listen(*backlog)

@@ -21,7 +21,7 @@ def main(kind: str, port: int, listener: int) -> None:
         port: its port, for people who list processes.
         listener: the descriptor of the port's socket.
     """
-    from flows.servers.held_port import LOOPBACK, handed
+    from flows.servers.held_port import LOOPBACK, HandedSocket
     from flows.servers.owners_only import CREDENTIAL, OwnersOnly
 
     credential = os.environ.pop(CREDENTIAL)
@@ -31,8 +31,9 @@ def main(kind: str, port: int, listener: int) -> None:
     app = OwnersOnly(_prefect() if kind == "prefect" else _mlflow(), credential)
     gc.freeze()
     gc.enable()
-    config = uvicorn.Config(app, LOOPBACK, port, timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
-    uvicorn.Server(config).run([handed(listener)])
+    # Another loop might not call the socket's own `listen`.
+    config = uvicorn.Config(app, LOOPBACK, port, loop="asyncio", timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
+    uvicorn.Server(config).run([HandedSocket(fileno=listener)])
 
 
 def _prefect() -> Any:

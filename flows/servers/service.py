@@ -83,6 +83,9 @@ class Service:
         """Returns whether it answers, after two seconds at most."""
         if self.port is None:
             return True
+        # An answer at this port would be another process's.
+        if not self.port.is_listening:
+            return False
         # `zerotune --help` has no time for this import.
         import urllib.error
         import urllib.request

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.servers.held_port import HeldPort, handed
+from flows.servers.held_port import HandedSocket, HeldPort
 
 
 @pytest.fixture
@@ -49,8 +49,12 @@ def test_no_other_process_can_listen_there_before_between_and_after_its_servers(
     assert is_refused(port)
     for _ in range(2):
         port.refuse()
-        server = handed(os.dup(port.descriptor))
+        server = HandedSocket(fileno=os.dup(port.descriptor))
+        # A server imports and starts for seconds before it listens.
+        assert is_ours(port)
+        assert not port.is_listening
         server.listen()
+        assert port.is_listening
         assert is_ours(port)
         with connected(port) as client, server.accept()[0] as served:
             served.sendall(b"here")
