@@ -3,6 +3,7 @@
 The program sees the folder as it would without ZeroTune. No study is in it, and no file is in it twice.
 """
 
+import contextlib
 import json
 import os
 import pwd
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from conftest import PROGRAMS
+from disk_fixtures import CannotMountError, small_disk
 
 from trial_lib.launch.program import Program
 from trial_lib.launch.trial_files import hidden_folders, layer_for, layer_refusal
@@ -245,6 +247,19 @@ def test_under_a_layer_the_real_folder_stays(act, runs, program, user, layers) -
 @pytest.mark.parametrize("user", [None])
 def test_by_interception_the_real_folder_stays(act, runs, program, user) -> None:
     check(runs, program, user, "intercepted", IN_PYTHON[act])
+
+
+@pytest.mark.parametrize("user", [None])
+def test_a_disk_that_is_mounted_in_a_hidden_folder_is_hidden_with_it(runs, program, user, layers) -> None:
+    # A container may have a volume there.
+    disk = program / STUDIES / "volume"
+    with contextlib.ExitStack() as mounted:
+        try:
+            mounted.enter_context(small_disk(disk, 1))
+        except CannotMountError as error:
+            pytest.skip(f"this user may not mount a disk: {error}")
+        (disk / "old.tmp").write_text("1: of the disk")
+        check(runs, program, user, "layered", DELETES)
 
 
 def left_in_temporary() -> set[Path]:

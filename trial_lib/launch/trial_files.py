@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trial_lib.launch.processes import bootstrap
-from trial_lib.launch.processes.layer_mount import mounts_within
+from trial_lib.launch.processes.layer_mount import may_mount, mounts_within
 from trial_lib.launch.program import Program
 from trial_lib.records.study_folder import ARTIFACTS, OWN_FOLDERS, STORE, StudyPaths
 from trial_lib.wire.layer import Layer, home_folder, read_layer, store_of
@@ -57,7 +57,8 @@ def layer_for(program: Program, scratch: Path, records: Sequence[Path]) -> Layer
         str(store_of(scratch.resolve())),
         records=tuple(map(str, _outermost(records))),
         hidden=tuple(map(str, hidden)),
-        named=tuple(_named(program, hidden, records)),
+        # Each is shown once, because what is shown cannot be changed.
+        named=tuple(map(str, _outermost(list(_named(program, hidden, records))))),
     )
 
 
@@ -84,7 +85,7 @@ def _outermost(folders: Sequence[Path]) -> list[Path]:
     return [each for each in dict.fromkeys(folders) if set(folders).isdisjoint(each.parents)]
 
 
-def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[str]:
+def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[Path]:
     """Yields the files and folders in hidden folders that a command names, such as a checkpoint to begin with."""
     for word in (*program.arguments, *program.target.values()):
         path = program.model_dir / word.rpartition("=")[2]
@@ -92,7 +93,7 @@ def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) ->
             path = path.resolve()
             within = any(folder in path.parents for folder in hidden)
             if within and not any(path.is_relative_to(record.resolve()) for record in records):
-                yield str(path)
+                yield path
 
 
 def _checkout(folder: Path) -> Path:
@@ -132,7 +133,11 @@ def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
     elif refusal := layer_refusal(study):
         reason = f"this host has no layers: {refusal}"
     elif mounts := mounts_within(str(folder), Path("/proc/self/mountinfo").read_bytes()):
-        folder, reason = Path(mounts[0]), "it is a file system of its own"
+        if may_mount():
+            folder, reason = Path(mounts[0]), "it is a file system of its own"
+        else:
+            # The kernel would have to show what lies under the mounted one, which a user may not see.
+            reason = f"{mounts[0]} is mounted in it, so only root can make a layer over it"
     else:
         return ""
     return f"Trials see {folder} itself ({reason}). {UNCOVERED}"

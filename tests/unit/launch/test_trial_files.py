@@ -100,6 +100,9 @@ def test_zerotunes_folders_are_hidden_and_what_the_command_names_in_them_is_seen
     write(program, "mlflow.db", "mlartifacts/1/file")
     write(tmp_path / "other", "mlflow.db")
     arguments = ("--steps=3", f"--begin_with=../{named.relative_to(tmp_path / 'checkout')}", str(study / "trials/0001"))
+    # What is named twice, or in something named, is shown once.
+    (named / "model.bin").touch()
+    arguments += (str(named / "model.bin"), str(named))
     trial = study / "trials" / "0001"
     layer = layer_for(program_in(program, *arguments), trial / "scratch", [trial, trial / "as_typed"])
     assert layer is not None
@@ -168,4 +171,9 @@ def test_a_study_with_layers_has_nothing_to_say(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: ())
     assert uncovered(tmp_path, tmp_path, over_hosts=False) == ""
     monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: (f"{folder}/data",))
+    monkeypatch.setattr(trial_files, "may_mount", lambda: True)
     assert f"Trials see {tmp_path}/data itself" in uncovered(tmp_path, tmp_path, over_hosts=False)
+    # The kernel lets no user make a layer over a folder with a disk in it.
+    monkeypatch.setattr(trial_files, "may_mount", lambda: False)
+    sentence = uncovered(tmp_path, tmp_path, over_hosts=False)
+    assert sentence.startswith(f"Trials see {tmp_path} itself ({tmp_path}/data is mounted in it")

@@ -40,13 +40,13 @@ def enter(layer: Layer, request: dict[str, Any]) -> None:
         layer: the layer. Its store is created.
         request: the launch. Its paths change to those that the processes then have.
     """
-    is_privileged = _is_privileged()
+    is_privileged = may_mount()
     through = mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
     try:
         layer = replace(layer, elsewhere=_made_elsewhere(layer, request["ranks"][0]["environment"]), through=through)
         _make_store(layer)
-        # A process that enters a user namespace and then gets no layer would have fewer rights than before.
-        if is_privileged or _works_in_a_child(layer):
+        # A process that gets no layer must not stay in a namespace of half of one.
+        if _works_in_a_child(layer, is_privileged):
             _mount(layer, is_privileged)
             request.update(json.loads(layer.as_seen(json.dumps(request))))
             return
@@ -98,22 +98,25 @@ def _make_like(original: Path, folder: Path) -> None:
         folder.mkdir()
         found = original.stat()
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(folder, found.st_uid, found.st_gid)
+            # In a folder that several users share, the original may be another's.
+            with contextlib.suppress(PermissionError):
+                os.chown(folder, found.st_uid, found.st_gid)
         shutil.copystat(original, folder)
 
 
-def _works_in_a_child(layer: Layer) -> bool:
+def _works_in_a_child(layer: Layer, is_privileged: bool) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
         with contextlib.suppress(OSError):
-            _mount(layer, is_privileged=False)
+            _mount(layer, is_privileged)
             code = 0
         os._exit(code)
     return os.waitpid(child, 0)[1] == 0
 
 
-def _is_privileged() -> bool:
+def may_mount() -> bool:
+    """Returns whether this process needs no user namespace for a layer."""
     status = Path("/proc/self/status").read_text()
     effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
@@ -156,7 +159,9 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
             if not Path(hidden).is_relative_to(layer.folder) and Path(hidden).is_dir():
                 _cover(hidden)
         for path, original in through:
-            _bind(original, path)
+            # What is mounted in a hidden folder is hidden with it.
+            if not any(Path(path).is_relative_to(hidden) for hidden in layer.hidden):
+                _bind(original, path)
         for path, original in named:
             _show(Path(path), original)
     if not is_privileged:
@@ -244,6 +249,6 @@ def main(arguments: list[str]) -> None:
         Path(needed).mkdir()
     try:
         _make_store(layer)
-        _mount(layer, _is_privileged())
+        _mount(layer, may_mount())
     except OSError as error:
         print(error.args[1])
