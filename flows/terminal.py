@@ -84,12 +84,7 @@ def say_link(label: str, address: str) -> None:
     # `zerotune --help` needs no server.
     from flows.servers.running_servers import link_for_a_person
 
-    link = link_for_a_person(address)
-    if link == address:
-        say(f"{label}{address}")
-    else:
-        # Its credential is a secret that `say` hides.
-        click.echo(plain(f"{label}{link}"), err=True)
+    say(f"{label}{link_for_a_person(address)}")
 
 
 def print_document(document: Any) -> None:

@@ -135,7 +135,10 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
         ending = ProcessesEnd(failed[0].ended_by, statuses, rank=rank, seen=failed[0].seen)
     files = {name: content for end in there for name, content in end.files.items()}
     notes = [note for end in there for note in end.notes]
-    return Delivery(ending=ending, kernel_killed=any(end.kernel_killed for end in there), files=[files], notes=notes)
+    killed = {end.kernel_killed for end in there}
+    # None if the kernel of a host does not show it, and no other has.
+    kernel_killed = True if True in killed else None if None in killed else False
+    return Delivery(ending=ending, kernel_killed=kernel_killed, files=[files], notes=notes)
 
 
 def is_loss(error: BaseException) -> bool:
