@@ -31,7 +31,7 @@ def plan(work_dir: Path | None = None, **arguments: Any) -> State[Any]:
 
     def check() -> None:
         interrupts.check()
-        hear_cancellation()
+        hear_cancellation(log.warning)
 
     try:
         end = plan_to_end(checked(PlanArguments, arguments), folder, log.info, check)

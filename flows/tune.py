@@ -301,12 +301,12 @@ def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
         end = driver.next_ended(timeout_s=0.5)
         # First, because the result of an interrupted trial must not be used.
         interrupts.check()
+        hear_cancellation(driver.log.warning)
         numbers = [] if end is not None else [number for work, _ in running for number in work.numbers]
         waits.tell(list(waiting_trials(driver.setup.paths, numbers).values()), len(numbers))
         if end is not None:
             leave(running, end.number)
             return end
-        hear_cancellation()
         for work, future in running:
             # A failure of Prefect's costs this work only.
             if future.wrapped_future.done():

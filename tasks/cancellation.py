@@ -1,8 +1,16 @@
-"""Cancellation of a run, by a person or by its worker. If its worker has died, the run asks the server instead."""
+"""Cancellation of a run by Prefect's API, as by the Cancel button.
+
+its worker lives     the worker sends SIGTERM to the run's process
+its worker has died  the run asks the server
+it has no worker     so does a command's run, and that of a full experiment within a study
+"""
 
 import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
+from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
@@ -11,30 +19,49 @@ from rich.console import Console
 
 from tasks.telling import impatient
 
-_PERIOD_S = 2.0
+_PERIOD_S, _PATIENCE_S = 3.0, 4.0
 # Read at the start of this process, when a process worker is still its parent.
 _PARENT = os.getppid()
 
-
-class _Server:
-    """The time of the last request, in seconds of the monotonic clock."""
-
-    asked_at = 0.0
+_asked_for: set[str] = set()
+_cancelled = threading.Event()
 
 
-def hear_cancellation() -> None:
-    """Ends the run if it has been cancelled and its worker has died. Call it in waiting loops.
+def hear_cancellation(tell: Callable[[str], None]) -> None:
+    """Ends the run if it has been cancelled and no worker tells it so. Call it in waiting loops: it returns at once.
+
+    Args:
+        tell: called with a sentence that says so.
 
     Raises:
         KeyboardInterrupt: the run has been cancelled.
     """
-    if os.getppid() == _PARENT or time.monotonic() < _Server.asked_at + _PERIOD_S:
-        return
-    _Server.asked_at = time.monotonic()
-    with contextlib.suppress(Exception), impatient(retries=0):
-        state = get_client(sync_client=True).read_flow_run(flow_run.id).state
-        if state is not None and (state.is_cancelling() or state.is_cancelled()):
-            raise KeyboardInterrupt
+    run = str(flow_run.id)
+    if run not in _asked_for:
+        _asked_for.add(run)
+        threading.Thread(target=_ask, args=(run,), daemon=True, name="cancellation").start()
+    if _cancelled.is_set():
+        # A full experiment passes it on to its study.
+        _cancelled.clear()
+        tell("The run was cancelled in Prefect.")
+        raise KeyboardInterrupt
+
+
+def _ask(run: str) -> None:
+    """Asks for a run's state until it has ended. In a thread of its own, because the server may be slow or away."""
+    has_worker = os.environ.get("PREFECT__FLOW_RUN_ID") == run
+    with impatient(retries=0, patience_s=_PATIENCE_S):
+        client = get_client(sync_client=True)
+        while True:
+            time.sleep(_PERIOD_S)
+            if has_worker and os.getppid() == _PARENT:
+                continue
+            with contextlib.suppress(Exception):
+                state = client.read_flow_run(UUID(run)).state
+                if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                    _cancelled.set()
+                if state is not None and (state.is_cancelling() or state.is_final()):
+                    return
 
 
 def outlive_worker() -> None:

@@ -24,7 +24,7 @@ def train(full_experiment: FullExperiment) -> TrainingEnd:
     progress = TrainingProgress(full_experiment)
     while (end := full_experiment.wait(_POLL_S)) is None:
         progress.update()
-        hear_cancellation()
+        hear_cancellation(full_experiment.log.warning)
     if end.completed:
         progress.finish()
     else:

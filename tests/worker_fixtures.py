@@ -16,6 +16,7 @@ import psutil
 from server_fixtures import free_port
 from study_fixtures import BIN, Running, Study, Zerotune, is_alive
 
+from flows.servers.held_port import HeldPort
 from flows.servers.local_servers import HEARTBEAT_S
 
 POOL = "tests"
@@ -100,6 +101,7 @@ class Worker:
         words = [str(BIN / "prefect"), "worker", "start", "--pool", POOL, "--type", "process", "--name", name]
         settings = {
             "PREFECT_API_URL": api.url,
+            "PREFECT_API_AUTH_STRING": os.environ["PREFECT_API_AUTH_STRING"],
             "PREFECT_HOME": str(folder / "prefect-home"),
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_WORKER_HEARTBEAT_SECONDS": str(HEARTBEAT_S),
@@ -174,14 +176,15 @@ def whole_server(folder: Path) -> Iterator[str]:
     """Yields the API of a Prefect server with all its services, as `zerotune up` starts it."""
     from flows.servers.local_servers import prefect_service
 
-    port = free_port()
-    service = prefect_service(port, folder)
+    port = HeldPort(free_port())
+    service = prefect_service(port, os.environ["PREFECT_API_AUTH_STRING"], folder)
     try:
         service.start()
         service.wait_until_ready()
-        yield f"http://127.0.0.1:{port}/api"
+        yield f"{port.url}/api"
     finally:
         service.close()
+        port.close()
 
 
 def _template() -> dict[str, Any]:

@@ -178,3 +178,22 @@ def test_an_interrupted_command_ends_cancelled_within_8_s_and_no_rank_is_alive_a
     assert ended.returncode == 130, ended.stderr
     (run,) = Api(server.api_url).named(zerotune.study.record["study_id"])
     assert run["state"]["type"] == "CANCELLED"
+
+
+def test_a_command_whose_run_is_cancelled_in_the_ui_ends_cancelled_within_8_s(
+    server: PrefectServer, zerotune: Zerotune
+) -> None:
+    command = zerotune.start("binary", "-mt", "4", "-z", "1", "-mct", "1", PREFECT_API_URL=server.api_url)
+    command.wait_until(lambda: is_training(zerotune, 1), "trial 1", 90)
+    api, pids = Api(server.api_url), pids_of(zerotune.study)
+    (run,) = api.named(zerotune.study.record["study_id"])
+    api.cancel(run["id"])
+    ended = command.end(timeout=CANCELLED_S)
+    assert ended.returncode == 130, ended.stderr
+    assert "The run was cancelled in Prefect." in ended.stderr
+    assert f"zerotune resume {zerotune.study.paths.root}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert command.left_over(GONE_S) == []
+    assert not alive(pids)
+    assert api.state(run["id"])["type"] == "CANCELLED"
+    assert zerotune.study.record["status"] == "cancelled"
