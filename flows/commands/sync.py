@@ -1,10 +1,12 @@
 """`zerotune sync`: it sends MLflow the records that it has missed while a study or a training ran."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.terminal import say, say_ways
+from flows.interrupts import Aside
+from flows.terminal import say, say_ways, telling_still
 from trial_lib.foresee.plan.plan_record import PlanPaths
 from trial_lib.full_experiment.driver import write_record
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
@@ -14,10 +16,13 @@ from trial_lib.study.kept.folder import hold_lock
 from trial_lib.study.kept.record_file import read_record, read_record_file, write_study_record
 from trial_lib.tracking.full_experiment_sync import FullExperimentSync
 from trial_lib.tracking.plan_sync import PlanSync
+from trial_lib.tracking.runs import Answers
 from trial_lib.tracking.sync import StudySync
 from trial_lib.tracking.tracker import Sync
 from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
 from trial_lib.wire.errors import InputError
+
+_SILENT_S = 120.0  # without any complete answer; a store may make its tables first
 
 
 def sync_command(root: Path) -> int:
@@ -38,7 +43,7 @@ def sync_command(root: Path) -> int:
     syncs = _syncs(root, tracking_uri)
     for sync in syncs:
         try:
-            sync.run()
+            _run(sync)
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - errors of MLflow and of its libraries
@@ -49,6 +54,23 @@ def sync_command(root: Path) -> int:
     say(f"MLflow ({shown}) has all records of {root.name}.")
     say_ways("In MLflow:", ways_to(tracking_uri, syncs[0].page))
     return 0
+
+
+def _run(sync: Sync) -> None:
+    """Sends records.
+
+    Raises:
+        TimeoutError: MLflow's server is too slow, as one that sends a byte a second.
+        Exception: whatever MLflow raises.
+    """
+    began = time.monotonic()
+    sending = Aside(sync.run)
+    with telling_still("sending records to MLflow"):
+        while sending.goes_on:
+            if time.monotonic() > max(began, Answers.last_at) + _SILENT_S:
+                raise TimeoutError(f"no request was answered in full within {_SILENT_S:.0f} s")
+            sending.wait()
+    sending.result()
 
 
 def _syncs(root: Path, tracking_uri: str) -> list[Sync]:

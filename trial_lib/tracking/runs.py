@@ -3,6 +3,7 @@
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +34,12 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+
+
+class Answers:
+    """Those of this process's stores and servers: when the last one was complete, in seconds of the monotonic clock."""
+
+    last_at = 0.0
 
 
 class Runs:
@@ -161,7 +168,24 @@ def _mlflow_client(tracking_uri: str) -> Any:
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking_uri)
+    return _Noting(MlflowClient(tracking_uri=tracking_uri))
+
+
+class _Noting:
+    """An MLflow client that notes when a request was answered. The limit of a request is one for each of its reads."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self._client, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            answer = request(*args, **options)
+            Answers.last_at = time.monotonic()
+            return answer
+
+        return noted
 
 
 @contextlib.contextmanager
