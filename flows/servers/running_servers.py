@@ -23,6 +23,7 @@ from trial_lib.wire.whole_files import OWNERS_FILE, write_whole
 
 _FOLDER = "up"  # in ZeroTune's data folder
 _POLL_S = 0.1
+_RECORDED_S = 2.0  # `zerotune up` writes its record as soon as it has the lock
 
 
 def up_folder() -> Path:
@@ -35,12 +36,13 @@ def hold() -> Iterator[None]:
     """Makes this process the only `zerotune up` while the body runs.
 
     Raises:
-        InputError: another one is running.
+        InputError: another one is running, or another process has its lock.
     """
-    lock = FileLock(up_folder() / "lock", mode=OWNERS_FILE)
+    lock = FileLock(_lock(), mode=OWNERS_FILE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
+        _holder()
         raise InputError(
             "it is already running.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
         ) from None
@@ -100,27 +102,45 @@ def stop(timeout_s: float = 60.0) -> bool:
     """Interrupts the running `zerotune up` and waits for its end. Returns whether one was running.
 
     Raises:
-        InputError: it has not stopped in time.
+        InputError: it has not stopped in time, or another process has its lock.
     """
     if not _is_held():
         return False
     deadline = time.monotonic() + timeout_s
-    asked = False
+    holder = _holder()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder, signal.SIGTERM)
     while _is_held():
-        # It may not have written its record yet.
-        holder = None if asked else _running().get("pid")
-        if holder is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(holder, signal.SIGTERM)
-            asked = True
         if time.monotonic() > deadline:
             raise InputError(
                 f"it did not stop within {timeout_s:.0f} s.",
                 where="zerotune up",
-                remedy="Press Ctrl-C in its terminal.",
+                remedy=f"Press Ctrl-C in its terminal, or kill it: `kill -9 {holder}`.",
             )
         time.sleep(_POLL_S)
     return True
+
+
+def _holder() -> int:
+    """Returns the process id of the `zerotune up` that has the lock.
+
+    Raises:
+        InputError: its holder is another process.
+    """
+    until = time.monotonic() + _RECORDED_S
+    while (holder := _running().get("pid")) is None:
+        if time.monotonic() > until:
+            raise InputError(
+                f"a process that is no `zerotune up` keeps {_lock()} locked (/proc/locks has its number).",
+                where="zerotune up",
+                remedy="End that process.",
+            )
+        time.sleep(_POLL_S)
+    return int(holder)
+
+
+def _lock() -> Path:
+    return up_folder() / "lock"
 
 
 def _record() -> Path:
@@ -165,7 +185,7 @@ def start_of(pid: int) -> str:
 
 def _is_held() -> bool:
     try:
-        with FileLock(up_folder() / "lock", timeout=0, mode=OWNERS_FILE):
+        with FileLock(_lock(), timeout=0, mode=OWNERS_FILE):
             return False
     except Timeout:
         return True

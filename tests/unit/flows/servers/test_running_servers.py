@@ -1,11 +1,13 @@
 """Which `zerotune up` runs: a record that was left behind names nobody."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from flows.servers import running_servers
 from flows.servers.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
 from flows.terminal import say_ways
 from trial_lib.wire.errors import InputError
@@ -41,8 +43,23 @@ def test_another_process_with_the_number_of_the_record_is_left_alone() -> None:
     with hold():
         # SIGTERM would end this test.
         write_record(os.getpid(), "another")
-        with pytest.raises(InputError, match="did not stop within 0 s"):
-            stop(timeout_s=0.3)
+        with pytest.raises(InputError, match=r"a process that is no `zerotune up` keeps .*/up/lock locked"):
+            stop()
+
+
+def test_a_lock_that_another_program_holds_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_servers, "_RECORDED_S", 0.2)
+    with (up_folder() / "lock").open("w") as foreign:
+        fcntl.flock(foreign, fcntl.LOCK_EX)
+        for refused in (hold().__enter__, stop):
+            with pytest.raises(InputError, match=r"a process that is no `zerotune up` keeps .*/up/lock locked"):
+                refused()
+
+
+def test_one_that_does_not_hear_is_told_with_the_way_to_kill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    with hold(), pytest.raises(InputError, match=f"did not stop within 0 s.*kill -9 {os.getpid()}"):
+        stop(timeout_s=0.3)
 
 
 API, MLFLOW, CREDENTIAL = "http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "zerotune:the-key"
