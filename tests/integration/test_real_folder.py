@@ -8,11 +8,13 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -308,3 +310,28 @@ def test_a_trial_measures_while_its_program_cleans_its_folder(trials, tmp_path, 
     assert "sees ['old.tmp', 'run', 'run/step10', 'run/step10/model.bin', 'toy.py', 'train.py']" in trials.log(result)
     assert str(trials.root) in result.logs[0]
     trials.wait_until(lambda: not (left_in_temporary() - others), 10.0, "the trial's keeper")
+
+
+ASKS = """
+import signal, sys
+from pathlib import Path
+from trial_lib.launch.trial_files import layer_refusal
+
+signal.signal(signal.SIGINT, lambda number, frame: None)
+print("listens", flush=True)
+print(layer_refusal(Path(sys.argv[1])))
+"""
+
+
+def test_an_interrupt_while_a_layer_is_tried_does_not_make_the_host_one_without_layers(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS, tmp_path], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as asking:
+        assert asking.stdout is not None
+        asking.stdout.readline()
+        while asking.poll() is None:
+            # As a terminal does: all of the group.
+            os.killpg(asking.pid, signal.SIGINT)
+            time.sleep(0.01)
+        assert asking.stdout.read().strip() == str(layer_refusal(tmp_path))
+    assert not list(tmp_path.iterdir())

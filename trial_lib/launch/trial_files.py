@@ -38,6 +38,7 @@ from trial_lib.records.study_folder import ARTIFACTS, OWN_FOLDERS, STORE, StudyP
 from trial_lib.wire.layer import Layer, home_folder, read_layer, store_of
 
 _LONGEST_PATH = 4096
+_LAYER_S = 60.0  # a file system that does not answer must not keep a study from its beginning
 
 
 def layer_for(program: Program, scratch: Path, records: Sequence[Path]) -> Layer | None:
@@ -111,8 +112,15 @@ def layer_refusal(folder: Path) -> str | None:
     """Returns the kernel's reason for no layer over a folder on this host. None if a layer works."""
     with _emptied(Path(tempfile.mkdtemp(dir=folder))) as tried:
         command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or said.stderr.strip() or None
+        try:
+            # In a session of its own. A terminal's Ctrl-C would end it, and say nothing about the kernel.
+            said = subprocess.run(
+                command, capture_output=True, text=True, check=False, start_new_session=True, timeout=_LAYER_S
+            )
+        except subprocess.TimeoutExpired:
+            return f"one was not made within {_LAYER_S:.0f} s"
+    # Of a traceback, the last line is the reason.
+    return (said.stdout.strip() or said.stderr.strip()).rpartition("\n")[2] or None
 
 
 def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
