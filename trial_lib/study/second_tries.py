@@ -10,10 +10,6 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.failure_cause import cause_of, without_log
 from trial_lib.records.result import Outcome, TrialResult
 
-# A lack of memory or of data follows from the size, and a refused configuration from the settings. A search itself asks
-# again for a candidate that was killed from outside.
-_MAY_BE_CHANCE = (Outcome.CRASHED, Outcome.TIMED_OUT)
-
 
 class SecondTries:
     """The candidates of a search that run once more. It depends only on the results, so a resumed study has the same.
@@ -38,7 +34,9 @@ class SecondTries:
         """
         key, cause = (candidate.lineage, candidate.micro_batch_size), cause_of(without_log(result.reason))
         before = self._first.pop(key, None)
-        if result.outcome not in _MAY_BE_CHANCE or result.from_outside:
+        # A lack of memory or of data follows from the size, and a second deadline costs more than it tells. A search
+        # itself asks again for a candidate that was killed from outside.
+        if result.outcome is not Outcome.CRASHED or result.from_outside:
             return False
         if before is not None:
             self._repeated |= {cause} if cause == before else set()

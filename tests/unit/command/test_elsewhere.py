@@ -79,6 +79,7 @@ def test_a_command_that_starts_the_training_elsewhere_is_known(command: str) -> 
         "uv run torchrun train.py",
         "X=1",
         "",
+        "./batch train.sh",
     ],
 )
 def test_any_other_command_is_left_to_run(command: str) -> None:

@@ -96,7 +96,8 @@ def _here(words: Sequence[str]) -> StartedElsewhere | None:
     """Returns what the first of some words starts elsewhere."""
     program, rest = _name(words[0]), words[1:]
     kind = next((kind for kind in KINDS if program in kind.programs), None)
-    if kind is None or (rest and rest[0] in _ABOUT_ITSELF):
+    is_users_own = words[0].startswith(("./", "../"))
+    if kind is None or is_users_own or (rest and rest[0] in _ABOUT_ITSELF):
         return None
     plain = [word for word in rest if not word.startswith("-")][:_MOST_WORDS_BEFORE]
     for spelled in kind.programs[program]:
