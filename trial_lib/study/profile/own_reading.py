@@ -105,7 +105,7 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
         # The program has printed the beginning before.
         said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
         write_whole(plan.paths.log(rank), "".join(said))
-        shutil.copyfile(paths.own.measurement(rank), plan.paths.measurement(rank))
+        write_whole(plan.paths.measurement(rank), paths.own.measurement(rank).read_text())
     write_unstarted(plan, result)
     return result
 

@@ -80,6 +80,7 @@ def test_it_is_the_result_of_the_users_configuration(tmp_path: Path) -> None:
     assert (reading.number, reading.name, reading.config_hash) == (1, "own", "1" * 16)
     assert folder.plan.paths.result.read_text() == reading.model_dump_json(indent=2)
     assert Candidate.model_validate_json(folder.plan.paths.candidate.read_text()) == folder.plan.candidate
+    assert [file.name for file in folder.plan.paths.root.iterdir() if file.stat().st_mode & 0o077] == []
 
 
 def test_its_start_is_what_a_warm_trial_pays(tmp_path: Path) -> None:
