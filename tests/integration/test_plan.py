@@ -55,13 +55,16 @@ def test_a_plan_has_tables_an_answer_and_a_command_to_start_with(zerotune):
     for said in ("h100-80gb:8, foreseen", "a100-40gb:2x8, foreseen", "z3", "samples/s", "no device has measured them"):
         assert said in " ".join(ended.stdout.split())
     assert "foreseen: z3-mbs" in ended.stderr
-    assert "Start with it: sh " in ended.stderr
+    # Each device keeps its 8 samples, so twice as many of them are faster. No command of one host starts them.
+    assert "Planned for a100-40gb:2x8: start 2 hosts of 8 ranks." in ended.stderr
+    assert "Start with it" not in ended.stderr
     assert files_of(zerotune) == before
     (root,) = (zerotune.folder / "zerotune-plans").iterdir()
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     paths = PlanPaths(root)
     plan = PlanRecord.model_validate_json(paths.record.read_text())
     assert plan.chosen is not None
+    assert plan.chosen.samples_per_s.value == max(arm.samples_per_s.value for each in plan.devices for arm in each.arms)
     assert plan.parameters == 701_312
     assert plan.tokens == 64
     best = json.loads(paths.best_ds_config.read_text())

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from plan_fixtures import plan_folder
+from plan_fixtures import plan_by_hand, plan_folder
 from report_fixtures import STUDY_ID, recorded_study
 
+from flows.commands.plan import show_plan
 from flows.commands.show import show_command
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.wire.errors import InputError
@@ -35,3 +36,20 @@ def test_a_plan_s_folder_may_be_named_as_it_stands_here(
     plan_folder(tmp_path / "mine")
     assert show_command("mine", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["answer"]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("", "Start with it: sh {path}"),
+        (
+            "# Planned for a100-40gb:2x8: start 2 hosts of 8 ranks.\n",
+            "Command:       {path}. Planned for a100-40gb:2x8: start 2 hosts of 8 ranks.",
+        ),
+    ],
+)
+def test_a_command_that_starts_other_ranks_is_not_to_be_started_as_it_is(tmp_path: Path, first: str, said: str) -> None:
+    record = plan_by_hand(best_command=f"{first}deepspeed --num_gpus 8 train.py --deepspeed_config best_ds_config.json")
+    paths, lines = plan_folder(tmp_path / "mine", record), list[str]()
+    show_plan(record, paths, lines.append)
+    assert [line for line in lines if str(paths.best_command) in line] == [said.format(path=paths.best_command)]
