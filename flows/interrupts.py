@@ -150,9 +150,11 @@ class Interrupts:
         import shutil
         import time
 
+        from trial_lib.tracking.leavings import leavings
+
         # Ranks may write until the guard has killed them.
-        tried_until = time.monotonic() + _REMOVAL_S
-        while (left := [folder for folder in self.leavings if folder.exists()]) and time.monotonic() < tried_until:
+        tried_until, all_left = time.monotonic() + _REMOVAL_S, [*self.leavings, *leavings]
+        while (left := [folder for folder in all_left if folder.exists()]) and time.monotonic() < tried_until:
             for folder in left:
                 shutil.rmtree(folder, ignore_errors=True)
 

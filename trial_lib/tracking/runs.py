@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from filelock import FileLock
 
 from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.tracking.leavings import scratch_folder
 from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 from trial_lib.tracking.without_secrets import shown_copy, without_secrets
@@ -143,9 +143,9 @@ class Runs:
         )
         for metrics, params, tags in batches:
             client.log_batch(run_id, metrics=metrics, params=params, tags=tags)
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder() as folder:
             for artifact in content.artifacts:
-                client.log_artifact(run_id, str(shown_copy(artifact, Path(folder), self.secrets)))
+                client.log_artifact(run_id, str(shown_copy(artifact, folder, self.secrets)))
         if content.ended_at is None:
             client.update_run(run_id, content.status)
         else:

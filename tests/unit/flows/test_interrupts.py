@@ -171,3 +171,20 @@ def test_a_flow_that_names_the_interrupts_can_be_sent_to_another_process_while_a
             return int(cloudpickle.loads(cloudpickle.dumps(lambda: interrupts))() is not interrupts)
 
     assert command() == 0
+
+
+def test_a_second_signal_leaves_no_scratch_folder() -> None:
+    ended = _interrupted("""
+from trial_lib.tracking.leavings import scratch_folder
+with interrupts.opening():
+    pass
+with scratch_folder() as folder:
+    (folder / "copy").touch()
+    told(folder)
+    interrupt()
+    time.sleep(0.3)
+    interrupt()
+    time.sleep(20)
+""")
+    assert ended.returncode == 130, ended.stderr
+    assert not Path(ended.stdout.strip()).exists()
