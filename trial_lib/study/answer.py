@@ -39,15 +39,15 @@ def ignored_batch_reason(state: StudyState) -> str | None:
     """
     results, candidates = state.results, state.candidates
     profiled = 1 if state.profile is None else candidates[PROFILE_NUMBER].micro_batch_size
-    larger = [
-        result
-        for number, result in results.items()
-        if candidates[number].micro_batch_size > profiled and result.purpose is not Purpose.SUBMITTED
-    ]
-    if any(result.outcome is Outcome.COMPLETED for result in larger):
-        return None
-    ignored = (r for r in larger if r.outcome is Outcome.INVALID and r.micro_batch_arrived == profiled)
-    return next((result.reason for result in ignored), None)
+    ignored = None
+    for number, result in results.items():
+        if candidates[number].micro_batch_size <= profiled or result.purpose is Purpose.SUBMITTED:
+            continue
+        if result.outcome is Outcome.COMPLETED:
+            return None
+        if ignored is None and result.outcome is Outcome.INVALID and result.micro_batch_arrived == profiled:
+            ignored = result.reason
+    return ignored
 
 
 def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:

@@ -97,6 +97,7 @@ class StudyDriver:
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
         self._second = SecondTries()
+        self._best: TrialResult | None = None
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
         self._cluster = cluster_here(setup.host, setup.slots, hosts)
@@ -168,8 +169,8 @@ class StudyDriver:
     def _new_plans(self, decided: Decided) -> list[TrialPlan]:
         """Returns the plans of the candidates that no trial has measured. The search gets the others' results."""
         plans = []
-        best = best_result(self.state.results.values(), self.metric)
-        to_beat = throughput_to_beat(self.setup.arguments.method, self.metric, best) if decided.sweep is None else None
+        method, alone = self.setup.arguments.method, decided.sweep is None
+        to_beat = throughput_to_beat(method, self.metric, self._best) if alone else None
         for number, candidate in decided.numbered:
             known = self._measured.known(candidate.config_hash(self.known.base_config), candidate)
             plan = self._plan(number, Purpose.SEARCH, candidate)
@@ -397,6 +398,8 @@ class StudyDriver:
             self._check_plan(result.profile)
             self._admission.profiled(result.profile, self.known.base_config, self._foreseen)
             return
+        # Of thousands of trials, not all are looked at for each new one.
+        self._best = best_result(filter(None, (self._best, result)), self.metric)
         candidate = self.state.candidates[result.number]
         is_of_search = result.purpose is Purpose.SEARCH
         if is_of_search and self._second.takes(candidate, result, self._searching().spend):

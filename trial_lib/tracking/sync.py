@@ -34,6 +34,7 @@ class StudySync:
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
         self._sent: dict[str, str] = {}  # record id -> hash of the files it came from
+        self._hashes: set[str] = set()  # the same hashes, which thousands of trials are looked up in
         self._settled: set[str] = set()  # folders of trials that MLflow has, whose results do not change
 
     def run(self) -> None:
@@ -61,6 +62,7 @@ class StudySync:
         self._runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir)
         self._runs.tag_experiment(*trials_view(record))
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
+        self._hashes = set(self._sent.values())
         return self._runs
 
     def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> bool:
@@ -68,7 +70,7 @@ class StudySync:
         if not paths.result.exists():
             return False
         fingerprint = files_hash([paths.result])
-        if fingerprint not in self._sent.values():  # a result contains its trial's id, so no two have the same hash
+        if fingerprint not in self._hashes:  # a result contains its trial's id, so no two have the same hash
             self._send(runs, trial_content(record, paths, parent_run_id), fingerprint)
         return True
 
@@ -76,6 +78,7 @@ class StudySync:
         runs.send(content)
         runs.mark(runs.run_of(content), fingerprint)
         self._sent[content.record_id] = fingerprint
+        self._hashes.add(fingerprint)
 
 
 def files_hash(files: Iterable[Path]) -> str:
