@@ -68,8 +68,10 @@ class Candidate(FrozenRecord):
     @property
     def zero_stage(self) -> int | None:
         """The ZeRO stage that this candidate sets; None if it keeps the user's."""
-        stage: int | None = self.knobs.get("zero_optimization", {}).get("stage")
-        return stage
+        # A candidate of a damaged study may have anything there.
+        section = self.knobs.get("zero_optimization")
+        stage = section.get("stage") if isinstance(section, dict) else None
+        return stage if isinstance(stage, int) else None
 
     @property
     def label(self) -> str:

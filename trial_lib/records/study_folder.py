@@ -320,6 +320,16 @@ class StudyRecord(FrozenRecord):
     flow_run_id: str | None = None
     whereabouts: Whereabouts | None = None
 
+    @field_validator("arguments")
+    @classmethod
+    def _has_command_and_settings(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        command, settings = arguments.get("command") or [], arguments.get("settings") or {}
+        if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+            raise ValueError("no command")
+        if not isinstance(settings, dict):
+            raise ValueError("no settings of a search")
+        return arguments
+
     @field_validator("metric")
     @classmethod
     def _is_metric(cls, metric: str) -> str:

@@ -92,8 +92,8 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
         gain=None if answer is None else record.gain,
         gain_interval=None if answer is None else record.gain_interval,
         best_number=record.best_number,
-        before=measured.get("submitted") or {},
-        after=measured.get("metrics") or {},
+        before=_figures(measured, "submitted"),
+        after=_figures(measured, "metrics"),
         best_config=best_config,
         best_command="" if answer is None else answer.command,
         changes=() if best is None else _changes(shown(base), best, state.profile),
@@ -172,6 +172,11 @@ def _document(file: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError("the study's answer is damaged: this is no JSON object.", where=str(file), remedy=_RESTORE)
     return document
+
+
+def _figures(measured: Mapping[str, Any], name: str) -> dict[str, Any]:
+    figures = measured.get(name)
+    return figures if isinstance(figures, dict) else {}
 
 
 def _finding(measured: Mapping[str, Any]) -> Finding | None:

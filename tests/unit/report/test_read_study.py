@@ -301,3 +301,19 @@ def test_a_study_of_a_configuration_that_deepspeed_refuses_has_its_report(
         print_study(view, Console(file=io.StringIO()))
         write_report(paths)
         assert paths.report.exists()
+
+
+@pytest.mark.parametrize("wrong", [None, True, 1.5, "x", [None], [["x"]], {"a": None}])
+@pytest.mark.parametrize("place", ["metrics", "submitted", "zero_optimization"])
+def test_a_study_with_values_of_wrong_types_is_shown(place: str, wrong: Any, tmp_path: Path) -> None:
+    paths = recorded_study(tmp_path)
+    if place == "zero_optimization":
+        lines = [json.loads(line) for line in paths.history.read_text().splitlines()]
+        lines[4]["candidate"]["knobs"] = {place: wrong}
+        paths.history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    else:
+        measured = json.loads(paths.best_ds_metrics.read_text())
+        paths.best_ds_metrics.write_text(json.dumps({**measured, place: wrong}))
+    view = read_study(paths.root)
+    print_study(view, Console(file=io.StringIO()))
+    assert len(view.document()["trials"]) == 35

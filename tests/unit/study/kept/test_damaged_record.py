@@ -41,6 +41,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "nested without end": lambda _: b"[" * 100_000,
     "a field of another type": changed(arguments=[]),
     "a field that is missing": lambda whole: whole.replace(b'"study_id"', b'"study_no"'),
+    "a command that is no list": changed(arguments={"command": 1.5}),
+    "a command of no words": changed(arguments={"command": [["x"]]}),
+    "settings that are a list": changed(arguments={"settings": [["x"]]}),
     "a metric that nobody knows": changed(metric="speed"),
     "a folder of another type": changed(whereabouts={"path": 3}),
     "a folder that cannot be": changed(
