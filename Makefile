@@ -30,7 +30,8 @@ BESIDE := $(patsubst %,tests/integration/test_%.py, \
     real_folder losses_alike turned_on_ranks measure_trackers prepared_files own_ranks deployments wheel checkpoint_store \
     estimate_command show_command trainer_callback states_against_deepspeed foreseen_micro_batches devices_as_written \
     batch_places trial_examples measure_longest_batch measure_compiled spoilt_fork_server core_api turned_loaders \
-    typed_stages trainer_of_trials op_builds slots_of_users measure_trace copied_study devices_of_ranks)
+    typed_stages trainer_of_trials op_builds slots_of_users measure_trace copied_study devices_of_ranks \
+    fixed_batches)
 
 # Each in an environment of its own, as the long tests of typed stages want them. A torch of processors goes with neither
 # torchvision nor torchaudio, which LLaMA-Factory imports.

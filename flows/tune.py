@@ -34,7 +34,6 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
 from trial_lib.search.methods import METHODS
-from trial_lib.study.answer import ignored_batch_reason
 from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
 from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
@@ -202,9 +201,8 @@ def run_study(study: OpenStudy) -> RunFailures:
         if submitted is not None:
             run_and_insist(study, submitted, driver.measured_as_typed(submitted))
         search(study)
-    ignored_batch = ignored_batch_reason(driver.state)
-    if ignored_batch is not None:
-        return RunFailures(study=ignored_batch)
+    if driver.ignored_batch:
+        return RunFailures(study=driver.ignored_batch)
     confirm(study)
     answer = answer_of(driver)
     if answer is None:

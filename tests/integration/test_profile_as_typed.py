@@ -75,6 +75,14 @@ def test_what_a_sample_is_in_rows_is_seen_as_typed_and_holds_in_the_profile(
     assert result.metrics["throughput"] == pytest.approx(2 / result.metrics["latency"])
 
 
+def test_a_size_that_stays_as_typed_is_profiled_with_what_would_change_it(trials: Trials) -> None:
+    result = profiled(trials, "--batch_size", "8", script="ignores_batch.py")
+    assert result.outcome is Outcome.COMPLETED, result.reason
+    assert result.program is not None
+    assert "--map train_micro_batch_size_per_gpu=--batch_size" in result.program.fixed_batch
+    assert size_of(trials, result) == result.micro_batch_arrived == 8
+
+
 # The first sentences are 8 tokens long.
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_batches_by_a_budget_are_seen_to_vary_and_counted_as_they_arrive(trials: Trials, micro_batch: int) -> None:

@@ -110,6 +110,16 @@ def test_a_program_that_calls_deepspeeds_launcher_as_a_function_is_followed(fold
     assert list(follow(folder, "python deepy.py --x").words) == words.split()
 
 
+def test_a_mapped_file_that_only_the_wrapper_reads_is_refused_with_what_to_do_instead(folder: Path) -> None:
+    (folder / "small.yml").write_text("micro: 4\n")
+    told = followed(["python", "launcher.py", "small.yml"], folder, lambda sentence: None, mapped=["small.yml:micro"])
+    assert told.words[-1] == "small.yml"
+    (folder / "reads.py").write_text(LAUNCHER.replace(", *sys.argv[1:]", ""))
+    with pytest.raises(InputError, match=r"small\.yml is no argument of the command that python reads\.py") as refused:
+        followed(["python", "reads.py", "small.yml"], folder, lambda sentence: None, mapped=["small.yml:micro"])
+    assert "Leave this mapping out" in str(refused.value)
+
+
 def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_group(folder: Path) -> None:
     (folder / "run.sh").write_text('python -c \'open("prepared", "w")\'\nSIZE=3 python -u train.py --x\ntouch after\n')
     found = follow(folder, "bash run.sh")

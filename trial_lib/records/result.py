@@ -124,6 +124,8 @@ class ProgramProfile(FrozenRecord):
         micro_batches_per_step: micro-batches in its first optimizer step. None if it took no step.
         tokens_per_micro_batch: tokens in its first micro-batch. None if the batches show no tokens.
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
+        fixed_batch: why every trial gets the typed micro-batch size, in sentences with the remedy. Empty if it follows
+            the trial.
         batch: the batch keys that the program itself decides if the configuration leaves them open ("auto").
         arg_mappings: the flags of its command line that set batch keys, as far as it was seen to read them.
         longest_sequence: the most tokens of a sample in the first batches of its data. None if the batches show no
@@ -172,6 +174,7 @@ class ProgramProfile(FrozenRecord):
     micro_batches_per_step: int | None = None
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
+    fixed_batch: str = ""
     batch: dict[str, int] = Field(default_factory=dict)
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     longest_sequence: int | None = None

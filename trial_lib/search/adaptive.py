@@ -62,8 +62,8 @@ class AdaptiveSearch(Search):
             InputError: no micro-batch size satisfies the batch policy.
         """
         super().__init__(settings, problem)
-        self._policy = BatchPolicy.of(problem, settings.divisible_by, settings.max_micro_batch)
-        self._policy.check()
+        policy = BatchPolicy.of(problem, settings.divisible_by, settings.max_micro_batch)
+        policy.check()
         self._min_gain = settings.min_gain
         self._headroom = settings.memory_headroom
         self._coordinates = SpaceCoordinates(problem.space, problem.device)
@@ -71,7 +71,7 @@ class AdaptiveSearch(Search):
         self._prior_costs = expected_costs(self._arms, problem.base_config, problem.expected)
         self._limits = [ArmLimits() for _ in self._arms]
         self._failures = Failures()
-        self._fitting = FittingSizes(self._policy, problem, settings.memory_headroom)
+        self._fitting = FittingSizes(policy, problem, settings.memory_headroom)
         self._measured: list[PointCost] = []
         self._did_not_fit: list[Point] = []
         self._failed: set[Point] = set()
@@ -128,6 +128,11 @@ class AdaptiveSearch(Search):
         if point is not None:
             self._limits[point.arm].withdraw(point.size, reason)
 
+    def keep_size(self, size: int) -> None:
+        """Proposes only this micro-batch size (samples) from now on, because the program feeds no other."""
+        self._fitting.keep_size(size)
+        self._changes += 1
+
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones.
 
@@ -168,9 +173,10 @@ class AdaptiveSearch(Search):
         """Returns the expected gain of a free batch; None if it is free, or if nothing more would fit."""
         best = self.best
         point = None if best is None else self._point(best[0])
-        if best is None or point is None or not self._policy.is_kept or self._policy.only_micro_batch is not None:
+        policy = self._fitting.own_policy
+        if best is None or point is None or not policy.is_kept or policy.only_micro_batch is not None:
             return None
-        free = replace(self._policy, train_batch_size=None)
+        free = replace(policy, train_batch_size=None)
         fitting = FittingSizes(free, self.problem, self._headroom, self._fitting.memory, self._fitting.host)
         sizes = fitting.sizes(best[0].knobs, (point.arm, point.index), self._bound(point.arm), USUAL_RISK)
         return best_free_batch(best, [fitting.candidate(best[0].knobs, size) for size in sizes], point, self._model())
@@ -198,6 +204,8 @@ class AdaptiveSearch(Search):
             if self._measured:
                 by_sample = not self.metric.smaller_is_better
                 self._measured.append(stopped(self._measured, point, candidate, result, by_sample))
+        elif result.outcome is Outcome.INVALID and self._fitting.own_policy.only_micro_batch not in (None, point.size):
+            self._failed.add(point)  # the program fed its only size, which says nothing about the arm
         else:
             self._failed.add(point)
             # A rank that was killed twice may have been killed for its memory. Smaller sizes may run.
@@ -225,7 +233,7 @@ class AdaptiveSearch(Search):
             model = CostModel(
                 self._coordinates,
                 self._prior_costs,
-                self.metric.smaller_is_better and not self._policy.is_kept,
+                self.metric.smaller_is_better and not self._fitting.own_policy.is_kept,
                 [measured.point for measured in known],
                 [measured.cost for measured in known],
                 [flight.point for flight in self._in_flight.values() if flight.point is not None],
@@ -238,9 +246,8 @@ class AdaptiveSearch(Search):
 
     def _propose(self) -> Candidate | Sweep | None:
         """Returns the answer of `ask`, and changes nothing."""
-        if self._asked >= self._budget:
-            return None
-        if len({flight.ask for flight in self._in_flight.values()}) >= self._concurrency:
+        running = {flight.ask for flight in self._in_flight.values()}
+        if self._asked >= self._budget or len(running) >= self._concurrency:
             return None
         # A second try changes only the budget, on which the sizes of a sweep depend.
         now = self._changes, self._asked
@@ -319,9 +326,7 @@ class AdaptiveSearch(Search):
             for index in self._leading(arm)
         ]
         allowed = [point for point in self._untried(smallest) if self._may_be_first(point)]
-        if not allowed:
-            return None
-        return self._candidate(max(allowed, key=self._probability))
+        return max(map(self._candidate, allowed), key=self._fitting.probability, default=None)
 
     def _planned(self) -> Point | None:
         """Returns the plan's answer, at a smaller size if less fits here; None without a plan, or if it has run."""
@@ -426,8 +431,7 @@ class AdaptiveSearch(Search):
         return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 
     def _untried(self, points: Iterable[Point]) -> list[Point]:
-        tried = {measured.point for measured in self._measured}
-        tried.update(flight.point for flight in self._in_flight.values() if flight.point is not None)
+        tried = {each.point for each in self._measured} | {flight.point for flight in self._in_flight.values()}
         return [point for point in dict.fromkeys(points) if point not in tried and not self._is_left_out(point)]
 
     def _is_left_out(self, point: Point) -> bool:

@@ -43,7 +43,7 @@ class SearchProblem:
         device: `cuda` or `cpu`.
         train_batch_size: samples of an optimizer step that every candidate must have. None leaves them free.
         can_sweep: whether one process group can measure several micro-batch sizes of the program.
-        only_micro_batch: the only micro-batch size (samples), if the program itself varies its batches. None for any.
+        only_micro_batch: the only micro-batch size (samples), if the program itself sets its batches. None for any.
         foreseen: the arms that foreseen runs have found; none if there were no such runs.
         expected: the arms of the plan that the study begins with; none without one.
     """
@@ -127,6 +127,10 @@ class Search(ABC):
             KeyError: the candidate is not in flight.
         """
         raise NotImplementedError("this method asks for no sweeps")
+
+    def keep_size(self, size: int) -> None:
+        """Proposes only this micro-batch size (samples) from now on, because the program feeds no other."""
+        raise NotImplementedError("this method varies only the size")
 
     def spend(self) -> bool:
         """Takes one trial of the budget for a candidate that runs once more. Returns False if none is left."""

@@ -53,10 +53,7 @@ class BatchPolicy:
 
         It may have no size. If the program sets the size, fewer replicas accumulate more of its batches.
         """
-        steps = self.gradient_accumulation_steps
-        if self.is_kept and self.only_micro_batch is not None:
-            steps = max(1, steps * self.data_parallel_size // replicas)
-        return replace(self, data_parallel_size=replicas, gradient_accumulation_steps=steps)
+        return replace(self, data_parallel_size=replicas)
 
     @property
     def is_kept(self) -> bool:
@@ -99,8 +96,8 @@ class BatchPolicy:
     def _all(self) -> tuple[int, ...]:
         limit = min(self.max_micro_batch or _LARGEST, _LARGEST)
         if self.only_micro_batch is not None:
-            per_step = self.only_micro_batch * self.gradient_accumulation_steps * self.data_parallel_size
-            return (self.only_micro_batch,) if self.train_batch_size in (None, per_step) else ()
+            left = (self.train_batch_size or 0) % (self.only_micro_batch * self.data_parallel_size)
+            return () if left else (self.only_micro_batch,)
         if self.train_batch_size is None:
             return tuple(size for size in _round_multiples(self.divisible_by) if size <= limit)
         per_replica, rest = divmod(self.train_batch_size, self.data_parallel_size)

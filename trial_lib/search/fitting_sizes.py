@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trial_lib.memory.host_memory import HostMemory
@@ -23,6 +24,7 @@ class FittingSizes:
     """Asks the memory model, and caches its answers until it learns.
 
     Attributes:
+        own_policy: the batches of the user's own layout.
         memory: the model of the device's memory. A caller that teaches it calls `forget`.
         host: the budget of the host's memory, for offloaded states. A caller that teaches it calls `forget`.
     """
@@ -41,7 +43,7 @@ class FittingSizes:
         self.host = host or HostMemory(basis)
         self._replicas = problem.replicas
         self._policies = {policy.data_parallel_size: policy}
-        self._own_policy = policy
+        self.own_policy = policy
         self._slots = problem.slots
         self._headroom = headroom
         self._largest: dict[tuple[int, int, int, float], int] = {}
@@ -51,11 +53,18 @@ class FittingSizes:
         """Drops all cached answers, because the model has learned."""
         self._largest.clear()
 
+    def keep_size(self, size: int) -> None:
+        """Drops all sizes but one."""
+        self.own_policy = replace(self.own_policy, only_micro_batch=size)
+        self._policies.clear()
+        self._last.clear()
+        self.forget()
+
     def policy(self, knobs: Mapping[str, Any]) -> BatchPolicy:
         """Returns the batches that some knobs may have. Another layout may have none."""
         replicas = self._replicas.of(knobs)
         if replicas not in self._policies:
-            self._policies[replicas] = self._own_policy.on(replicas)
+            self._policies[replicas] = self.own_policy.on(replicas)
         return self._policies[replicas]
 
     def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:

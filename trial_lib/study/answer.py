@@ -50,6 +50,22 @@ def ignored_batch_reason(state: StudyState) -> str | None:
     return ignored
 
 
+def untuned_batch(state: StudyState) -> str:
+    """Returns why only the program's own micro-batch size is measured, in sentences; empty if others are.
+
+    A program that ignores the requested size can be tuned in everything else, if what was typed agrees with what
+    arrives. The profile trial has shown that it does, or the first trial of a larger size has.
+    """
+    program = None if state.profile is None else state.profile.program
+    typed = None if program is None else program.typed_batch
+    if program is None or typed is None:
+        return ""
+    size = typed.micro_batch_size
+    agrees = program.rows_per_sample == 1 and size == state.candidates[PROFILE_NUMBER].micro_batch_size
+    reason = program.fixed_batch or (ignored_batch_reason(state) if agrees else None)
+    return f"The micro-batch was not tuned and stays {size}. {reason}" if reason else ""
+
+
 def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
     """Returns how many times better the best trial is than the user's configuration; None if that did not complete."""
     if submitted is None or submitted.outcome is not Outcome.COMPLETED:

@@ -16,7 +16,7 @@ from trial_lib.search.base import Search
 from trial_lib.search.methods import METHODS
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret
 from trial_lib.study.admission import Admission
-from trial_lib.study.answer import best_result, ignored_batch_reason
+from trial_lib.study.answer import best_result, ignored_batch_reason, untuned_batch
 from trial_lib.study.build_program import CommandChanges
 from trial_lib.study.earlier.earlier_studies import earlier_studies_of
 from trial_lib.study.earlier.fingerprint import fingerprint_in
@@ -116,6 +116,21 @@ class StudyDriver:
         return metric_with(self.setup.arguments.metric, self.state.profile)
 
     @property
+    def untuned_batch(self) -> str:
+        """Why only the program's own micro-batch size is measured, in sentences. Empty if others are."""
+        return untuned_batch(self.state) if METHODS[self.setup.arguments.method].has_batch_policy else ""
+
+    @property
+    def ignored_batch(self) -> str:
+        """Why no trial can be measured, because the program ignores its micro-batch size. Empty if it does not."""
+        return "" if self.untuned_batch else ignored_batch_reason(self.state) or ""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the search has left out, in sentences."""
+        return (*filter(None, [self.untuned_batch]), *(() if self.search is None else self.search.left_out))
+
+    @property
     def head_start(self) -> HeadStart:
         """What earlier studies give this one to begin with."""
         return HeadStart(self._earlier, fingerprint_in(self.setup.paths), self.state.profile)
@@ -156,7 +171,7 @@ class StudyDriver:
     def next_work(self, room: int) -> list[Work]:
         """Returns up to `room` pieces of work to start now. Work that has waited comes before new candidates."""
         found: list[Work] = []
-        while len(found) < room and ignored_batch_reason(self.state) is None:
+        while len(found) < room and not self.ignored_batch:
             decided = self._admission.next(self._ask)
             if decided is None:
                 break
@@ -366,7 +381,7 @@ class StudyDriver:
     def stop(self, reason: str) -> None:
         """Records the end of the search."""
         if not self.state.has_searched:
-            for sentence in () if self.search is None else self.search.left_out:
+            for sentence in self.left_out:
                 self.log.warning("%s", sentence)
             self._write(Stopped(reason))
 
@@ -402,6 +417,8 @@ class StudyDriver:
         self._best = best_result(filter(None, (self._best, result)), self.metric)
         candidate = self.state.candidates[result.number]
         is_of_search = result.purpose is Purpose.SEARCH
+        if is_of_search and self.untuned_batch:
+            self._searching().keep_size(self.state.candidates[PROFILE_NUMBER].micro_batch_size)
         if is_of_search and self._second.takes(candidate, result, self._searching().spend):
             return
         self._measured.add(result, candidate)

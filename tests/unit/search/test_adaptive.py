@@ -422,3 +422,19 @@ def test_a_metric_that_is_smaller_when_better_is_made_small():
     search = adaptive(metric="latency", max_trials=15)
     drive(search, SimulatedModel().run)
     assert search.best[0].micro_batch_size <= 4
+
+
+def test_a_size_that_alone_arrives_is_the_only_one_from_then_on_and_its_finding_fails_no_arm() -> None:
+    search = adaptive(problem(train_batch_size=16), concurrency=2)
+    first, second = search.ask(), search.ask()
+    assert first is not None
+    assert second is not None
+    search.keep_size(4)
+    for each in (first, second):
+        search.tell(each, ended(Outcome.COMPLETED if each.micro_batch_size == 4 else Outcome.INVALID, each))
+    asked = []
+    while (candidate := search.ask()) is not None:
+        asked.append(candidate)
+        search.tell(candidate, ended(Outcome.COMPLETED, candidate, metrics={"throughput": 1.0}))
+    assert {(each.micro_batch_size, each.gradient_accumulation_steps) for each in asked} == {(4, 2)}
+    assert {get_knob(each.knobs, "zero_optimization.stage") for each in asked} >= {0, 1, 2, 3}

@@ -26,3 +26,9 @@ def test_fewer_replicas_accumulate_more_batches_of_a_program_that_sets_their_siz
     assert own.sizes() == own.on(2).sizes() == (4,)
     assert (own.accumulation(4), own.on(2).accumulation(4)) == (1, 2)
     assert own.on(8).sizes() == ()
+
+
+def test_another_global_batch_is_accumulated_of_the_one_size_that_a_program_takes() -> None:
+    own = BatchPolicy(train_batch_size=32, gradient_accumulation_steps=2, data_parallel_size=2, only_micro_batch=4)
+    assert (own.sizes(), own.accumulation(4)) == ((4,), 4)
+    assert BatchPolicy(20, 2, 2, only_micro_batch=4).sizes() == ()

@@ -2,10 +2,11 @@
 
 import pytest
 
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.answer import best_result, gain, ignored_batch_reason
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.study.answer import best_result, gain, ignored_batch_reason, untuned_batch
 from trial_lib.study.kept.history import Asked, Told
 from trial_lib.study.state import StudyState
 
@@ -96,3 +97,20 @@ def test_a_program_that_once_took_what_was_asked_ignores_nothing() -> None:
 
 def test_a_data_set_that_is_too_small_for_a_size_ignores_nothing() -> None:
     assert ignored_batch_reason(state_of(ignoring(2, arrived=5))) is None
+
+
+@pytest.mark.parametrize(("typed", "rows", "is_told"), [(1, 1, True), (4, 1, False), (1, 8, False)])
+def test_a_program_whose_typed_size_arrives_whatever_is_asked_is_tuned_at_that_size(
+    typed: int, rows: int, is_told: bool
+) -> None:
+    program = ProgramProfile(typed_batch=BatchSizes(typed, typed, 1), rows_per_sample=rows)
+    profile = trial(0, Purpose.PROFILE).model_copy(update={"program": program})
+    assert untuned_batch(state_of(profile)) == ""
+    said = untuned_batch(state_of(profile, trial(1, Purpose.SUBMITTED), ignoring(2, arrived=1)))
+    assert said == ("The micro-batch was not tuned and stays 1. batches of 1" if is_told else "")
+
+
+def test_a_program_whose_profile_has_shown_it_needs_no_trial_to_show_it_again() -> None:
+    program = ProgramProfile(typed_batch=BatchSizes(8, 4, 2), fixed_batch="It reads --size.")
+    profile = trial(0, Purpose.PROFILE).model_copy(update={"program": program})
+    assert untuned_batch(state_of(profile)) == "The micro-batch was not tuned and stays 4. It reads --size."

@@ -10,7 +10,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.measure.batches.program_options import ProgramOption, options_read
-from trial_lib.measure.batches.typed_numbers import TypedNumber, numbers_in_files, numbers_in_words
+from trial_lib.measure.batches.typed_numbers import TypedNumber, numbers_in_files, numbers_in_objects, numbers_in_words
 
 _BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
 _MOST_FILES, _LARGEST_FILE = 200, 100_000
@@ -98,6 +98,10 @@ class BatchSource:
                 if option.value == size and _is_batch(option):
                     name = self._spelled(option)
                     return f"Its option {name} is {size}. {_mapping(name, key)}"
+        for number in numbers_in_objects(self.arguments):
+            # DeepSpeed's own object there follows the trial.
+            if number.value == str(arrived) and _is_of_a_batch(number) and number.name != TRAIN_BATCH:
+                return f"It has {number.shown}, which no trial changes. Let it read the size {_ENGINE}."
         file = self._file_with(arrived)
         if file is not None:
             return (

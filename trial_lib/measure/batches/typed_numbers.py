@@ -3,11 +3,13 @@
 A rank calls this in the user's environment, which may lack PyYAML.
 """
 
+import base64
 import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,24 @@ def numbers_in_files(arguments: Sequence[str], folder: Path) -> Iterator[TypedNu
                     continue
                 for key, value in _leaves(document, ()):
                     yield TypedNumber(key, f"{name}:{key}", f"{key}: {value} in {name}", value)
+
+
+def numbers_in_objects(arguments: Sequence[str]) -> Iterator[TypedNumber]:
+    """Yields the numbers in a command's JSON objects, plain or in base64. No `--map` names their places."""
+    for before, word in pairwise(("", *arguments)):
+        name, equals, value = word.partition("=")
+        for option, text in ((before, word), (name, value) if equals and _OPTION.match(name) else ("", "")):
+            document = _object(text)
+            where = f"the {'JSON' if text[:1] == '{' else 'base64'} of {option if _OPTION.match(option) else 'a word'}"
+            for key, number in _leaves(document, ()):
+                yield TypedNumber(key, "", f"{key} {number} in {where}", number)
+
+
+def _object(text: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):  # also binascii's
+        found = json.loads(text if text[:1] == "{" else base64.urlsafe_b64decode(text))
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _read(path: Path) -> Any:

@@ -181,7 +181,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         return Answer(best, None, value, name, step_accounts(driver, best))
     found = {
         "freeing": _freeing(driver),
-        "left_out": () if driver.search is None else driver.search.left_out,
+        "left_out": driver.left_out,
         "instead": INSTEAD if driver.metric != driver.setup.arguments.metric else "",
         "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
         "others": _others(driver).note,
@@ -243,10 +243,9 @@ def _untried(driver: StudyDriver) -> str:
         )
     if trials <= 1:
         return f"--max-trials {trials} leaves no trial for another."
-    left_out = () if driver.search is None else driver.search.left_out
     return " ".join(
         [
-            *left_out,
+            *driver.left_out,
             "The search has no other configuration that is allowed, fits and may be faster. Widen it: more ZeRO stages "
             "or knobs, a larger --max-micro-batch, or --free-batch.",
         ]

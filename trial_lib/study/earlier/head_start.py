@@ -51,13 +51,15 @@ class HeadStart:
 
         Returns:
             None if there is no winner, if it is the user's configuration or outside the search's space, and if its
-            micro-batch size does not divide the global batch.
+            micro-batch size does not divide the global batch or is another than the program's only one.
         """
         last = self.last
         if last is None or last.winner == "own":
             return None
         known, replicas = last.other.candidate, problem.replicas.of(last.other.candidate.knobs)
         if SpaceCoordinates(problem.space).locate(known.knobs) is None:
+            return None
+        if problem.only_micro_batch not in (None, known.micro_batch_size):
             return None
         accumulation = known.gradient_accumulation_steps
         if problem.train_batch_size is not None:

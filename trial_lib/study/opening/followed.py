@@ -6,11 +6,12 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trial_lib.command.elsewhere.started import StartedElsewhere, started_elsewhere
+from trial_lib.command.file_targets import FileTarget
 from trial_lib.command.launcher_process import is_python, launcher_in, python_target
 from trial_lib.command.launchers import launcher_of, launcher_of_program, launchers_listed
 from trial_lib.command.program_code import may_start_ranks, module_file
@@ -44,7 +45,11 @@ class Followed:
 
 
 def followed(
-    command: Sequence[str], folder: Path, tell: Callable[[str], None], check: Callable[[], None] = lambda: None
+    command: Sequence[str],
+    folder: Path,
+    tell: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    mapped: Iterable[str] = (),
 ) -> Followed:
     """Returns the command that a typed one starts; the typed one itself if it trains.
 
@@ -56,10 +61,11 @@ def followed(
         folder: its working directory.
         tell: called with a sentence when something takes long.
         check: called repeatedly while the wrapper runs. Its error ends the waiting.
+        mapped: the places in the command that set DeepSpeed keys.
 
     Raises:
         InputError: the command ended without a training, starts it where ZeroTune does not see it, or starts its ranks
-            as no launcher does.
+            as no launcher does. Or only a wrapper reads a mapped file.
     """
     words = list(command)
     as_typed = Followed(tuple(words), folder)
@@ -99,6 +105,15 @@ def followed(
         )
     if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
         return as_typed
+    for file in filter(None, map(FileTarget.read, mapped)):
+        if not file.positions(end.words, end.folder):
+            raise InputError(
+                f"{file.path} is no argument of the command that {shown} starts, so a trial cannot change it.",
+                where=f"--map {file.path}:{file.key}",
+                remedy="Leave this mapping out: what cannot be changed stays as it was typed, and the rest is tuned. "
+                "To tune the micro-batch too, let the training script read its size from the engine "
+                "(engine.train_micro_batch_size_per_gpu()).",
+            )
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
     typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
     notes = [f"{shown} starts `{_joined(typed)}`. ZeroTune tunes that command."]

@@ -102,20 +102,21 @@ def _divides_ranks(base_config: Mapping[str, Any]) -> bool:
 
 
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
-    """Returns the one micro-batch size, if the program sets the samples of its batches by its own rule."""
-    if program is None or not program.batch_varies or program.typed_batch is None:
+    """Returns the one micro-batch size, if the program sets the samples of its batches by itself."""
+    if program is None or program.typed_batch is None or not (program.batch_varies or program.fixed_batch):
         return None
+    said = program.fixed_batch or (
+        "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
+        "such as a number of tokens."
+    )
     if not METHODS[arguments.method].has_batch_policy:
         raise InputError(
-            "the number of samples differs from micro-batch to micro-batch, and this method varies only that number.",
+            f"this method varies only the micro-batch. {said}",
             where=arguments.method,
             remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
             "that sets them.",
         )
-    log.info(
-        "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
-        "such as a number of tokens. Batches stay as they are, and everything else is tuned."
-    )
+    log.info("%s Batches stay as they are, and everything else is tuned.", said)
     return program.typed_batch.micro_batch_size
 
 

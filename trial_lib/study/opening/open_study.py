@@ -294,7 +294,7 @@ def _followed(
     """Returns the arguments with the command that the typed one starts, and notes about it."""
     if not arguments.command:
         return arguments, ()
-    found = followed(arguments.command, arguments.model_dir, tell, check)
+    found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
     return arguments.model_copy(update={"command": found.words, "model_dir": found.folder}), found.notes
 
 

@@ -92,7 +92,7 @@ def read_plan(
     if arguments.config_path is not None:
         experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
     else:
-        found = followed(arguments.command, arguments.model_dir, tell, check)
+        found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
         arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
         notes = found.notes
         experiment = read_command(

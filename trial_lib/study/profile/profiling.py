@@ -61,6 +61,10 @@ def run_profile(
     sizes = () if is_seen and program.batch_varies else sizes_below(own)
     for plan in (plan for size in sizes for plan in plans_for(program, size)):
         result = run(plan)
+        if is_seen and _is_ignored(result) and program.rows_per_sample == 1 and result.micro_batch_arrived == own:
+            # What was typed agrees with what arrives, so everything but the size can be tuned.
+            program = program.model_copy(update={"fixed_batch": result.reason})
+            break
         if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
             return _kept(plan, _noted(result, plan, failed), seen, program)
         failed = failed or result

@@ -1,4 +1,5 @@
 import argparse
+import base64
 import json
 import re
 import sys
@@ -147,3 +148,20 @@ def test_a_batch_that_is_divided_among_the_ranks_is_told_without_a_mapping_that_
     # A program that stays at its own size divides nothing.
     ignored = BatchSource(["--batch-size", "4"], {}, tmp_path, replicas=2).ignored_batch_reason(8, 4, None)
     assert "--map train_micro_batch_size_per_gpu=--batch-size" in ignored
+
+
+@pytest.mark.parametrize("form", ["{}", "base64"])
+@pytest.mark.parametrize("joined", [" ", "="])
+def test_a_size_in_an_object_of_another_option_is_named_and_no_place_to_map(tmp_path, form, joined):
+    def written(config):
+        text = json.dumps(config)
+        return text if form == "{}" else base64.urlsafe_b64encode(text.encode()).decode()
+
+    of_deepspeed = written({"train_micro_batch_size_per_gpu": 1, "train_batch_size": 8})
+    own = written({"layers": 8, "train_micro_batch_size_per_gpu": 8})
+    words = ["--deepspeed_config", of_deepspeed, *(["--own", own] if joined == " " else [f"--own={own}"])]
+    said = reason(tmp_path, words)
+    kind = "JSON" if form == "{}" else "base64"
+    assert f"It has train_micro_batch_size_per_gpu 8 in the {kind} of --own, which no trial changes." in said
+    assert "engine.train_micro_batch_size_per_gpu()" in said
+    assert "--map" not in said

@@ -196,6 +196,21 @@ def test_batches_that_do_not_follow_are_no_reason_to_try_another_size(tmp_path: 
     assert ranks.sizes == [1]
 
 
+@pytest.mark.parametrize(("arrived", "rows", "outcome"), [(8, 1, "completed"), (4, 1, "invalid"), (8, 2, "invalid")])
+def test_batches_that_agree_with_what_was_typed_but_follow_nothing_else_are_profiled_at_their_size(
+    tmp_path: Path, arrived: int, rows: int, outcome: str
+) -> None:
+    typed = TYPED.model_copy(update={"rows_per_sample": rows})
+    ignores = ended(Outcome.INVALID, micro_batch_arrived=arrived, reason="It reads --size.")
+    ranks = Ranks(tmp_path, ended(program=typed), lambda size: ignores)
+    result = ranks.profile()
+    assert result.outcome.value == outcome
+    assert ranks.sizes == [1]
+    assert result.program is not None
+    assert result.program.fixed_batch == ("It reads --size." if outcome == "completed" else "")
+    assert ranks.ran_with().micro_batch_size == (8 if outcome == "completed" else 1)
+
+
 @pytest.mark.parametrize("ending", [{"outcome": Outcome.CANCELLED}, {"outcome": Outcome.CRASHED, "from_outside": True}])
 def test_a_run_that_was_cut_short_is_not_followed_by_another(tmp_path: Path, ending: dict[str, Any]) -> None:
     ranks = Ranks(tmp_path, ended(**ending), completes)
