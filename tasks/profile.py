@@ -5,6 +5,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
+from trial_lib.launch.trial_files import UNCOVERED
 from trial_lib.records.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.profile.profile_report import model_notes, program_notes, report_profile
@@ -22,9 +23,11 @@ def tell_profile(driver: StudyDriver) -> None:
         driver.log.info("%s", line)
         get_run_logger().info(line)
     profiled = driver.state.profile
-    for note in filter(
-        None, (profiled.note, *program_notes(profiled.program), *model_notes(driver.state.profile.profile))
-    ):
+    # The study has tried a layer over a folder of its own. The program's may have a reason for none.
+    is_told = profiled.files != "intercepted" or any(UNCOVERED in note for note in driver.setup.experiment.notes)
+    uncovered = "" if is_told else f"The kernel made no layer over the program's folder. {UNCOVERED}"
+    notes = (profiled.note, uncovered, *program_notes(profiled.program), *model_notes(driver.state.profile.profile))
+    for note in filter(None, notes):
         driver.log.warning("%s", note)
     rows = "\n".join(
         f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages

@@ -5,6 +5,7 @@ Runs in the user's environment. A warm guard is a fork of the primed server, a c
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -177,8 +178,9 @@ class Guard:
         A rank that stays stopped never ends, and its peers wait for it. One that has executed another program is alive,
         and measures nothing.
         """
-        # The processes of a trial over several hosts are not its ranks, and have another program.
-        if "interpreter" not in self._request:
+        # The processes of a trial over several hosts are not its ranks, and have another program. A training at full
+        # length may be stopped by its user, who lets it go on later.
+        if "interpreter" not in self._request or math.isinf(self._request["deadline_s"]):
             return ""
         for pid, rank in ranks.items():
             if rank in self._statuses:
