@@ -5,10 +5,11 @@ A rank imports this module, so it needs only the standard library.
 
 import contextlib
 import hashlib
-import os
+import json
 import shutil
 from pathlib import Path
 
+from trial_lib.wire.layer import read_layer
 from trial_lib.wire.whole_files import open_own
 
 _DIGITS = 16
@@ -21,7 +22,7 @@ def own_folder(nvme_path: Path, scratch: Path) -> Path:
 
     Args:
         nvme_path: as the configuration has it.
-        scratch: the trial's scratch folder, which exists and identifies the trial.
+        scratch: the trial's scratch folder, which identifies the trial.
     """
     name = _name(scratch)
     return nvme_path if nvme_path.name == name else nvme_path.absolute() / name
@@ -52,10 +53,11 @@ def remove(scratch: Path) -> None:
 
 
 def _name(scratch: Path) -> str:
-    # The trial's processes may know the folder by another path than the driver.
-    found = scratch.stat()
-    own = f"{os.uname().nodename} {found.st_dev} {found.st_ino}"
-    return f"zerotune-{hashlib.sha256(own.encode()).hexdigest()[:_DIGITS]}"
+    layer, path = read_layer(scratch), str(scratch)
+    if layer is not None:
+        # The trial's processes know the folder by another path than the driver.
+        path = json.loads(layer.as_recorded(json.dumps(path)))
+    return f"zerotune-{hashlib.sha256(path.encode()).hexdigest()[:_DIGITS]}"
 
 
 def _notes(scratch: Path) -> Path:
