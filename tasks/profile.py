@@ -8,6 +8,7 @@ from tasks.telling import told_if_possible
 from trial_lib.launch.trial_files import UNCOVERED
 from trial_lib.records.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.opening.size_limit import size_limit
 from trial_lib.study.profile.profile_report import model_notes, program_notes, report_profile
 from trial_lib.wire.whole_files import write_whole
 
@@ -17,7 +18,9 @@ def tell_profile(driver: StudyDriver) -> None:
     """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
-    report = report_profile(driver.state.profile.profile, driver.known.base_config, driver.setup.slots)
+    profile, program = driver.state.profile.profile, driver.state.profile.program
+    limit = size_limit(driver.setup.arguments, driver.known.base_config, profile, program)
+    report = report_profile(profile, driver.known.base_config, driver.setup.slots, limit)
     write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
     for line in report.lines():
         driver.log.info("%s", line)
@@ -26,12 +29,13 @@ def tell_profile(driver: StudyDriver) -> None:
     # The study has tried a layer over a folder of its own. The program's may have a reason for none.
     is_told = profiled.files != "intercepted" or any(UNCOVERED in note for note in driver.setup.experiment.notes)
     uncovered = "" if is_told else f"The kernel made no layer over the program's folder. {UNCOVERED}"
-    notes = (profiled.note, uncovered, *program_notes(profiled.program), *model_notes(driver.state.profile.profile))
+    notes = (profiled.note, uncovered, *program_notes(program), *model_notes(profile))
     for note in filter(None, notes):
         driver.log.warning("%s", note)
     rows = "\n".join(
         f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
     )
+    what = "largest micro-batch, first guess" if limit else "micro-batch that memory would hold, first guess"
     with told_if_possible(driver.log):
         create_markdown_artifact(
             "\n".join(
@@ -39,7 +43,7 @@ def tell_profile(driver: StudyDriver) -> None:
                     "## Profile",
                     *(f"- {line}" for line in report.lines()[:2]),
                     "",
-                    "| ZeRO stage | states on a device | largest micro-batch, first guess |",
+                    f"| ZeRO stage | states on a device | {what} |",
                     "|---|---|---|",
                     rows,
                 ]

@@ -21,6 +21,7 @@ from trial_lib.study.earlier.known_trials import KnownTrials, ProfileFailedError
 from trial_lib.study.foresight.foreseen_profile import foreseen_profile
 from trial_lib.study.foresight.in_background import Foresight
 from trial_lib.study.opening.open_study import OpenStudy
+from trial_lib.study.opening.size_limit import SizeLimit, size_limit
 from trial_lib.wire.errors import InputError
 
 _POLL_S, _WORD_S = 0.1, 4.0
@@ -42,7 +43,7 @@ def estimate_command(
         config_path: the experiment's YAML.
         model_dir: the model directory.
         include: files and folders that the code imports from outside the model directory.
-        max_micro_batch: the largest micro-batch size to list, in samples. None for no limit.
+        max_micro_batch: the largest micro-batch size to list, in samples. None for what a study would try.
         memory_headroom: the share of a slot's memory to leave free.
         as_json: whether to print one JSON document.
 
@@ -54,10 +55,10 @@ def estimate_command(
     """
     _check(max_micro_batch, memory_headroom)
     experiment = read_experiment(config_path, model_dir, include=include)
+    arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
         say("This folder has no earlier study of this experiment, so its program is foreseen now.")
-        arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
         try:
             with passing_study(arguments, "estimate") as study:
                 known = _foreseen(study) or _profiled(study)
@@ -65,7 +66,11 @@ def estimate_command(
             say_error(error)
             return 1
     slots = experiment.config.resources.slots_per_trial
-    report = estimate_report(known, slots, this_host().device, memory_headroom, max_micro_batch)
+    program = None if known.profile is None else known.profile[1].program
+    limit = size_limit(arguments, known.base_config, known.model_profile, program)
+    if max_micro_batch is not None:
+        limit = SizeLimit(size=max_micro_batch, by="--max-micro-batch")
+    report = estimate_report(known, slots, this_host().device, memory_headroom, limit)
     if as_json:
         print_document(report.model_dump(mode="json"))
     else:
@@ -128,6 +133,8 @@ def _show(report: EstimateReport) -> None:
         f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free. "
         "The one in parentheses fits with 10 % confidence.",
     ]
+    if report.bounded_by:
+        lines.append(f"Micro-batches above {report.at_most} are not considered, because of {report.bounded_by}.")
     if report.host_memory is not None:
         lines.append(
             f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory. An arm "
@@ -146,16 +153,16 @@ def _show(report: EstimateReport) -> None:
             bytes_shown(row.activations),
             bytes_shown(row.total),
             f"{bytes_shown(row.total_low)} .. {bytes_shown(row.total_high)}",
-            _largest(row, report.at_most),
+            _largest(row, report),
             "" if row.measured is None else _measured(row.measured),
         )
     for text in [*lines, table, *report.notes]:
         console.print(text, highlight=False)
 
 
-def _largest(row: ArmEstimate, at_most: int) -> str:
-    if row.largest_micro_batch == at_most:
-        return f"{at_most} and more"
+def _largest(row: ArmEstimate, report: EstimateReport) -> str:
+    if row.largest_micro_batch == report.at_most:
+        return f"{report.at_most} {'(all)' if report.bounded_by else 'and more, as far as memory goes'}"
     perhaps = "" if row.perhaps_micro_batch == row.largest_micro_batch else f" ({row.perhaps_micro_batch})"
     return f"{row.largest_micro_batch or 'none'}{perhaps}"
 

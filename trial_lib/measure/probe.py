@@ -232,6 +232,7 @@ class Probe:
             watch.asked = self.facts.note_typed_engine(watch.engine, self._order.varied_options)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
         self.facts.note_arrival(watch.arrival)
+        self.facts.samples_per_epoch = loader_batches.samples_per_epoch
         if as_typed:
             # These facts are now safe, whatever ends the program.
             self._tell_engine_built()

@@ -35,6 +35,7 @@ class ProgramFacts:
     batch_varies: bool = False
     batch: dict[str, int] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
+    samples_per_epoch: int | None = None
     longest_sequence: int | None = None
     shortest_sequence: int | None = None
     is_stretchable: bool = False

@@ -128,6 +128,8 @@ class ProgramProfile(FrozenRecord):
             the trial.
         batch: the batch keys that the program itself decides if the configuration leaves them open ("auto").
         arg_mappings: the flags of its command line that set batch keys, as far as it was seen to read them.
+        samples_per_epoch: samples that the training's data loader gives a rank before it begins anew. None if they
+            cannot be counted, or if they change with the micro-batch size.
         longest_sequence: the most tokens of a sample in the first batches of its data. None if the batches show no
             tokens, or if all samples have the same number.
         shortest_sequence: the fewest tokens of a sample there.
@@ -177,6 +179,7 @@ class ProgramProfile(FrozenRecord):
     fixed_batch: str = ""
     batch: dict[str, int] = Field(default_factory=dict)
     arg_mappings: dict[str, str] = Field(default_factory=dict)
+    samples_per_epoch: int | None = None
     longest_sequence: int | None = None
     shortest_sequence: int | None = None
     is_stretchable: bool = False

@@ -15,6 +15,7 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.space.knobs import ZERO_STAGES
 from trial_lib.study.earlier.known_trials import KnownTrials
+from trial_lib.study.opening.size_limit import SizeLimit
 from trial_lib.wire.errors import InputError
 
 CONFIDENCE = 0.9
@@ -85,6 +86,7 @@ class EstimateReport(FrozenRecord):
         trainable_num_params: those that are trained.
         micro_batch_size: the samples that activations and total are for.
         at_most: the largest micro-batch size that was considered.
+        bounded_by: what sets it. Empty if no program has so large a batch.
         headroom: the share of the memory that stays free.
         studies: ids of the studies whose trials were used. Empty if only a profile trial was run.
         is_foreseen: whether foreseen runs stand in the place of a profile trial, so that nothing was measured.
@@ -100,6 +102,7 @@ class EstimateReport(FrozenRecord):
     trainable_num_params: int
     micro_batch_size: int
     at_most: int
+    bounded_by: str = ""
     headroom: float
     studies: list[str]
     is_foreseen: bool = False
@@ -108,7 +111,7 @@ class EstimateReport(FrozenRecord):
 
 
 def estimate_report(
-    known: KnownTrials, slots: int, device: str, headroom: float, max_micro_batch: int | None
+    known: KnownTrials, slots: int, device: str, headroom: float, limit: SizeLimit | None
 ) -> EstimateReport:
     """Returns the table of an experiment.
 
@@ -117,7 +120,7 @@ def estimate_report(
         slots: devices of a trial.
         device: `cuda` or `cpu`.
         headroom: the share of a slot's memory to leave free.
-        max_micro_batch: the largest micro-batch size to consider, in samples; None for any.
+        limit: of the micro-batch sizes to consider; None for any.
     """
     profile, base = known.model_profile, known.base_config
     basis = MemoryBasis(profile, base, slots, device, known.foreseen)
@@ -130,7 +133,7 @@ def estimate_report(
         host.observe(*trial)
     stages = _PIPELINES_STAGES if profile.pipeline_parallel else ZERO_STAGES
     size = _own_size(base, profile.data_parallel_size)
-    at_most = min(_LARGEST, max_micro_batch or _LARGEST)
+    at_most = _LARGEST if limit is None else min(_LARGEST, limit.size)
     return EstimateReport(
         device=device,
         device_memory=profile.gpu_mem,
@@ -140,6 +143,7 @@ def estimate_report(
         trainable_num_params=profile.trainable_num_params,
         micro_batch_size=size,
         at_most=at_most,
+        bounded_by="" if limit is None else limit.by,
         headroom=headroom,
         studies=list(known.studies),
         is_foreseen=known.profile is None,

@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 
 from trial_lib.records.candidate import Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.search.base import size_limit
 from trial_lib.search.cost_model import Point
 
 _FAILURES_OF_AN_ARM = 2
-# The largest size (samples) before any has run, and the largest ratio to a size that has run.
-_LARGEST_FIRST, _GROWTH = 64, 8
 
 
 @dataclass
@@ -80,12 +79,10 @@ class Failures:
     def size_limit(self, own: object) -> int:
         """Returns the largest size (samples) that may be tried.
 
-        Memory may have room for millions of samples, but a data set and a deadline do not.
-
         Args:
-            own: the size of the user's configuration, if it is a number.
+            own: as `size_limit` has it.
         """
-        return max(_LARGEST_FIRST, _GROWTH * max(self._largest_run, own if isinstance(own, int) else 0))
+        return size_limit(self._largest_run, own)
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
         """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time.

@@ -17,6 +17,21 @@ from trial_lib.search.settings import SearchSettings
 from trial_lib.search.shared_reasons import SharedReasons
 from trial_lib.space.knobs import SearchSpace
 
+# The largest size (samples) before any has run, and the largest ratio to a size that has run.
+_LARGEST_FIRST, _GROWTH = 64, 8
+
+
+def size_limit(largest_run: int, own: object) -> int:
+    """Returns the largest micro-batch (samples) that may be tried next.
+
+    Memory may have room for millions of samples, but a data set and a deadline do not.
+
+    Args:
+        largest_run: the largest size that has run; 0 if none has.
+        own: the size of the user's configuration, if it is a number.
+    """
+    return max(_LARGEST_FIRST, _GROWTH * max(largest_run, own if isinstance(own, int) else 0))
+
 
 @dataclass(frozen=True)
 class FreeBatchGain:

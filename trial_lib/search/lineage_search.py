@@ -7,10 +7,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
 
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.memory.states import first_guess, precision_of
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.base import Search, SearchProblem
+from trial_lib.search.base import Search, SearchProblem, size_limit
 from trial_lib.search.lineage import Lineage, Proposal
 from trial_lib.search.settings import SearchSettings
 from trial_lib.space.knobs import ZERO_STAGES
@@ -40,6 +41,7 @@ class LineageSearch(Search):
         self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
         self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
         self._arrivals = count()
+        self._largest_run = 0
         self._stopped = False
 
     def ask(self) -> Candidate | None:
@@ -77,6 +79,7 @@ class LineageSearch(Search):
         is_best = False
         if value is not None:
             lineage.ran(candidate.micro_batch_size)
+            self._largest_run = max(self._largest_run, candidate.micro_batch_size)
             if lineage.best is None or self.metric.better(value, than=lineage.best):
                 lineage.best = value
             is_best = self._is_new_best(candidate, result, value)
@@ -156,7 +159,8 @@ class LineageSearch(Search):
         lineage = self._waiting[0][-1] if self._waiting else self._draw_lineage(rng)
         if lineage is None:
             return None
-        size = self._choose_size(lineage, rng)
+        limit = size_limit(self._largest_run, self.problem.base_config.get(MICRO_BATCH))
+        size = min(self._choose_size(lineage, rng), limit)
         return Proposal(self._with_own_accumulation(lineage.knobs, size), lineage, lineage.hi)
 
     def _draw_lineage(self, rng: random.Random) -> Lineage | None:

@@ -4,6 +4,7 @@ from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfi
 from trial_lib.report.estimate_report import estimate_report
 from trial_lib.study.earlier.known_trials import KnownTrials
 from trial_lib.study.known_program import completed_config
+from trial_lib.study.opening.size_limit import SizeLimit
 
 MIB = 2**20
 PROFILE = ModelProfile(
@@ -41,7 +42,8 @@ def at(size, stage=2, **zero):
 
 
 def report(trials=(), device="cuda", headroom=0.05, max_micro_batch=None, **changes):
-    return estimate_report(known(trials, **changes), 2, device, headroom, max_micro_batch)
+    limit = None if max_micro_batch is None else SizeLimit(size=max_micro_batch, by="--max-micro-batch")
+    return estimate_report(known(trials, **changes), 2, device, headroom, limit)
 
 
 def test_there_is_a_row_for_each_stage_and_each_way_of_offloading():

@@ -268,3 +268,12 @@ def test_no_micro_batch_above_the_limit_is_tried(method, concurrency):
     history = drive(tuner, Model().run, concurrency)
     assert max(candidate.micro_batch_size for candidate in asked(history)) == 9
     assert tuner.finished
+
+
+def test_a_small_model_s_sizes_grow_with_those_that_ran_and_not_to_what_memory_would_hold_at_once(method):
+    tuner = search(method, profile=SMALL.model_copy(update={"activation_mem_per_gpu": 40}), max_trials=30)
+    largest = 0
+    for candidate in asked(drive(tuner, lambda candidate: ran(candidate.micro_batch_size))):
+        assert candidate.micro_batch_size <= max(64, 8 * largest)
+        largest = max(largest, candidate.micro_batch_size)
+    assert largest > 10**4, "no size is left out for good"

@@ -175,7 +175,7 @@ def test_what_of_the_profile_is_a_figure_arrives(tmp_path: Path) -> None:
         uncounted=["flash_attn::_flash_attn_forward"],
         bytes_per_param=None,
     )
-    paths.profile.write_text(report_profile(profile, {}, 1).model_dump_json())
+    paths.profile.write_text(report_profile(profile, {}, 1, None).model_dump_json())
     found = {point.name: point.value for point in study_content(RECORD, paths).metrics}
     assert (found["profile.num_params"], found["profile.flops_per_sample"]) == (10.0, 2.0)
     assert "profile.z3.states" in found

@@ -37,8 +37,6 @@ def test_a_pipe_with_a_text_is_read(pipe: Path) -> None:
     writer = threading.Thread(target=lambda: pipe.write_text("a: 1"))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer.start()
-    while not writer.is_alive():
-        pass
     assert read_bounded(pipe) == "a: 1"
     writer.join()
     os.close(reader)

@@ -25,6 +25,7 @@ from trial_lib.foresee.inside.memory_log import MemoryLog
 from trial_lib.foresee.inside.operation_log import OperationLog
 from trial_lib.foresee.inside.process_memory import heap_bytes
 from trial_lib.measure.batches.batch_shape import batch_sizes, tokens_in, tokens_per_row
+from trial_lib.measure.batches.loader_batches import samples_of
 
 # Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
 _LOADED = struct.Struct("dddd")
@@ -209,6 +210,11 @@ class EngineMoments:
         # Else the first dimension is a length, and the second has the samples.
         varies = len(first) > 1 and second != {asked}
         return sum(rows for rows, _ in self._last_step) / len(self._last_step) if varies and self._last_step else None
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """As `samples_of` the iterator of the last batch that was read to train on."""
+        return samples_of(self._iterator)
 
     @property
     def tokens_of_a_row(self) -> int | None:

@@ -184,6 +184,7 @@ class Foreseeing:
         storages, events, moments = self._memory.record()
         beside, rows = self._moments.workers.of_a_batch, self._moments.rows
         self._facts.batch_varies |= rows is not None
+        self._facts.samples_per_epoch = self._moments.samples_per_epoch
         return ForeseenRun(
             world=self._order.world,
             **self._of_engine(),

@@ -281,6 +281,11 @@ def batch_policy(
     if batch is not None and grows_by is not None:
         of_all = replicas * grows_by
         batch = -(-batch // of_all) * of_all if only is None else replicas * only * typed.accumulation
+    of_data = typed.program.get("samples_per_epoch")
+    if of_data is not None:
+        # No replica has more than all of them together have now.
+        of_all_ranks = max(of_data * typed.replicas, typed.micro_batch)
+        max_micro_batch = min(of_all_ranks, max_micro_batch or of_all_ranks)
     policy = BatchPolicy(
         train_batch_size=batch,
         gradient_accumulation_steps=typed.accumulation,

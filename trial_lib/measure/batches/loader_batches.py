@@ -156,12 +156,12 @@ class LoaderBatches:
     @property
     def has_fixed_size(self) -> bool:
         """Whether the loader of the last batch has torch's own sampler, with a fixed batch size."""
-        iterator = self._last() if self._last is not None else None
-        sampler: Any = getattr(iterator, "_index_sampler", None)
-        # Accelerate's shards have the sampler that they divide.
-        while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
-            sampler = sampler.batch_sampler
-        return type(sampler) is BatchSampler
+        return _torchs_sampler(self._last() if self._last is not None else None)[0] is not None
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """As `samples_of` the iterator of the last batch."""
+        return samples_of(self._last() if self._last is not None else None)
 
     def take_loading(self) -> StepLoading:
         """Returns how the code got its batches since the last call of this method."""
@@ -253,6 +253,26 @@ class LoaderBatches:
             self._came_empty += 1
             if self._came_empty == _MOST_EMPTY:
                 self._ran_empty()
+
+
+def _torchs_sampler(iterator: Any) -> tuple[BatchSampler | None, int]:
+    """Returns torch's own sampler of an iterator, None if it has another, and the ranks that share its batches."""
+    sampler: Any = getattr(iterator, "_index_sampler", None)
+    ranks = 1
+    # Accelerate's shards have the sampler that they divide.
+    while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
+        ranks *= getattr(sampler, "num_processes", 1)
+        sampler = sampler.batch_sampler
+    return (sampler if type(sampler) is BatchSampler else None), ranks
+
+
+def samples_of(iterator: Any) -> int | None:
+    """Returns the samples that an iterator of a data loader gives this rank; None if they cannot be counted."""
+    batches, ranks = _torchs_sampler(iterator)
+    try:
+        return None if batches is None else math.ceil(len(batches.sampler) / ranks) or None  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a stream has no length, and a sampler of the user's may raise anything
+        return None
 
 
 def _generators() -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from trial_lib.command.switches import switches_of
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.experiment.program_section import refuse_mapped
 from trial_lib.experiment.search_space_section import read_search_space
@@ -15,7 +14,7 @@ from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.host_memory import HostMemory
 from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.expected_arms import ExpectedArm, key_in_plan, key_of, switches_in, without_hopeless
 from trial_lib.search.methods import METHODS
@@ -23,6 +22,7 @@ from trial_lib.space.of_program import left_out_of_space, surroundings_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.opening.disk_room import without_disk_room
 from trial_lib.study.opening.needed_ops import study_space, without_unbuildable
+from trial_lib.study.opening.size_limit import kept_batch, largest_of_data
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_metric import metric_with
 from trial_lib.wire.errors import InputError
@@ -90,7 +90,9 @@ def open_search(
         foreseen=foreseen,
         expected=expected,
     )
-    search = method.load()(method.settings(**_settings(setup, metric_with(arguments.metric, profile_trial))), problem)
+    of_data = largest_of_data(base_config, profile, program)
+    told = _settings(setup, metric_with(arguments.metric, profile_trial), of_data)
+    search = method.load()(method.settings(**told), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search
@@ -120,31 +122,7 @@ def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None,
     return program.typed_batch.micro_batch_size
 
 
-def kept_batch(
-    arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
-) -> int | None:
-    """Returns the global batch, in samples, that every candidate keeps; None if it is free.
-
-    Args:
-        arguments: the study's.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        profile: the model, as the profile trial found it.
-        log: the study's log. It gets a warning if the global batch is not known.
-    """
-    if not METHODS[arguments.method].has_batch_policy or arguments.free_batch:
-        return None
-    if arguments.train_batch_size is not None:
-        return arguments.train_batch_size
-    try:
-        return resolve_batch(base_config, profile.data_parallel_size).train_batch_size
-    except InputError as error:
-        log.warning(
-            "the global batch is not kept, because its size is not known. --train-batch-size sets it. %s", error
-        )
-        return None
-
-
-def _settings(setup: StudySetup, metric: str) -> dict[str, Any]:
+def _settings(setup: StudySetup, metric: str, of_data: int | None) -> dict[str, Any]:
     arguments = setup.arguments
     own = {"divisible_by": arguments.divisible_by, "memory_headroom": arguments.memory_headroom}
     return {
@@ -154,6 +132,6 @@ def _settings(setup: StudySetup, metric: str) -> dict[str, Any]:
         "metric": metric,
         "seed": arguments.random_seed,
         "concurrency": setup.concurrency,
-        "max_micro_batch": arguments.max_micro_batch,
+        "max_micro_batch": min(filter(None, (arguments.max_micro_batch, of_data)), default=None),
         **(own if METHODS[arguments.method].has_batch_policy else {}),
     }

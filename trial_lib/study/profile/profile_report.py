@@ -8,6 +8,7 @@ from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.units import bytes_shown
 from trial_lib.space.knobs import ZERO_STAGES
+from trial_lib.study.opening.size_limit import SizeLimit
 from trial_lib.study.setup import StudySetup
 
 _MOST_NAMED = 4
@@ -19,7 +20,7 @@ class StageEstimate(FrozenRecord):
     Attributes:
         stage: the ZeRO stage.
         states: bytes of parameters, gradients and optimizer states on one device.
-        largest_micro_batch: the samples that fit beside them, as a first guess.
+        largest_micro_batch: the samples that fit beside them, as a first guess, and not above the report's limit.
     """
 
     stage: int
@@ -28,10 +29,17 @@ class StageEstimate(FrozenRecord):
 
 
 class ProfileReport(FrozenRecord):
-    """The model and the memory of each stage."""
+    """The model and the memory of each stage.
+
+    Attributes:
+        profile: the model.
+        stages: the estimates.
+        limit: the largest micro-batch that may be tried. None if nothing says so: the estimates are memory's alone.
+    """
 
     profile: ModelProfile
     stages: list[StageEstimate]
+    limit: SizeLimit | None = None
 
     def lines(self) -> list[str]:
         """Returns the report as lines of text."""
@@ -41,27 +49,37 @@ class ProfileReport(FrozenRecord):
             f"device memory for the model: {bytes_shown(profile.gpu_mem)}; "
             f"activations of one sample: {bytes_shown(profile.activation_mem_per_gpu)}",
             *(
-                f"ZeRO {stage.stage}: states {bytes_shown(stage.states)}, "
-                f"largest micro-batch about {stage.largest_micro_batch}"
+                f"ZeRO {stage.stage}: states {bytes_shown(stage.states)}, {self._largest(stage.largest_micro_batch)}"
                 for stage in self.stages
             ),
         ]
 
+    def _largest(self, size: int) -> str:
+        if self.limit is None:
+            return f"memory would hold a micro-batch of about {size}"
+        if size < self.limit.size:
+            return f"largest micro-batch about {size}"
+        return f"largest micro-batch {size}, bounded by {self.limit.by}"
 
-def report_profile(profile: ModelProfile, base_config: Mapping[str, Any], slots: int) -> ProfileReport:
+
+def report_profile(
+    profile: ModelProfile, base_config: Mapping[str, Any], slots: int, limit: SizeLimit | None
+) -> ProfileReport:
     """Returns the report of a model."""
     precision = precision_of(base_config, profile.bytes_per_param)
     own, shards = on_a_device(profile, slots)
+    guesses = {stage: first_guess(stage, profile, precision, slots) for stage in ZERO_STAGES}
     return ProfileReport(
         profile=profile,
         stages=[
             StageEstimate(
                 stage=stage,
                 states=state_bytes(stage, own.num_params, own.trainable_num_params, precision, shards),
-                largest_micro_batch=first_guess(stage, profile, precision, slots),
+                largest_micro_batch=guess if limit is None else min(guess, limit.size),
             )
-            for stage in ZERO_STAGES
+            for stage, guess in guesses.items()
         ],
+        limit=limit,
     )
 
 

@@ -134,6 +134,8 @@ def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: Progra
     of_the_data: dict[str, Any] = {}
     if result.program is not None:
         of_the_data = {name: getattr(result.program, name) for name in _OF_THE_DATA}
+        if result.program.samples_per_epoch != typed.samples_per_epoch:
+            of_the_data["samples_per_epoch"] = None
         # The run of the program as typed may have ended before its backward pass.
         of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
     program = typed.model_copy(update=of_the_data)

@@ -228,3 +228,10 @@ def test_a_condition_on_a_switch_that_stays_as_typed_holds_or_does_not(typed: in
     base = {**BASE, "program": {"--stages": typed, "--gc": False}}
     arms = planned_arms(_typed(), base, (1, 2), [stages, checkpointing])
     assert [arm.label for arm in arms if "offload" not in arm.label] == labels
+
+
+def test_no_plan_has_a_micro_batch_beyond_all_of_the_data() -> None:
+    typed = _typed(program={"samples_per_epoch": 20})
+    whole = 20 * typed.replicas
+    assert batch_policy(typed, BASE, 2, free_batch=True).sizes()[-1] == whole
+    assert batch_policy(typed, BASE, 2, free_batch=True, max_micro_batch=3).sizes() == (1, 2, 3)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
+from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.experiment.read_experiment import read_experiment
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, SwapDisk, TrialResult
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.open_search import kept_batch, open_search
+from trial_lib.study.opening.open_search import open_search
+from trial_lib.study.opening.size_limit import kept_batch, size_limit
 
 PROFILE = ModelProfile(
     num_params=1_000,
@@ -104,3 +106,50 @@ def test_an_arm_that_has_run_is_tried_even_if_the_disk_seems_too_small(
     assert not any("param-nvme" in label for label in labels)
     (said,) = [record.getMessage() for record in caplog.records if "below /nvme" in record.getMessage()]
     assert "z3-offload-optimizer-nvme," not in said
+
+
+DATA = ProgramProfile(typed_batch=BatchSizes(24, 2, 3), samples_per_epoch=5)
+
+
+def limit(program: ProgramProfile | None, config: dict[str, Any] = CONFIG, **told: Any) -> tuple[int, str] | None:
+    arguments = StudyArguments(config_path=Path("a.yaml"), model_dir=Path(), **told)
+    found = size_limit(arguments, config, PROFILE, program)
+    return None if found is None else (found.size, found.by)
+
+
+def test_no_size_is_above_the_global_batch_or_the_data_or_what_the_user_says() -> None:
+    assert limit(None) == (2 * 3, "the global batch")
+    assert limit(DATA) == (5, "the length of the data")
+    assert limit(DATA, max_micro_batch=4) == (4, "--max-micro-batch")
+    assert limit(DATA, method="asha") == limit(DATA, free_batch=True) == (5, "the length of the data")
+    assert limit(None, free_batch=True) == limit(ProgramProfile(), free_batch=True) is None
+
+
+def test_the_user_s_own_size_is_never_above_the_limit_of_the_data() -> None:
+    short = DATA.model_copy(update={"samples_per_epoch": 1})
+    assert limit(short, free_batch=True) == (2, "the length of the data")
+
+
+@pytest.mark.parametrize("method", ["adaptive", "asha", "binary", "random"])
+def test_no_method_asks_for_more_than_the_data_have(method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        "{name: t, entrypoint: deepspeed train.py, max_restarts: 0, hyperparameters: {deepspeed_config: "
+        "{train_micro_batch_size_per_gpu: 2}}}"
+    )
+    told: dict[str, Any] = {"free_batch": True} if method == "adaptive" else {}
+    setup = setup_of(read_experiment(file, tmp_path), tmp_path / "s", method=method, max_trials=40, **told)
+    profile = large_profile(gpu_mem=10**15).model_copy(update={"program": DATA})
+    known = [(Candidate(micro_batch_size=1), profile)]
+    search = open_search(setup, CONFIG, False, known, logging.getLogger("test"))
+    sizes = set()
+    while (candidate := search.ask()) is not None:
+        assert isinstance(candidate, Candidate)
+        sizes.add(candidate.micro_batch_size)
+        speed = float(candidate.micro_batch_size)
+        search.tell(
+            candidate,
+            profile.model_copy(update={"metrics": {"FLOPS_per_gpu": speed, "throughput": speed}, "profile": None}),
+        )
+    assert max(sizes) == 5

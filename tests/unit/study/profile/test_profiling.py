@@ -240,3 +240,12 @@ def test_a_program_that_fails_as_typed_leaves_the_trial_s_result(
     assert TrialResult.model_validate_json(TrialPaths(tmp_path).result.read_text()) == failed
     assert ranks.ran_with().micro_batch_size == 1
     assert ranks.sizes == []
+
+
+@pytest.mark.parametrize(("at_one", "kept"), [(100, 100), (12, None), (None, None)])
+def test_data_that_grow_with_the_micro_batch_have_no_length(tmp_path: Path, at_one: int | None, kept: int) -> None:
+    typed = ended(program=TYPED.model_copy(update={"samples_per_epoch": 100}))
+    small = ended(program=ProgramProfile(samples_per_epoch=at_one))
+    program = Ranks(tmp_path, typed, lambda size: small).profile().program
+    assert program is not None
+    assert program.samples_per_epoch == kept
