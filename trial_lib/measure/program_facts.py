@@ -33,6 +33,7 @@ class ProgramFacts:
     micro_batches_per_step: int | None = None
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
+    fixed_batch: str = ""  # the driver notes it
     batch: dict[str, int] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
     samples_per_epoch: int | None = None
