@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import PROGRAMS
 
 from trial_lib.records.result import Outcome
@@ -89,11 +88,10 @@ print("buffers:", len(list(Path("/dev/shm").glob(of_port))), flush=True)
 """
 
 
+@pytest.mark.devices(1, "cpu")
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_only_a_rank_with_others_beside_it_has_a_buffer_for_exchanges(trials, tmp_path: Path, slots: int) -> None:
     """On a CPU, where DeepSpeed would write 69 MB in every trial."""
-    if torch.cuda.is_available():
-        pytest.skip("CUDA's ranks have no such buffer.")
     (tmp_path / "toy.py").write_text((PROGRAMS / "toy.py").read_text())
     (tmp_path / "train.py").write_text(f"{_COUNTS_BUFFERS}\n{(PROGRAMS / 'plain.py').read_text()}")
     plan = trials.plan("train.py", model_dir=tmp_path, slots=slots, window=StepWindow(1, 3, max_steps=2))
