@@ -29,7 +29,8 @@ def tell_profile(driver: StudyDriver) -> None:
     # The study has tried a layer over a folder of its own. The program's may have a reason for none.
     is_told = profiled.files != "intercepted" or any(UNCOVERED in note for note in driver.setup.experiment.notes)
     uncovered = "" if is_told else f"The kernel made no layer over the program's folder. {UNCOVERED}"
-    notes = (profiled.note, uncovered, *program_notes(program), *model_notes(profile))
+    mapped = driver.setup.experiment.config.arg_mappings
+    notes = (profiled.note, uncovered, *program_notes(program, mapped), *model_notes(profile))
     for note in filter(None, notes):
         driver.log.warning("%s", note)
     rows = "\n".join(

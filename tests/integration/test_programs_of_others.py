@@ -29,6 +29,7 @@ TYPED: dict[str, Triple] = {
     "megatron_flags": (4, 4, 32),
     "autotuner_lists": (2, 2, 8),
     "killed_above": (4, 8, 64),
+    "split_batches": (4, 2, 16),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
@@ -36,6 +37,7 @@ NEEDS = {
     "trainer_custom_loss": "accelerate",
     "launcher_yaml": "accelerate",
     "autotuner_lists": "accelerate",
+    "split_batches": "accelerate",
 }
 # Of the study that `make test` has time for.
 SHORT = ("--max-trials", "3")
@@ -278,6 +280,22 @@ def test_flags_that_are_not_mapped_let_no_other_run_and_every_place_says_so(desk
     assert headline in study.paths.report.read_text()
     assert not study.paths.best_command.exists()
     assert f"{headline} {document['reason']}" in study.paths.log.read_text()
+
+
+@STUDY
+def test_a_batch_that_all_ranks_divide_is_counted_by_what_arrives_at_each(desk: Desk) -> None:
+    typed = desk.at("split_batches")
+    # It is no global batch, because it has no accumulation in it.
+    typed.flags = ["--max-trials", "2", "--map", "train_batch_size=--per_device_train_batch_size"]
+    tuned = typed.tune()
+    expect_answered(tuned, TYPED["split_batches"])
+    assert len({engine_of(result)[0] for result in tuned.completed}) > 1
+    micro, accumulation, total = engine_of_best(tuned)
+    words = typed_words(tuned, "torchrun")
+    assert number_behind(words, "--per_device_train_batch_size") == 2 * micro
+    # The plain program has the same rows.
+    typed.program = words[words.index("torchrun") :]
+    assert typed.plain_engine() == (micro, accumulation, total)
 
 
 @STUDY

@@ -99,6 +99,12 @@ def with_open_batch(config: Mapping[str, Any], own: Mapping[str, Any]) -> DeepSp
     return {key: value for key, value in config.items() if key != TRAIN_BATCH or not is_open}
 
 
+def with_typed_sizes(config: Mapping[str, Any], divided_among: int) -> DeepSpeedConfig:
+    """Returns a configuration with the sizes that a program types whose ranks divide each batch among them."""
+    sizes = {key: config[key] * divided_among for key in (MICRO_BATCH, TRAIN_BATCH) if type(config.get(key)) is int}
+    return {**config, **sizes}
+
+
 def _merge(target: DeepSpeedConfig, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if isinstance(value, Mapping) and isinstance(target.get(key), dict):

@@ -355,7 +355,7 @@ class Probe:
         asked, accumulation = (self._order.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
         if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
             rows, config = self._arrived[0], self.facts.ds_config
-            reason = source.ignored_batch_reason(asked, rows, config, accumulation or 1)
+            reason = source.ignored_batch_reason(asked, rows, config, accumulation or 1, self.facts.divided_among)
             self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
         if accumulation is not None and not watch.arrival.accumulates(accumulation, watch.micro_batches):
             self.refuse("invalid", source.ignored_accumulation_reason(accumulation, watch.micro_batches))

@@ -34,6 +34,7 @@ class ProgramFacts:
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     fixed_batch: str = ""  # the driver notes it
+    divided_among: int = 1
     batch: dict[str, int] = field(default_factory=dict)
     arg_mappings: dict[str, str] = field(default_factory=dict)
     samples_per_epoch: int | None = None

@@ -126,6 +126,7 @@ class ProgramProfile(FrozenRecord):
         batch_varies: whether the number of samples differs from micro-batch to micro-batch.
         fixed_batch: why every trial gets the typed micro-batch size, in sentences with the remedy. Empty if it follows
             the trial.
+        divided_among: ranks that divide a batch of the size that is typed, as with Accelerate's `split_batches`.
         batch: the batch keys that the program itself decides if the configuration leaves them open ("auto").
         arg_mappings: the flags of its command line that set batch keys, as far as it was seen to read them.
         samples_per_epoch: samples that the training's data loader gives a rank before it begins anew. None if they
@@ -177,6 +178,7 @@ class ProgramProfile(FrozenRecord):
     tokens_per_micro_batch: int | None = None
     batch_varies: bool = False
     fixed_batch: str = ""
+    divided_among: int = 1
     batch: dict[str, int] = Field(default_factory=dict)
     arg_mappings: dict[str, str] = Field(default_factory=dict)
     samples_per_epoch: int | None = None

@@ -87,7 +87,7 @@ def write_answer(setup: StudySetup, known: KnownProgram, winner: Candidate, meas
         measured: its measurements and their confirmation, as JSON.
     """
     config = deepspeed_part(winner.complete(known.base_config))
-    written = with_open_batch(config, known.own_config(setup.experiment))
+    written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
     write_whole(setup.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
     write_whole(setup.paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
     write_whole(setup.paths.best_command, training_command(setup, known, config, winner.switches))

@@ -319,7 +319,8 @@ class StudyDriver:
         self.edits.look()
         if not plan.as_typed:
             switches = plan.candidate.switches
-            self._changes.tell(plan.number, plan.paths.ds_config, plan.ds_config, self.known.arg_mappings, switches)
+            typed = self.known.in_words(plan.ds_config)
+            self._changes.tell(plan.number, plan.paths.ds_config, typed, self.known.arg_mappings, switches)
 
     # -- how it ended --------------------------------------------------------------------------------------------
 

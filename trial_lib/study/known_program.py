@@ -13,6 +13,7 @@ from trial_lib.deepspeed_config.overrides import (
     MICRO_BATCH,
     TRAIN_BATCH,
     overwrite_deepspeed_config,
+    with_typed_sizes,
     without_tuning_keys,
 )
 from trial_lib.experiment.read_experiment import Experiment
@@ -59,7 +60,10 @@ class KnownProgram:
 
     def learned(self, found: ProgramProfile) -> "KnownProgram":
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
-        mappings = {**found.arg_mappings, **self.arg_mappings}
+        # An option that the program was seen to read a size from sets no other size.
+        seen = {target: key for key, target in found.arg_mappings.items()}
+        own = {key: target for key, target in self.arg_mappings.items() if seen.get(target, key) == key}
+        mappings = {**found.arg_mappings, **own}
         config = completed_config(self.base_config, found)
         switches = learned_switches(self.switches, found)
         if switches:
@@ -72,6 +76,16 @@ class KnownProgram:
         """Returns the user's DeepSpeed configuration as it is written: in the file, or else in the code."""
         in_code = None if self.found is None else self.found.ds_config
         return experiment.ds_config or in_code or {}
+
+    def in_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a configuration as the command types its micro-batch, which ranks may divide among them."""
+        among = 1 if self.found is None else self.found.divided_among
+        return {**config, MICRO_BATCH: config[MICRO_BATCH] * among} if among > 1 else dict(config)
+
+    def in_file(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a configuration for a file. The Trainer compares its sizes with the argument, whatever arrives."""
+        is_divided = self.found is not None and MICRO_BATCH in self.found.batch
+        return with_typed_sizes(config, self.found.divided_among) if self.found and is_divided else dict(config)
 
     @property
     def imported_later(self) -> tuple[str, ...]:

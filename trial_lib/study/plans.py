@@ -88,7 +88,7 @@ class TrialPlans:
             **self._run_with(
                 candidate.complete(known.base_config),
                 paths,
-                known.arg_mappings,
+                known,
                 as_typed,
                 candidate.switches,
                 known.own_config(self._setup.experiment),
@@ -110,13 +110,15 @@ class TrialPlans:
             profile: the profile trial.
             base_config: the user's DeepSpeed configuration, as far as it is known.
         """
-        return replace(profile, **self._run_with(dict(base_config), profile.paths.as_typed, {}, as_typed=True))
+        return replace(
+            profile, **self._run_with(dict(base_config), profile.paths.as_typed, KnownProgram(), as_typed=True)
+        )
 
     def _run_with(
         self,
         settings: dict[str, Any],
         paths: TrialPaths,
-        arg_mappings: Mapping[str, str],
+        known: KnownProgram,
         as_typed: bool,
         switches: Mapping[str, SwitchValue] | None = None,
         own: Mapping[str, Any] | None = None,
@@ -130,9 +132,9 @@ class TrialPlans:
                 experiment,
                 self._setup.environment,
                 paths.ds_config,
-                config,
+                known.in_words(config),
                 paths.training_spec,
-                arg_mappings,
+                known.arg_mappings,
                 as_typed,
                 switches,
             ),

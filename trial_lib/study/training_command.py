@@ -60,7 +60,7 @@ def training_command(
         config: the winning configuration.
         switches: the winner's values of the program's switches, by their places.
     """
-    experiment, paths = setup.experiment, setup.paths
+    experiment, paths, config = setup.experiment, setup.paths, known.in_words(config)
     entrypoint = experiment.entrypoint
     variables, secrets = _environment(experiment, setup.environment)
     trained = paths.experiment

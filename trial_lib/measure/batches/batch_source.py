@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class BatchSource:
     replicas: int = 1
 
     def ignored_batch_reason(
-        self, asked: int, arrived: int, configuration: Mapping[str, Any] | None, accumulation: int = 1
+        self, asked: int, arrived: int, configuration: Mapping[str, Any] | None, accumulation: int = 1, among: int = 1
     ) -> str:
         """Returns the sentences for batches that do not follow the candidate, with the remedy that fits this program.
 
@@ -43,12 +43,14 @@ class BatchSource:
             arrived: the size that arrived.
             configuration: the configuration that the code itself has passed to DeepSpeed.
             accumulation: of the candidate.
+            among: the ranks that divide a batch of the size that is typed among them.
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
         divided = self._divided(asked, arrived)
         if divided:
             return f"{fed} {divided}"
-        way = self._way(arrived, configuration or {}, accumulation)
+        typed = replace(self, replicas=self.replicas // among)
+        way = typed._way(arrived * among, configuration or {}, accumulation)
         return f"{fed} {way} If the data set itself is that small, use more data."
 
     def _divided(self, asked: int, arrived: int) -> str:

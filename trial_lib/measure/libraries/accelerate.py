@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.measure.libraries.accelerate_plugins import PluginRoles, take_fields
 from trial_lib.measure.program_facts import ProgramFacts
@@ -90,6 +90,9 @@ def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
         else:
             facts.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
             _note_optimizer(facts, objects)
+            if accelerator.split_batches and accelerator.deepspeed_plugin.is_auto(MICRO_BATCH):
+                # It gives the engine the size of each rank.
+                facts.divided_among = accelerator.num_processes
         return original(accelerator, *objects, **kwargs)
 
     accelerator_class.prepare = prepare

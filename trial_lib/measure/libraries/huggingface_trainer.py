@@ -3,7 +3,9 @@
 An unmodified Trainer script passes DeepSpeed's configuration to `TrainingArguments`, or lets `accelerate launch` do so.
 `TrainingArguments` fills in "auto" values, and refuses a configuration that contradicts its own arguments. In a trial
 
-* The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads.
+* The batch arguments are the candidate's, and so is every configuration that transformers or accelerate reads. With
+  `split_batches` all ranks divide a batch of the argument's size. The engine gets the size of each rank then, and
+  not the argument, as in a plain run.
 * `output_dir` is a folder of the trial's own. The Trainer finds no last checkpoint of the user's in it, and overwrites
   none.
 * Nothing is evaluated, pushed to a hub, reported to a tracker or resumed.
@@ -22,7 +24,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trial_lib.deepspeed_config.overrides import TRAINING_ARGUMENTS, difference
+from trial_lib.deepspeed_config.overrides import (
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    TRAINING_ARGUMENTS,
+    difference,
+    with_typed_sizes,
+)
 from trial_lib.intercept.post_import import when_imported
 from trial_lib.leave_alone import model_hub
 from trial_lib.measure.libraries.accelerate_plugins import merge_into
@@ -59,7 +67,7 @@ def install(
         to_save_model: the same for a model.
     """
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
-    when_imported("transformers.integrations.deepspeed", _check_in_a_trial)
+    when_imported("transformers.integrations.deepspeed", functools.partial(_check_in_a_trial, facts, overrides))
     when_imported("transformers.training_args", functools.partial(_follow_in_arguments, facts, overrides, scratch))
     when_imported("transformers.hf_argparser", functools.partial(_find_flags, facts))
     when_imported("transformers.trainer_callback", _neither_save_nor_evaluate)
@@ -122,7 +130,7 @@ def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any]
     _wrap(module.HfDeepSpeedConfig, "__init__", wrap)
 
 
-def _check_in_a_trial(module: ModuleType) -> None:
+def _check_in_a_trial(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
     """Makes the Trainer compare its arguments with a configuration, except for the training's length."""
 
     def wrap_process(original: Callable[..., None]) -> Callable[..., None]:
@@ -134,7 +142,19 @@ def _check_in_a_trial(module: ModuleType) -> None:
                     f"The Trainer counts one rank instead of {ranks}. Without a GPU, give it --use_cpu "
                     "(use_cpu=True in code)."
                 )
+            if not getattr(arguments.accelerator_config, "split_batches", False):
+                original(config, arguments, *args, **kwargs)
+                return
+            if facts.divided_among == 1:
+                facts.divided_among = ranks
+                facts.batch[MICRO_BATCH] //= ranks
+            sizes = config.config
+            if MICRO_BATCH in overrides:
+                # The candidate's sizes are those of a rank, and the Trainer compares its argument with them.
+                arguments.per_device_train_batch_size = overrides[MICRO_BATCH] * ranks
+                sizes.update(with_typed_sizes(sizes, ranks))
             original(config, arguments, *args, **kwargs)
+            sizes.update({key: sizes[key] // ranks for key in (MICRO_BATCH, TRAIN_BATCH) if key in sizes})
 
         return process
 

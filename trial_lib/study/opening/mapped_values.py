@@ -93,7 +93,7 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
         return None
     stage = setting_at(typed_config, STAGE)
     had: Mapping[str, int] = {
-        MICRO_BATCH: typed.micro_batch_size,
+        MICRO_BATCH: typed.micro_batch_size * program.divided_among,
         ACCUMULATION: typed.gradient_accumulation_steps,
         TRAIN_BATCH: typed.train_batch_size,
         STAGE: stage if type(stage) is int else 0,
@@ -101,11 +101,10 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
     for place in places:
         if place.value != had[place.key]:
             others = [key for key, value in had.items() if value == place.value]
-            known = [key for key in others if place.shown.startswith(program.arg_mappings.get(key) or "\0")]
+            if any(place.shown.startswith(program.arg_mappings.get(key) or "\0") for key in others):
+                continue  # `KnownProgram.learned` leaves it out.
             remedy = (
-                f"Leave this mapping out: ZeroTune sets the {known[0]} there by itself."
-                if known
-                else f"If it sets the {others[0]}, map that key to it."
+                f"If it sets the {others[0]}, map that key to it."
                 if others
                 else "Map the place that sets it, or nothing."
             )

@@ -217,10 +217,10 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
     devices: PlannedDevices = record.devices[record.best]
     asked = opened.read.asked[record.best]
     config = deepspeed_part(chosen.ds_config)
-    write_whole(opened.paths.best_ds_config, json.dumps(config, indent=2) + "\n")
     known = KnownProgram.of(opened.read.experiment, opened.environment)
     if record.program:
         known = known.learned(ProgramProfile(**record.program))
+    write_whole(opened.paths.best_ds_config, json.dumps(known.in_file(config), indent=2) + "\n")
     setup = opened.setup(asked)
     command = training_command(setup, known, config, switches_of(chosen.ds_config))
     ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"

@@ -83,11 +83,24 @@ def report_profile(
     )
 
 
-def program_notes(program: ProgramProfile | None) -> list[str]:
-    """Returns notes on the program that the user may want to act on, a sentence each."""
+def program_notes(program: ProgramProfile | None, arg_mappings: Mapping[Any, str] | None = None) -> list[str]:
+    """Returns notes on the program that the user may want to act on, a sentence each.
+
+    Args:
+        program: the findings of the profile trial.
+        arg_mappings: the place that sets each DeepSpeed key, as the user states it.
+    """
     if program is None:
         return []
     notes = [_TWO_CONFIGS] if program.hands_over_two_configs else []
+    seen = {target: key for key, target in program.arg_mappings.items()}
+    notes += [
+        f"{target} sets {seen[target]}. The mapping that says {key} is left out."
+        for key, target in (arg_mappings or {}).items()
+        if seen.get(target, key) != key
+    ]
+    if program.divided_among > 1:
+        notes.append(_DIVIDED.format(program.divided_among))
     if program.devices_in_code:
         notes.append(_DEVICES.format(program.devices_in_code))
     if program.resumed_stage is not None:
@@ -101,6 +114,10 @@ def program_notes(program: ProgramProfile | None) -> list[str]:
 _TWO_CONFIGS = (
     "The code hands deepspeed.initialize two configurations, one in `args` and one as `config`. Trials use `config`. "
     "Present versions of DeepSpeed refuse two, so remove one of them to train without ZeroTune."
+)
+_DIVIDED = (
+    "The {0} ranks divide a batch of the typed size among them (split_batches). Here a micro-batch is what arrives at "
+    "one rank, so the typed size is {0} times as large."
 )
 _DEVICES = (
     "The code sets {}. In a trial these numbers count the trial's own devices, and one that it has not means all of "

@@ -7,6 +7,7 @@ from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.opening.mapped_values import as_mapped, held_against, wrong_mapping
 
 SEEN = ProgramProfile(typed_batch=BatchSizes(train_batch_size=32, micro_batch_size=8, gradient_accumulation_steps=2))
@@ -98,11 +99,20 @@ def test_a_stage_that_the_code_takes_from_its_command_counts_before_that_of_the_
     assert held.outcome is profiled.outcome
 
 
-def test_an_option_that_is_known_to_set_a_size_needs_no_mapping() -> None:
+def test_an_option_that_is_known_to_set_one_size_is_no_mapping_of_another() -> None:
     flag = "--per_device_train_batch_size"
     found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: flag}})
-    assert found.typed_batch is not None
-    size = found.typed_batch.micro_batch_size
-    said = wrong_mapping(found, [BatchPlace(TRAIN_BATCH, size, f"{flag} {size}")], {})
-    assert said is not None
-    assert said.endswith(f"Leave this mapping out: ZeroTune sets the {MICRO_BATCH} there by itself.")
+    assert wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, f"{flag} 8")], {}) is None
+    assert KnownProgram(arg_mappings={TRAIN_BATCH: flag}).learned(found).arg_mappings == {MICRO_BATCH: flag}
+
+
+def test_a_typed_size_that_ranks_divide_is_that_of_all_of_them() -> None:
+    divided = SEEN.model_copy(update={"divided_among": 2})
+    assert wrong_mapping(divided, [place(MICRO_BATCH, 16), place(TRAIN_BATCH, 32)], {}) is None
+    assert wrong_mapping(divided, [place(MICRO_BATCH, 8)], {}) is not None
+    config = {MICRO_BATCH: 4, ACCUMULATION: 4, TRAIN_BATCH: 32}
+    assert KnownProgram(found=divided).in_words(config) == {**config, MICRO_BATCH: 8}
+    assert KnownProgram(found=divided).in_file(config) == config
+    by_trainer = divided.model_copy(update={"batch": {MICRO_BATCH: 8}})
+    # It compares these with its argument, and with the product of its argument and the ranks.
+    assert KnownProgram(found=by_trainer).in_file(config) == {**config, MICRO_BATCH: 8, TRAIN_BATCH: 64}

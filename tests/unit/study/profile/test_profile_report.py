@@ -2,6 +2,7 @@
 
 import pytest
 
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH, TRAIN_BATCH
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.opening.size_limit import SizeLimit
@@ -57,6 +58,15 @@ def test_a_configuration_that_is_handed_over_twice_is_told_and_nothing_else_is()
     (note,) = program_notes(ProgramProfile(hands_over_two_configs=True))
     assert "Trials use `config`" in note
     assert program_notes(ProgramProfile()) == program_notes(None) == []
+
+
+def test_a_mapping_that_is_left_out_and_a_size_that_ranks_divide_are_told() -> None:
+    flag = "--per_device_train_batch_size"
+    found = ProgramProfile(divided_among=2, arg_mappings={MICRO_BATCH: flag})
+    left_out, divided = program_notes(found, {TRAIN_BATCH: flag})
+    assert left_out == f"{flag} sets {MICRO_BATCH}. The mapping that says {TRAIN_BATCH} is left out."
+    assert "the typed size is 2 times as large" in divided
+    assert program_notes(found, {MICRO_BATCH: flag}) == [divided]
 
 
 def test_devices_in_the_code_are_told_with_what_their_numbers_mean() -> None:
