@@ -87,6 +87,7 @@ class Service:
         if not self.port.is_listening:
             return False
         # `zerotune --help` has no time for this import.
+        import http.client
         import urllib.error
         import urllib.request
 
@@ -95,7 +96,7 @@ class Service:
             direct.open(self.port.url, timeout=2).close()
         except urllib.error.HTTPError as refusal:
             return refusal.code == 401
-        except OSError:
+        except (OSError, http.client.HTTPException):
             pass
         return False
 

@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,20 @@ def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Tria
     for one in (first, second):
         one.close()
     assert not list((own_folder(trials.lock_dir) / "trials").iterdir())
+
+
+def test_a_part_that_cannot_be_prepared_gives_its_port_back(
+    trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = trials.plan("plain.py", slots=2, window=SHORT)
+    plan.paths.root.mkdir(parents=True)
+    one = host(trials, "first")
+    given_back = []
+    monkeypatch.setattr("trial_lib.launch.ray.host.reserved_port", lambda: nullcontext(4711))
+    port = one.meet(plan.trial_id)
+    one._meetings[plan.trial_id].callback(given_back.append, port)
+    monkeypatch.setattr(one._starter, "prepare", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.run_part(plan, HostRanks(0, 1, 2, "127.0.0.1", port), [])
+    assert given_back == [4711]
+    one.close()

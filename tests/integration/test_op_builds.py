@@ -1,5 +1,6 @@
 """Ops are built beside what runs, trials that need them wait, and nothing of a build outlives who wanted it."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from conftest import PROGRAMS, Trials
 
+from trial_lib.launch import op_builds
 from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 from trial_lib.records.candidate import Purpose
@@ -147,6 +149,30 @@ def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -
     waiting.join(5.0)
     assert not waiting.is_alive()
     starter.close()
+
+
+@pytest.mark.long
+def test_a_stopped_build_is_told_of_and_ends_when_its_starter_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op_builds, "_WORD_S", 0.5)
+    building = Building(tmp_path, seconds=600.0)
+    starter = building.starter("SlowBuilder")
+    starter.start_builds()
+    assert wait_until((tmp_path / "slow.started").exists)
+    (keeper,) = [each for each in psutil.Process().children() if "build_guard" in " ".join(each.cmdline())]
+    processes = [keeper, *keeper.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    waiting = threading.Thread(target=starter.build, args=([],))
+    waiting.start()
+    assert wait_until(lambda: any("ops are still being built" in note for note in building.notes))
+    starter.close()
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])

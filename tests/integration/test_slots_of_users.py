@@ -203,3 +203,20 @@ def test_a_process_that_keeps_all_claims_locked_is_named_and_can_be_waited_out(
     assert waits[0].holders[0][0] == f"a process that keeps {lock_dir} locked (/proc/locks has its number)"
     other.end()
     assert free(lock_dir)
+
+
+def test_ctrl_c_ends_the_wait_for_locked_claims_at_once_and_the_wait_is_told_every_few_seconds(
+    lock_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OtherUser(keep_the_folder, lock_dir)
+    began = time.monotonic()
+    with held_slots(lock_dir, HOST, 1, lambda: True) as held:
+        assert held is None
+    assert time.monotonic() - began < 2
+    monkeypatch.setattr("trial_lib.slots.slots._PATIENCE_S", 0.0)
+    waits: list[QueueWait] = []
+    until = time.monotonic() + 1
+    with held_slots(lock_dir, HOST, 1, lambda: time.monotonic() > until, waits.append):
+        pass
+    assert len(waits) == 1
+    other.end()

@@ -4,7 +4,12 @@ import contextlib
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trial_lib.records.units import duration
+
+_POLL_S, _WORD_S, _END_S = 0.5, 120.0, 5.0
 
 
 class OpBuilds:
@@ -86,9 +91,16 @@ class OpBuilds:
         building.wait()
 
     def wait(self) -> None:
-        """Waits until no build runs."""
+        """Waits until no build runs, or another thread has called `close`. Says so now and then."""
+        began = time.monotonic()
+        word_at = began + _WORD_S
         for building, thread in list(self._running):
-            thread.join()
+            while thread.is_alive() and not self._is_closed:
+                thread.join(_POLL_S)
+                if time.monotonic() > word_at:
+                    word_at += _WORD_S
+                    taken = duration(time.monotonic() - began)
+                    self._note(f"DeepSpeed's ops are still being built. Trials have waited {taken} for them")
             _close(building)
 
     def close(self) -> None:
@@ -97,7 +109,11 @@ class OpBuilds:
             self._is_closed = True
         for building, _ in self._running:
             _close(building)
-        self.wait()
+        for building, thread in self._running:
+            thread.join(_END_S)
+            if thread.is_alive():
+                # Its guard is stopped (SIGSTOP), and ends by a kill alone.
+                building.kill()
 
 
 def _close(building: "subprocess.Popen[str]") -> None:

@@ -100,16 +100,19 @@ class _Turn:
     def wait(self, is_cancelled: Callable[[], bool], tell: Callable[[QueueWait], None]) -> tuple[str, ...] | None:
         """Returns the claim's devices when its turn has come; None if it was cancelled first."""
         began = time.time()
+        told_at = _PATIENCE_S
         claim: Claim | None = None
 
         def gives_up(seconds: float) -> bool:
-            if seconds < _PATIENCE_S:
-                return False
-            locker = f"a process that keeps {self._lock_dir} locked (/proc/locks has its number)"
-            tell(QueueWait(self._count, len(self._wants), 1, ((locker, began),), began))
+            nonlocal told_at
+            if seconds >= told_at:
+                told_at = seconds + _LOOK_S
+                locker = f"a process that keeps {self._lock_dir} locked (/proc/locks has its number)"
+                tell(QueueWait(self._count, len(self._wants), 1, ((locker, began),), began))
             return is_cancelled()
 
         while True:
+            told_at = _PATIENCE_S
             with one_at_a_time(self._lock_dir, gives_up) as is_alone:
                 if not is_alone:
                     return None

@@ -137,20 +137,21 @@ class RayHost:
             part: its ranks on this host.
             devices: the GPUs that Ray has assigned.
         """
-        # Two nodes of a cluster may be on one machine.
-        there = moved(plan, self._folder / f"{plan.paths.root.name}-{part.first_rank}")
-        host, lock_dir = self._host(devices), self._setup.lock_dir
-        kills_before = kernel_kills()
-        write_candidate(there)
-        clear(there)
-        slot_wait = SlotWait(f"trial {plan.number:04d}", self._notes.append)
         with contextlib.ExitStack() as held:
+            # Whatever fails, the port is given back.
+            held.enter_context(self._meetings.pop(plan.trial_id, contextlib.ExitStack()))
+            # Two nodes of a cluster may be on one machine.
+            there = moved(plan, self._folder / f"{plan.paths.root.name}-{part.first_rank}")
+            host, lock_dir = self._host(devices), self._setup.lock_dir
+            kills_before = kernel_kills()
+            write_candidate(there)
+            clear(there)
+            slot_wait = SlotWait(f"trial {plan.number:04d}", self._notes.append)
             cancelled = held.enter_context(self._cancellable(plan.trial_id))
             self._starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
             slots = held.enter_context(
                 held_slots(lock_dir, host, part.slots, cancelled.is_set, slot_wait.tell, what=plan.trial_id)
             )
-            held.enter_context(self._meetings.pop(plan.trial_id, contextlib.ExitStack()))
             slot_wait.end(slots is not None)
             ending = ProcessesEnd("cancel", [None] * part.slots)
             if slots is not None:
