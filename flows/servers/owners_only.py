@@ -20,13 +20,15 @@ ENTRY = "/enter"
 _LOOPBACK_NAMES = (b"127.0.0.1", b"localhost", b"[::1]")
 # The page gives the browser the credential that stands behind `#`, which browsers never send, and opens what follows.
 _SCRIPT = f"""
-const [, password, page] = location.hash.match(/^#([^/]*)(.*)$/s);
+const [, password, page] = location.hash.match(/^#?([^/]*)(.*)$/s);
 const login = new XMLHttpRequest();
-login.open("GET", "{ENTRY}/login", true, "{USER}", password);
 login.onloadend = () => login.status === 200
   ? location.replace(location.origin + (page || "/"))
   : document.body.append("This link is of an earlier start. Use the one that was printed last.");
-login.send();
+if (password) {{
+  login.open("GET", "{ENTRY}/login", true, "{USER}", password);
+  login.send();
+}} else document.body.append("This address lacks its end, which logs you in. Open the whole link that was printed.");
 onhashchange = () => location.reload();
 """
 _ENTRY_PAGE = f'<!doctype html><title>ZeroTune</title><meta charset="utf-8"><body><script>{_SCRIPT}</script>'

@@ -79,8 +79,12 @@ def record_servers(api_url: str, mlflow_url: str, credential: str) -> None:
 
 def log_in() -> None:
     """Gives this process the credential of the running `zerotune up`, if the user's variables name its servers."""
-    named = {name: os.environ.get(name, "").rstrip("/") for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
-    if not any(url.startswith(f"http://{LOOPBACK}:") for url in named.values()):
+    own = f"http://{LOOPBACK}:"
+    named = {
+        name: os.environ.get(name, "").rstrip("/").replace("http://localhost:", own)
+        for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    }
+    if not any(url.startswith(own) for url in named.values()):
         return
     record = _running()
     credential = record.get("credential", "")
@@ -91,6 +95,8 @@ def log_in() -> None:
 
     # A proxy would read the credential.
     os.environ.update(past_proxies())
+    # They pass by it under this name only.
+    os.environ.update({name: named[name] for name in ours})
     user, _, password = credential.partition(":")
     if "PREFECT_API_URL" in ours:
         os.environ["PREFECT_API_AUTH_STRING"] = credential

@@ -200,6 +200,8 @@ def test_the_links_open_the_pages_at_the_first_click(up: Up, browser: Browser) -
         asked: list[str] = []
         opened.on("request", lambda request, asked=asked: asked.append(f"{request.url} {request.headers}"))
         address = f"127.0.0.1:{port}"
+        opened.goto(f"http://{address}/enter")
+        expect(opened.get_by_text("Open the whole link that was printed")).to_be_visible()
         opened.goto(entry_link(f"http://{address}", up.credential, page))
         expect(opened.get_by_text(seen).first).to_be_visible(timeout=60_000)
         assert opened.url.startswith(f"http://{address}{page}")

@@ -81,6 +81,9 @@ def test_a_command_has_the_credential_only_for_the_servers_that_run_here(monkeyp
         assert logged_in(monkeypatch, PREFECT_API_URL=API, HTTP_PROXY="http://proxy.example") == prefect
         assert os.environ["NO_PROXY"] == "127.0.0.1"
         assert logged_in(monkeypatch, PREFECT_API_URL=f"{API}/", MLFLOW_TRACKING_URI=MLFLOW) == {**prefect, **mlflow}
+        assert logged_in(monkeypatch, PREFECT_API_URL="http://localhost:4200/api") == prefect
+        # A proxy is passed by under this name only.
+        assert os.environ["PREFECT_API_URL"] == API
         # The user's own servers get nothing, and what the user has set for them stays.
         assert logged_in(monkeypatch) == {}
         assert logged_in(monkeypatch, PREFECT_API_URL="http://127.0.0.1:4201/api") == {}
