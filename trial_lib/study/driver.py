@@ -48,7 +48,7 @@ from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candida
 from trial_lib.study.profile.own_reading import is_measured_beside, own_reading
 from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
-from trial_lib.study.second_tries import SecondTries
+from trial_lib.study.second_tries import SecondTries, not_tried_again
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.state import StudyState
 from trial_lib.study.study_metric import metric_with
@@ -97,6 +97,7 @@ class StudyDriver:
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
         self._second = SecondTries()
+        self._not_again: set[int] = set()
         self._best: TrialResult | None = None
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
@@ -420,14 +421,19 @@ class StudyDriver:
         is_of_search = result.purpose is Purpose.SEARCH
         if is_of_search and self.untuned_batch:
             self._searching().keep_size(self.state.candidates[PROFILE_NUMBER].micro_batch_size)
-        if is_of_search and self._second.takes(candidate, result, self._searching().spend):
+        if is_of_search and self._second.takes(candidate, result, partial(self._spend, result.number)):
             return
         self._measured.add(result, candidate)
         if is_of_search:
             self._searching().tell(candidate, result)
 
+    def _spend(self, number: int) -> bool:
+        """Takes the second try of a trial from the budget. Returns False if it has none."""
+        return number not in self._not_again and self._searching().spend()
+
     def _replay(self, events: Sequence[Event]) -> None:
         """Brings a resumed study to where it was. Recorded asks are applied, and ended trials do not run again."""
+        self._not_again = not_tried_again(events)
         decided: list[Decided] = []
         for event in events:
             self._take_in(event)
