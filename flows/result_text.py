@@ -87,6 +87,8 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say("Your configuration did not complete, so there is no gain.")
     if largest is None:
         say(best_line(record.metric, document))
+    if record.reason:
+        say(record.reason)
     for account in document["why"]:
         if account["role"] in ("winner", "own"):
             say(f"Why: {account['sentence']} {account['advice']}".rstrip())

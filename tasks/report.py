@@ -12,7 +12,7 @@ from trial_lib.command.switches import deepspeed_part
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.secrets.sent_command import sent_command
 from trial_lib.study.answer import write_answer
-from trial_lib.study.confirm.of_study import Answer, NoAnswer
+from trial_lib.study.confirm.of_study import Answer, NoAnswer, cut_short
 from trial_lib.study.driver import StudyDriver
 from trial_lib.tracking.tracker import Tracker
 
@@ -39,6 +39,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
                     f"## {headline}",
                     *([] if headline == measured else [measured]),
                     *([] if finding is None else ["", *(f"- {line}" for line in finding.lines), ""]),
+                    *(f"- {line}" for line in filter(None, [cut_short(driver)])),
                     *(f"- {account.sentences}" for account in answer.why),
                     "```json",
                     config,

@@ -38,6 +38,8 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
         f"**{record.finding or _of_an_older_version(record)}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
     ]
+    if record.reason:
+        lines.append(record.reason)
     if record.regression:
         lines.append(f"**Slower than before:** {record.regression}")
     planned = PlannedTrials.in_file(paths.planned_trials)

@@ -116,6 +116,11 @@ class Confirmation:
         return self._queue[0].candidate if self._queue else None
 
     @property
+    def rounds(self) -> int:
+        """The complete rounds of this heat."""
+        return self._round
+
+    @property
     def leader(self) -> Contender | None:
         """The candidate of this heat that the search expects most of; None if there is none."""
         return self._candidates[0] if self._candidates else None

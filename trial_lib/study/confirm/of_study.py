@@ -6,6 +6,7 @@ from typing import Any
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.answer_line import NONE_FASTER_ONCE, gain_line, name_of
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.failure_cause import as_sentence
 from trial_lib.records.result import TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.step_account import StepAccount
@@ -196,6 +197,19 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     return Answer(best, finding, value, winner.name, step_accounts(driver, best))
 
 
+def cut_short(driver: StudyDriver) -> str:
+    """Returns that the confirmation was cut, and why, as a sentence. Empty if it has come to its end or has not begun.
+
+    Call it when the study ends.
+    """
+    confirmation = confirmation_of(driver)
+    if confirmation is None or confirmation.next is None:
+        return ""
+    why = "the minutes of --max-minutes were over" if driver.time.is_over else "the study was interrupted"
+    rounds = f"{confirmation.rounds} complete round{'' if confirmation.rounds == 1 else 's'}"
+    return f"The confirmation was cut after {rounds}, because {why}."
+
+
 def since_last_study(driver: StudyDriver) -> SinceLast | None:
     """Returns the confirmed winner beside that of the last study; None if the study does not learn from one."""
     answer = answer_of(driver)
@@ -216,6 +230,12 @@ def no_answer(driver: StudyDriver) -> NoAnswer | None:
         finding = confirmation.finding()
         return NoAnswer(finding.sentence, finding.failure)
     return NoAnswer(others.headline, others.reason if others.tried else _untried(driver))
+
+
+def reason_of(driver: StudyDriver, status: StudyStatus, reason: str) -> str:
+    """Returns why a study has ended, with a sentence if that has cut its confirmation. A failure says enough."""
+    cut = "" if status is StudyStatus.FAILED else cut_short(driver)
+    return f"{as_sentence(reason)} {cut}".lstrip() if cut else reason
 
 
 def headline_of(driver: StudyDriver, status: StudyStatus) -> str:

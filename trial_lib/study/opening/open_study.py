@@ -25,7 +25,7 @@ from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of
-from trial_lib.study.confirm.of_study import answer_of, headline_of, since_last_study
+from trial_lib.study.confirm.of_study import answer_of, headline_of, reason_of, since_last_study
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import keep_earlier_studies
 from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
@@ -149,7 +149,7 @@ class OpenStudy:
         with contextlib.suppress(DiskFullError):
             self._update(
                 status=status,
-                reason=reason,
+                reason=reason_of(self.driver, status, reason),
                 ended_at=time.time(),
                 best_number=None if answer is None else answer.best.number,
                 gain=None if answer is None else answer.gain,
