@@ -69,7 +69,7 @@ class OwnClaim:
         folder.mkdir(mode=0o755, exist_ok=True)
         folder.chmod(0o755)
         self._path = folder / f"{claim.arrived}-{claim.pid}"
-        # Nobody else may open it before it is locked.
+        # No other user may open it before it is locked.
         self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         fcntl.fcntl(self.descriptor, fcntl.F_OFD_SETLK, _lock(fcntl.F_WRLCK))
         self.write(claim)
@@ -168,7 +168,7 @@ def _live(lock_dir: Path) -> Iterator[tuple[int, os.stat_result]]:
     with os.scandir(lock_dir) as entries:
         folders = [entry.name for entry in entries if entry.name.startswith(USERS_FOLDER)]
     for folder in sorted(folders):
-        # Whatever another user lays there (links, pipes, folders) is passed over.
+        # Another user's links, pipes and folders there are passed over.
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
             users = os.open(lock_dir / folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
             opened.callback(os.close, users)

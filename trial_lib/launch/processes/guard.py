@@ -29,8 +29,8 @@ _CANCELLED_POLL_S = 0.05
 
 # The causes of the end of a trial's processes.
 RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
+# A rank was stopped, as by SIGSTOP, or has replaced its program by another one.
 STOPPED, REPLACED = "stopped", "replaced"
-"""Two more: a rank was stopped, as by SIGSTOP, or it has replaced its program by another one."""
 
 # A scheduler that suspends a job stops all its processes, and wakes them one after another.
 _LOOKS = 5

@@ -86,7 +86,7 @@ class Leashed:
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
-            # Somebody has stopped those that hold the leash (SIGSTOP).
+            # The processes that hold the leash are stopped (SIGSTOP).
             with contextlib.suppress(psutil.NoSuchProcess):
                 for process in psutil.Process(self._process.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):

@@ -31,11 +31,12 @@ _REMEDIES = {
     Outcome.OUT_OF_HOST_MEMORY: f"Free memory on the host, or leave out offload. {_SMALLER} if they need less of it.",
 }
 _KILLED = (
-    f"The kernel kills ranks when the host's memory runs out. Free some, or: {_SMALLER[:1].lower()}{_SMALLER[1:]}."
+    "Nothing shows which process did it. The kernel kills ranks when the host's memory runs out. If that is the cause, "
+    f"free some, or: {_SMALLER[:1].lower()}{_SMALLER[1:]}."
 )
 _REFUSED = (
-    "Your configuration ran, so it is a setting of theirs. If the program has an option for that setting, let each "
-    "trial set it too (--map KEY=OPTION)."
+    "Your configuration ran, so a setting in which they differ from it may be the cause. If the program has an option "
+    "for that setting, let each trial set it too (--map KEY=OPTION)."
 )
 
 
@@ -93,7 +94,7 @@ class Others:
 
     def _remedy(self, result: TrialResult) -> str:
         if result.from_outside:
-            return _KILLED
+            return _KILLED if "SIGKILL" in result.reason else ""
         if result.outcome in _REMEDIES:
             return _REMEDIES[result.outcome]
         is_refused = result.outcome in (Outcome.CRASHED, Outcome.INVALID)

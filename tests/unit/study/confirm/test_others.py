@@ -72,11 +72,14 @@ def test_a_configuration_that_ran_in_one_of_its_trials_is_measured() -> None:
     [
         ({"outcome": Outcome.OUT_OF_MEMORY}, "--max-micro-batch"),
         ({"outcome": Outcome.OUT_OF_HOST_MEMORY}, "Free memory on the host"),
-        ({"outcome": Outcome.CRASHED, "from_outside": True}, "the host's memory runs out"),
+        (
+            {"outcome": Outcome.CRASHED, "from_outside": True, "reason": "Rank 0 was killed by SIGKILL."},
+            "Nothing shows which process did it. The kernel kills ranks when the host's memory runs out",
+        ),
     ],
 )
 def test_each_kind_of_failure_has_its_remedy(fields: dict[str, Any], remedy: str) -> None:
-    found = others(end(2, Purpose.SEARCH, at(2), reason="It ended.", metrics={}, **fields))
+    found = others(end(2, Purpose.SEARCH, at(2), metrics={}, **{"reason": "It ended.", **fields}))
     assert found.headline == "The only other configuration that was tried could not be measured."
     assert remedy in found.reason
 
