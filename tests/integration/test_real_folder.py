@@ -87,6 +87,7 @@ from trial_lib.launch.processes import layer_mount
 from trial_lib.wire.layer import Layer, read_layer
 told = json.loads(sys.argv[1])
 request = {"ranks": [{"environment": {"TMPDIR": told["outside"]}}], "scratch": told["scratch"] + "/"}
+layer_mount.name_elsewhere(request)
 layer_mount.enter(Layer(**told["layer"]), request)
 assert read_layer(__import__("pathlib").Path(request["scratch"])) is not None, "there is no layer"
 os.chdir(told["folder"])
@@ -264,10 +265,54 @@ def test_a_disk_that_is_mounted_in_a_hidden_folder_is_hidden_with_it(runs, progr
         check(runs, program, user, "layered", DELETES)
 
 
+@pytest.mark.parametrize("user", [None])
+def test_a_disk_in_the_folder_that_stays_writable_below_the_layer_means_no_layer(
+    runs, program, user, layers, monkeypatch
+) -> None:
+    # The program would find the disk at the path of the folder below the layer, and could write there.
+    writable = """
+real = layer_mount._make_read_only
+def make_read_only(path):
+    if path.name == "disk":
+        raise PermissionError(1, "Operation not permitted")
+    real(path)
+layer_mount._make_read_only = make_read_only
+"""
+    monkeypatch.setattr(f"{__name__}.LAYERED", LAYERED.replace("told =", f"{writable}told =", 1))
+    with contextlib.ExitStack() as mounted:
+        try:
+            mounted.enter_context(small_disk(program / "disk", 1))
+        except CannotMountError as error:
+            pytest.skip(f"this user may not mount a disk: {error}")
+        with pytest.raises(AssertionError, match="there is no layer"):
+            runs("layered", "")
+
+
+@pytest.mark.parametrize("user", [None])
+def test_zerotunes_records_above_the_programs_folder_stay(runs, program, user, layers) -> None:
+    above = program.parent
+    for name in (f"{STUDIES}/earlier/study.json", "mlflow.db", "mlartifacts/1/file"):
+        (above / name).parent.mkdir(parents=True, exist_ok=True)
+        (above / name).write_text("1: a record")
+    shutil.move(program / ".git", above / ".git.kept")  # else the layer would be over a checkout
+    before = snapshot(above)
+    seen = runs(
+        "layered",
+        """
+        seen = [Path('..', name) for name in ('mlflow.db', 'mlartifacts/1')]
+        print([each.exists() and each.stat().st_size for each in seen])
+        subprocess.run('rm -rf ../mlflow.db ../mlartifacts/* ../zerotune-studies/*; echo x > ../mlflow.db', shell=True)
+        """,
+    )
+    kept = {path for path in before if path.startswith(("mlflow", "mlartifacts", f"{STUDIES}/"))}
+    assert {path: snapshot(above).get(path) for path in kept} == {path: before[path] for path in kept}
+    assert seen.startswith("[0, False]")
+
+
 def left_in_temporary() -> set[Path]:
     """Places of trials whose guard is gone. Other tests run trials meanwhile."""
     places = Path(tempfile.gettempdir()).glob("zerotune-trial-*")
-    return {place for place in places if not Path("/proc", place.name.rpartition("-")[2]).exists()}
+    return {place for place in places if not Path("/proc", place.name.split("-")[2]).exists()}
 
 
 CLEANS = """

@@ -22,6 +22,7 @@ files. So no trial resumes from the checkpoint of another.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -77,7 +78,8 @@ def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
     found = [study.root] if study.record.exists() else []
     for place in dict.fromkeys(places):
         if own := [place / name for name in OWN_FOLDERS if (place / name).is_dir()]:
-            found += [*own, *filter(Path.exists, (place / STORE, place / ARTIFACTS))]
+            # MLflow may make its files while a trial runs.
+            found += [*own, place / STORE, place / f"{STORE}-journal", place / ARTIFACTS]
     return _outermost([*records, *(folder for folder in found if not model_dir.is_relative_to(folder))])
 
 
@@ -86,26 +88,47 @@ def _outermost(folders: Sequence[Path]) -> list[Path]:
     return [each for each in dict.fromkeys(folders) if set(folders).isdisjoint(each.parents)]
 
 
+def _is_within(path: Path, folders: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
 def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[Path]:
     """Yields the files and folders in hidden folders that a command names, such as a checkpoint to begin with."""
     for word in (*program.arguments, *program.target.values()):
         path = program.model_dir / word.rpartition("=")[2]
         if len(word) < _LONGEST_PATH and os.path.lexists(path):
             path = path.resolve()
-            within = any(folder in path.parents for folder in hidden)
-            if within and not any(path.is_relative_to(record.resolve()) for record in records):
+            if _is_within(path.parent, hidden) and not any(path.is_relative_to(record.resolve()) for record in records):
                 yield path
 
 
 def _checkout(folder: Path) -> Path:
-    """Returns the checkout that contains a folder, or the folder. Programs write beside their scripts too."""
+    """Returns the checkout that contains a folder, or the folder. Programs write beside their scripts too.
+
+    Of a submodule or a worktree it is the checkout around it that has git's files.
+    """
     home = home_folder().resolve()
-    for parent in (folder, *folder.parents):
-        if parent == home:
-            break
-        if (parent / ".git").exists():
-            return parent
-    return folder
+    parents = itertools.takewhile(lambda parent: parent != home, (folder, *folder.parents))
+    checkouts = [parent for parent in parents if (parent / ".git").exists()] or [folder]
+    return next((each for each in checkouts if _git_files(checkouts[0]).is_relative_to(each)), checkouts[0])
+
+
+def _git_files(checkout: Path) -> Path:
+    """Returns the folder with git's own files of a checkout."""
+    git = checkout / ".git"
+    # A submodule and a worktree have a file with the path.
+    return (checkout / (git.read_text().partition("gitdir:")[2].strip() if git.is_file() else git)).resolve()
+
+
+def _led_out(folder: Path, model_dir: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields the links out of a folder, at its top and beside the program, each with the folder that it leads to."""
+    for place in dict.fromkeys((folder, model_dir)):
+        # A checkout may have a folder above that this user cannot list.
+        for link in sorted(place.iterdir()) if os.access(place, os.R_OK) else ():
+            if link.is_symlink() and link.is_dir() and not (target := link.resolve()).is_relative_to(folder):
+                yield link, target
+    if (folder / ".git").is_file() and not (git := _git_files(folder)).is_relative_to(folder):
+        yield folder / ".git", git
 
 
 def layer_refusal(folder: Path) -> str | None:
@@ -140,14 +163,15 @@ def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
         reason = f"{study} is on another file system"
     elif refusal := layer_refusal(study):
         reason = f"this host has no layers: {refusal}"
-    elif mounts := mounts_within(str(folder), Path("/proc/self/mountinfo").read_bytes()):
-        if may_mount():
-            folder, reason = Path(mounts[0]), "it is a file system of its own"
-        else:
-            # The kernel would have to show what lies under the mounted one, which a user may not see.
-            reason = f"{mounts[0]} is mounted in it, so only root can make a layer over it"
+    elif (mounts := mounts_within(str(folder), Path("/proc/self/mountinfo").read_bytes())) and not may_mount():
+        # The kernel would have to show what lies under the mounted one, which a user may not see.
+        reason = f"{mounts[0]} is mounted in it, so only root can make a layer over it"
     else:
-        return ""
+        hidden = hidden_folders(model_dir, [StudyPaths(study).trial(0).root])
+        parts = dict.fromkeys(map(Path, mounts), "it is a file system of its own")
+        parts.update({target: f"{link} leads there" for link, target in _led_out(folder, model_dir.resolve())})
+        seen = [f"{part} itself ({why})" for part, why in parts.items() if not _is_within(part, hidden)]
+        return f"Trials see {', '.join(seen)}. {UNCOVERED}" if seen else ""
     return f"Trials see {folder} itself ({reason}). {UNCOVERED}"
 
 

@@ -68,6 +68,11 @@ class Layer:
         return Path(self.elsewhere) / "below"
 
     @property
+    def nothing(self) -> Path:
+        """An empty file, which stands for the hidden files outside of the user's folder."""
+        return Path(self.elsewhere) / "nothing"
+
+    @property
     def prepared(self) -> Path:
         """The files that the program had prepared when it began to train, as a JSON list of paths."""
         return Path(self.store) / "prepared.json"

@@ -72,13 +72,20 @@ def test_the_list_is_of_what_is_there_when_training_begins(layer: Layer) -> None
 
 @pytest.mark.parametrize(
     ("program", "covered"),
-    [("checkout/scripts", "checkout"), ("plain/scripts", "plain/scripts"), ("home/project", "home/project")],
+    [
+        *(("checkout/scripts", "checkout"), ("plain/scripts", "plain/scripts"), ("home/project", "home/project")),
+        # Git's own files of the last three are in the checkout around them, in a distant one, and nowhere.
+        *(("checkout/submodule", "checkout"), ("plain/worktree/scripts", "plain/worktree"), ("home", "home")),
+    ],
 )
 def test_a_layer_is_over_the_checkout_or_the_programs_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, covered: str
 ) -> None:
-    for folder in ("checkout/.git", "home/.git", program):
+    for folder in ("checkout/.git/modules/submodule", "home/.git", "checkout/submodule", "plain/worktree", program):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    write(tmp_path, "checkout/submodule/.git", "plain/worktree/.git")
+    (tmp_path / "checkout/submodule/.git").write_text("gitdir: ../.git/modules/submodule\n")
+    (tmp_path / "plain/worktree/.git").write_text(f"gitdir: {tmp_path}/checkout/.git/worktrees/worktree\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     scratch = tmp_path / program / "studies" / "0001" / "scratch"
     scratch.mkdir(parents=True)
@@ -86,6 +93,9 @@ def test_a_layer_is_over_the_checkout_or_the_programs_own_folder(
     assert layer is not None
     assert layer.folder == str(tmp_path / covered)
     assert layer.records == layer.hidden == (str(scratch.parent),)
+
+
+STORES = ("mlflow.db", "mlflow.db-journal", "mlartifacts")
 
 
 def program_in(folder: Path, *arguments: str) -> Program:
@@ -107,13 +117,8 @@ def test_zerotunes_folders_are_hidden_and_what_the_command_names_in_them_is_seen
     layer = layer_for(program_in(program, *arguments), trial / "scratch", [trial, trial / "as_typed"])
     assert layer is not None
     assert layer.records == (str(trial),)
-    hidden = (
-        program / STUDIES,
-        program / "mlflow.db",
-        program / "mlartifacts",
-        tmp_path / "checkout" / FULL_EXPERIMENTS,
-        tmp_path / PLANS,
-    )
+    stores = [folder / name for folder in (program, tmp_path / "checkout", tmp_path) for name in STORES]
+    hidden = (program / STUDIES, tmp_path / "checkout" / FULL_EXPERIMENTS, tmp_path / PLANS, *stores)
     assert set(layer.hidden) == set(map(str, hidden))
     assert layer.named == (str(named),)
 
@@ -177,3 +182,22 @@ def test_a_study_with_layers_has_nothing_to_say(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(trial_files, "may_mount", lambda: False)
     sentence = uncovered(tmp_path, tmp_path, over_hosts=False)
     assert sentence.startswith(f"Trials see {tmp_path} itself ({tmp_path}/data is mounted in it")
+
+
+def test_a_study_names_what_lies_outside_of_its_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, data, git = tmp_path / "program", tmp_path / "data", tmp_path / "main/.git/worktrees/program"
+    study = program / STUDIES / "today"
+    for folder in (study, data, git, program / "run"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(trial_files, "layer_refusal", lambda _: None)
+    monkeypatch.setattr(trial_files, "may_mount", lambda: True)
+    mounts = [f"{program}/{STUDIES}/volume"]
+    monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: mounts)
+    (program / "latest").symlink_to("run")
+    assert uncovered(program, study, over_hosts=False) == ""
+    mounts += [f"{program}/disk", f"{program}/other"]
+    (program / "data").symlink_to(data)
+    (program / ".git").write_text(f"gitdir: {git}")
+    disks = (f"{program}/{name} itself (it is a file system of its own)" for name in ("disk", "other"))
+    led = (f"{target} itself ({program}/{name} leads there)" for name, target in (("data", data), (".git", git)))
+    assert uncovered(program, study, over_hosts=False).startswith(f"Trials see {', '.join((*disks, *led))}. There only")

@@ -50,6 +50,7 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
         driver: the socket to the driver.
     """
     look_before(request)
+    layer_mount.name_elsewhere(request)
     # Before the fork, because two processes must not write to the socket.
     with contextlib.suppress(OSError):
         channel.send(driver, {channel.KEEPER: os.getpid()})
@@ -62,7 +63,7 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
     def clean_up(guard: Kept) -> int:
         left = remove_leavings(request, guard.pid, guard.held, guard.pids) if guard.status else {}
-        for place in layer_mount.elsewhere(request["ranks"][0]["environment"], guard.pid):
+        for place in layer_mount.elsewhere(request):
             with contextlib.suppress(OSError):
                 place.rmdir()
         if was_cancelled:

@@ -43,7 +43,7 @@ def enter(layer: Layer, request: dict[str, Any]) -> None:
     is_privileged = may_mount()
     through = mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
     try:
-        layer = replace(layer, elsewhere=_made_elsewhere(layer, request["ranks"][0]["environment"]), through=through)
+        layer = replace(layer, elsewhere=_made_elsewhere(layer, request), through=through)
         _make_store(layer)
         # A process that gets no layer must not stay in a namespace of half of one.
         if _works_in_a_child(layer, is_privileged):
@@ -55,20 +55,23 @@ def enter(layer: Layer, request: dict[str, Any]) -> None:
     layer.unwrite()
 
 
-def elsewhere(environment: Mapping[str, str], guard: int) -> Iterator[Path]:
-    """Yields the places for the folder at which a trial's processes find its records. Its keeper removes it.
+def name_elsewhere(request: dict[str, Any]) -> None:
+    """Adds a name to a launch, for the folder at which its processes find its records.
 
-    Args:
-        environment: of the trial's ranks.
-        guard: the process id of its guard.
+    Another user cannot foresee the name, and so cannot make the folder first.
     """
-    for folder in (environment.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):
+    request["elsewhere"] = f"zerotune-trial-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+def elsewhere(request: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields the places for the folder that `name_elsewhere` has named. The trial's keeper removes it."""
+    for folder in (request["ranks"][0]["environment"].get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):
         if folder:
-            yield Path(folder).resolve() / f"zerotune-trial-{guard}"
+            yield Path(folder).resolve() / request["elsewhere"]
 
 
-def _made_elsewhere(layer: Layer, environment: Mapping[str, str]) -> str:
-    for place in elsewhere(environment, os.getpid()):
+def _made_elsewhere(layer: Layer, request: Mapping[str, Any]) -> str:
+    for place in elsewhere(request):
         # The program would find its own files there a second time.
         if not place.is_relative_to(layer.folder):
             with contextlib.suppress(OSError):
@@ -140,11 +143,11 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         through, records, named = held(layer.through), held(layer.records), held(layer.named)
         _cover(layer.elsewhere)
         layer.below.mkdir()
+        layer.nothing.touch(stat.S_IRUSR)
         _bind(folder, layer.below)
         _make_read_only(layer.below)
         for path, _ in through:
-            with contextlib.suppress(OSError):
-                _make_read_only(layer.below / Path(path).relative_to(layer.folder))
+            _make_read_only(layer.below / Path(path).relative_to(layer.folder))
         for path, original in records:
             there = Path(layer.there(str(path)))
             there.mkdir(parents=True)
@@ -156,8 +159,8 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
             options += ",userxattr"
         _call("mount", b"overlay", os.fsencode(layer.folder), b"overlay", 0, options.encode())
         for hidden in layer.hidden:
-            if not Path(hidden).is_relative_to(layer.folder) and Path(hidden).is_dir():
-                _cover(hidden)
+            if not Path(hidden).is_relative_to(layer.folder) and Path(hidden).exists():
+                _cover(hidden) if Path(hidden).is_dir() else _bind(str(layer.nothing), hidden)
         for path, original in through:
             # What is mounted in a hidden folder is hidden with it.
             if not any(Path(path).is_relative_to(hidden) for hidden in layer.hidden):

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from trial_lib.launch.processes.layer_mount import enter, mounts_within
+from trial_lib.launch.processes.layer_mount import enter, mounts_within, name_elsewhere
 from trial_lib.wire.layer import Layer
 
 OF_THE_KERNEL = "34 29 0:30 / {} rw,nosuid shared:8 - ext4 /dev/sda rw\n"
@@ -25,8 +25,16 @@ def test_a_mount_is_found_whatever_bytes_its_name_has() -> None:
     assert mounts_within("/user", table(*escaped, not_text)) == (*names, os.fsdecode(not_text))
 
 
+def test_no_other_user_can_foresee_the_name_of_a_trials_folder() -> None:
+    requests: list[dict[str, object]] = [{}, {}]
+    for request in requests:
+        name_elsewhere(request)
+    assert requests[0] != requests[1]
+
+
 def test_a_trial_that_was_removed_as_it_started_does_not_come_back(tmp_path: Path) -> None:
     removed = tmp_path / "trials" / "0000" / "scratch"
     request = {"ranks": [{"environment": {"TMPDIR": str(tmp_path)}}]}
+    name_elsewhere(request)
     enter(Layer(str(tmp_path / "program"), str(removed / "layer")), request)
     assert not (tmp_path / "trials").exists()
