@@ -1,4 +1,8 @@
-"""The entry of the console script. It handles Ctrl-C before it imports anything that takes time."""
+"""The entry of the console script. It handles Ctrl-C before it imports anything that takes time.
+
+Python raises KeyboardInterrupt from its own start on, and `site` is nearly all of the time until this file. Only a
+`.pth` file could handle a signal earlier, and it would do so in every Python program of the environment.
+"""
 
 import gc
 

@@ -4,17 +4,21 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import PROGRAMS, Trials
+from study_fixtures import BIN, Zerotune
 
 from trial_lib.launch import op_builds
 from trial_lib.launch.cold import ColdStarter, rank_environment
@@ -216,3 +220,43 @@ def test_nothing_is_built_for_a_program_that_never_has_an_engine(trials: Trials,
     assert not any("OpNotBuiltError" in failure for failure in failures)
     assert "without calling deepspeed.initialize" in result.reason
     assert not list(tmp_path.glob("builds/*/*.o"))
+
+
+def environment_like_this_one(folder: Path) -> Path:
+    """Makes an environment that has this one's packages under paths of its own. Returns its folder of commands."""
+    venv.create(folder, symlinks=True)
+    ours = Path(sysconfig.get_path("purelib"))
+    for package in ours.iterdir():
+        (folder / ours.relative_to(sys.prefix) / package.name).symlink_to(package)
+    commands = folder / "bin"
+    (commands / "ninja").symlink_to(BIN / "ninja")
+    for name in ("zerotune", "deepspeed"):
+        (commands / name).write_text((BIN / name).read_text().replace(f"#!{BIN}", f"#!{commands}"))
+        (commands / name).chmod(0o755)
+    return commands
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_environments_in_turn_build_their_ops_once_each(tmp_path: Path, home: Path) -> None:
+    zerotune = Zerotune(tmp_path, home)
+    config = zerotune.model / "ds_config.json"
+    config.write_text(config.read_text().replace(', "torch_adam": true', ""))
+    variables = {**zerotune.environment, "HOME": str(tmp_path)}
+    variables.pop("TORCH_EXTENSIONS_DIR", None)
+    command = ["zerotune", "random", str(zerotune.config), str(zerotune.model), "-mt", "2", "-z", "1", "-mct", "1"]
+    builds = []
+    for turn in range(3):
+        for name in "ab":
+            commands = tmp_path / name / "bin" if turn else environment_like_this_one(tmp_path / name)
+            path = f"{commands}{os.pathsep}{variables['PATH']}"
+            study = subprocess.run(
+                [commands / command[0], *command[1:]],
+                cwd=tmp_path,
+                env={**variables, "PATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert study.returncode == 0, study.stderr
+            builds.append(sorted(re.findall(r"building DeepSpeed's (\w+)", study.stderr)))
+    assert builds == [["deepspeed_shm_comm", "fused_adam"]] * 2 + [[]] * 4
