@@ -1,6 +1,9 @@
 """The end of a study: its record and its report."""
 
-from trial_lib.records.study_folder import StudyStatus
+from collections.abc import Callable
+
+from trial_lib.records.full_experiment_folder import FullExperimentRecord
+from trial_lib.records.study_folder import StudyRecord, StudyStatus
 from trial_lib.study.opening.open_study import OpenStudy
 
 
@@ -23,6 +26,24 @@ def missing_files(study: OpenStudy) -> list[str]:
     paths = study.paths
     answer = [paths.best_ds_config, paths.best_command, paths.best_ds_metrics, paths.report]
     return [path.name for path in answer if study.record.status is StudyStatus.COMPLETED and not path.is_file()]
+
+
+def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRecord], see: str) -> Callable[[], str]:
+    """Returns a function for `Interrupts.ended`. What has ended before this call counts as not ended: it is resumed.
+
+    Args:
+        what: what the record is of.
+        record: called for the newest record.
+        see: how to see the end.
+    """
+    before = record().ended_at
+
+    def sentence() -> str:
+        now = record()
+        has_ended = now.status in (StudyStatus.COMPLETED, StudyStatus.FAILED) and now.ended_at != before
+        return f"Interrupted after {what} had {now.status.value}. See {see}" if has_ended else ""
+
+    return sentence
 
 
 def _report(study: OpenStudy) -> None:

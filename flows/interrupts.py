@@ -40,8 +40,7 @@ class Interrupts:
         resume_command: what to type to resume. None as long as there is nothing to resume.
         again_command: what to type to run it again from its beginning, because an interrupt leaves nothing of it. None
             as long as nothing has begun.
-        answer_command: what to type to see the answer. None as long as there is none.
-        complete: the sentence for people if only work after the answer is missing. None before.
+        ended: called for the sentence for people if only work after the end is missing. Empty before.
         leavings: folders outside the study's own that are removed when the command ends.
         is_heeded: whether a signal is the normal end of this command. Its own exit code is used then.
         prefect_is_away: whether the Prefect server lacks some records. Prefect would retry them for minutes while the
@@ -51,8 +50,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.resume_command: str | None = None
         self.again_command: str | None = None
-        self.answer_command: str | None = None
-        self.complete: str | None = None
+        self.ended: Callable[[], str] = lambda: ""
         self.leavings: list[Path] = []
         self.prefect_is_away = False
         self._signals = 0
@@ -220,13 +218,11 @@ class Interrupts:
 
     @property
     def message(self) -> str:
-        """The sentence for people: nothing was started, how to resume, or where the answer is."""
-        if self.answer_command is not None:
-            return f"Interrupted after the study had completed. See its answer with: {self.answer_command}"
+        """The sentence for people: nothing was started, how to resume, or where to see how it ended."""
+        if after := self.ended():
+            return after
         if self.resume_command is not None:
             return f"Interrupted. Resume with: {self.resume_command}"
-        if self.complete is not None and not self._is_over:
-            return self.complete
         if self.again_command is not None and not self._is_over:
             return f"Interrupted. Nothing of it is left. Start again with: {self.again_command}"
         when = "after everything was done" if self._is_over else "before anything was started"

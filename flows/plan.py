@@ -39,7 +39,7 @@ def plan(work_dir: Path | None = None, **arguments: Any) -> State[Any]:
         return Failed(message=str(error))
     except BaseException as error:
         if interrupts.heard or is_interrupt(error):
-            return Cancelled(message=interrupts.complete or "Interrupted. Nothing of it is left.")
+            return Cancelled(message=interrupts.ended() or "Interrupted. Nothing of it is left.")
         raise
     report_plan(end.record, end.paths, end.tracker)
     return Completed(message=str(end.paths.root))

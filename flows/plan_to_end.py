@@ -149,16 +149,15 @@ def _planned(
         # MLflow has a part of it from now on, so an interrupt leaves the plan there.
         interrupts.leavings.remove(root)
         is_complete = True
-        interrupts.complete = (
-            f"Interrupted after the plan was complete. It is in {root}. Send it to MLflow with: "
-            f"zerotune sync {shlex.quote(str(root))}"
-        )
+        after = f"Interrupted after the plan was complete. It is in {root}."
+        interrupts.ended = lambda: f"{after} Send it to MLflow with: zerotune sync {shlex.quote(str(root))}"
         tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
         tell(f"tracking: {tracker.tracking_uri}")
         tracker.start()
         with telling_still("sending the plan to MLflow", tell):
             tracker.close(_TRACKING_CLOSE_S)
         check()
+        interrupts.ended = lambda: after
     except BaseException:
         if not is_complete:
             remove_folder(root, logging.getLogger(__name__))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.commands.tuning import FULL_EXPERIMENT_FAILED, NoteHandler
+from flows.ending import told_if_ended
 from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.servers.prefect_server import prefect_server, require_home
@@ -44,15 +45,17 @@ def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> 
 
 def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json: bool) -> int:
     interrupts.resume_command = _resume_command(arguments)
+    root = full_experiment.paths.root
+    interrupts.ended = told_if_ended("the training", lambda: full_experiment.record, f"its folder: {root}")
     log = full_experiment.log
     for note in full_experiment.experiment.notes:
         say(f"note: {note}")
-    say(f"full experiment: {full_experiment.paths.root}")
+    say(f"full experiment: {root}")
     say(f"tracking: {full_experiment.tracker.tracking_uri}")
     log.addHandler(NoteHandler(say))
     try:
         with interrupts.noting(full_experiment.interrupt, LONGEST_END_S), prefect_server() as server:
-            name, root = full_experiment.record.experiment_id, full_experiment.paths.root
+            name = full_experiment.record.experiment_id
 
             def load() -> "Flow[..., Any]":
                 from flows.experiment import experiment_open

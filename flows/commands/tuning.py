@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.ending import finish, missing_files
+from flows.ending import finish, missing_files, told_if_ended
 from flows.flow_run import run_flow
 from flows.interrupts import interrupts
 from flows.live import LiveView
@@ -80,6 +80,8 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     say(f"study: {study.paths.root}")
     say(f"tracking: {study.tracker.tracking_uri}")
     running = RunningStudy(study)
+    show = shlex.join(["zerotune", "show", str(study.paths.root)])
+    interrupts.ended = told_if_ended("the study", lambda: running.study.record, f"it with: {show}")
     noting = interrupts.noting(running.interrupt)
     try:
         with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
@@ -105,8 +107,6 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             log, begin = study.driver.log, study.driver.begin_profile
             run_flow(server, load, runs, log, is_down, check, begin, has_begun, study_dir=study.paths.root, **shown)
         study = running.study
-        if study.record.status is StudyStatus.COMPLETED:
-            interrupts.answer_command = shlex.join(["zerotune", "show", str(study.paths.root)])
         if study.record.status is StudyStatus.RUNNING:
             raise ServerError("The Prefect server ended before the study had begun.")
         interrupts.check()

@@ -21,7 +21,7 @@ from trial_lib.records.result import Outcome
 
 MARK = "ZEROTUNE_TEST_OF"
 STUDY = ("random", "-mt", "3", "-z", "1", "-mct", "1", "-m", "throughput")
-NO_ROOM = re.compile(rf"trial \d+ .*: {Outcome.OUT_OF_MEMORY.value} ")
+NO_ROOM = re.compile(rf"trial \d+ .*: {Outcome.OUT_OF_MEMORY.value} |Of the configurations .*can't allocate memory")
 HANDLED_S = 10.0  # until Python is there and has come to the command's first line, on a busy machine
 
 
@@ -139,15 +139,14 @@ def wrong_with(ended: subprocess.CompletedProcess[str], command: Command) -> lis
     told = [line for line in ended.stderr.splitlines() if "nterrupted" in line]
     if len(told) != 1:
         wrong.append(f"told {len(told)} times")
-    # A trial that ran out of memory is told of in the program's own words.
+    # A lack of memory is told of in the program's own words.
     said = "\n".join(line for line in ended.stderr.splitlines() if not NO_ROOM.match(line))
     wrong += [word for word in ("Traceback", "Aborted!", "Exception", "Error") if word in said]
     wrong += [f"left over: {left}" for left in command.left_over()]
     for folder in (*command.root.glob("zerotune-studies/*"), *command.root.glob("zerotune-experiments/*")):
         records = [folder / name for name in ("study.json", "record.json") if (folder / name).exists()]
         status = json.loads(records[0].read_text())["status"] if records else "no record"
-        expected = ("cancelled", "completed") if "had completed" in ended.stderr else ("cancelled",)
-        if status not in expected:
+        if status != "cancelled" and f"had {status}. See " not in ended.stderr:
             wrong.append(f"{folder.name} is {status}")
     return wrong
 

@@ -116,7 +116,7 @@ def test_what_does_not_end_is_ended_after_a_while_or_by_another_signal(patience:
     ("state", "said"),
     [
         ("", "Interrupted. Nothing of it is left. Start again with: zerotune plan p"),
-        ("interrupts.complete = 'It is in p.'", "It is in p."),
+        ("interrupts.ended = lambda: 'It is in p.'", "It is in p."),
         ("interrupts.resume_command = 'zerotune record r'", "Interrupted. Resume with: zerotune record r"),
     ],
 )

@@ -6,8 +6,10 @@ import cloudpickle
 import pytest
 
 from flows import tune
+from flows.ending import told_if_ended
 from flows.running_study import RunningStudy
 from flows.tune import run_to_its_end, tune_open
+from trial_lib.records.study_folder import StudyStatus
 from trial_lib.wire.errors import InputError
 
 
@@ -36,3 +38,18 @@ def test_wrong_input_is_told_from_an_interrupt(interrupted: bool, monkeypatch: p
         with pytest.raises(InputError):
             run_to_its_end(running)
     assert running.is_refused is not interrupted
+
+
+def test_an_interrupt_after_the_end_says_how_it_ended_and_one_of_a_resumed_study_does_not() -> None:
+    """A study that has failed fails again if it is resumed, so the user needs its reason."""
+    record: Any = SimpleNamespace(status=StudyStatus.FAILED, ended_at=1.0)
+    ended = told_if_ended("the study", lambda: record, "it with: zerotune show s")
+    assert ended() == ""
+    for status, ended_at, said in [
+        (StudyStatus.RUNNING, None, ""),
+        (StudyStatus.CANCELLED, 2.0, ""),
+        (StudyStatus.FAILED, 2.0, "Interrupted after the study had failed. See it with: zerotune show s"),
+        (StudyStatus.COMPLETED, 2.0, "Interrupted after the study had completed. See it with: zerotune show s"),
+    ]:
+        record = SimpleNamespace(status=status, ended_at=ended_at)
+        assert ended() == said
