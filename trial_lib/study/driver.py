@@ -97,7 +97,6 @@ class StudyDriver:
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured = MeasuredConfigs()
         self._second = SecondTries()
-        self._not_again: set[int] = set()
         self._best: TrialResult | None = None
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
