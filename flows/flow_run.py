@@ -19,7 +19,7 @@ _PATIENCE_S = 10.0
 # The time for Prefect's last records once the study has ended. Prefect sends many, one after another. Before that the
 # answer may have waited `_PATIENCE_S`, so a command ends within half a minute.
 END_S = 20.0
-# The first request may wait for a server that has to be started again.
+# The first request may wait for a server of the command's own, which has to be started again.
 _FIRST_S = 90.0
 _NOT_REACHED = "Failed to reach API"
 _LONGEST_LINE, _AGAIN_S = 500, 60.0
@@ -34,7 +34,8 @@ def run_flow(
     is_down: Callable[[], bool],
     check: Callable[[], None] = lambda: None,
     begin: Callable[[], None] = lambda: None,
-    has_begun: Callable[[], bool] = lambda: True,
+    *,
+    has_begun: Callable[[], bool],
     **parameters: Any,
 ) -> None:
     """Runs a flow against a server. Returns when the server has the flow's whole history, or does not answer any more.
@@ -47,7 +48,8 @@ def run_flow(
         is_down: whether nothing but the record of the flow's end is missing.
         check: called before the wait for the server. Its error ends the command.
         begin: called when nothing but the command's own server is missing. It begins what needs no server.
-        has_begun: whether the flow has come to its work. Until then it is tried again if the server is silent.
+        has_begun: whether the flow has come to its work. Until then the server may be silent, and the flow is tried
+            again for a while. Then it runs without a server.
         parameters: the flow's parameters.
 
     Raises:
@@ -74,11 +76,11 @@ def run_flow(
         interrupts.aside(_import_engines)
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
-    first = _until_begun(lambda: named(**parameters, return_state=True), has_begun, log)
+    first = _until_begun(named, parameters, has_begun, log, 0.0 if server is None else _FIRST_S)
     run = _Run(first, names, log, has_heartbeats=server is None)
     try:
         if not ended_in_time(run, is_down, END_S):
-            log.debug("Prefect had not recorded the end after %.0f s", END_S)
+            log.debug("Prefect has not recorded the end after %.0f s", END_S)
     finally:
         if run.is_told:
             log.debug("Prefect has the whole history")
@@ -100,22 +102,33 @@ def _import_engines() -> None:
     import prefect.utilities.visualization  # noqa: F401
 
 
-def _until_begun(run: Callable[[], Any], has_begun: Callable[[], bool], log: logging.Logger) -> Callable[[], Any]:
-    """Returns a function that runs a flow, and tries again for a while if the server is silent before it begins."""
+def _until_begun(
+    flow: "Flow[..., Any]",
+    parameters: dict[str, Any],
+    has_begun: Callable[[], bool],
+    log: logging.Logger,
+    patience_s: float,
+) -> Callable[[], Any]:
+    """Returns a function that runs a flow, without its server if that has been silent for too long before it begins."""
 
     def run_in_the_end() -> None:
         import httpx
 
-        until = time.monotonic() + _FIRST_S
+        until = time.monotonic() + patience_s
         while True:
             try:
-                run()
+                flow(**parameters, return_state=True)
                 return
             except (httpx.HTTPError, RuntimeError) as error:
                 # Prefect's client raises a plain error if it cannot ask for the server's version.
                 is_silent = isinstance(error, httpx.HTTPError) or _NOT_REACHED in str(error)
-                if not is_silent or has_begun() or interrupts.heard or time.monotonic() > until:
+                if not is_silent or has_begun() or interrupts.heard:
                     raise
+                if time.monotonic() > until:
+                    from tasks.unrecorded import run_unrecorded
+
+                    run_unrecorded(flow, parameters, log, f"{type(error).__name__}: {error}")
+                    return
                 log.info("Prefect's server does not answer yet. Its first request is tried again.")
             time.sleep(1.0)
 

@@ -9,7 +9,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowR
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging.handlers import APILogHandler
 
-from tasks.telling import impatient
+from tasks.telling import impatient, impatient_if_away
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -24,7 +24,7 @@ def wait_for_history(flow_run_name: str) -> bool:
     Returns:
         Whether the record is complete. It is False if the server does not answer or needs longer than `_PATIENCE_S`.
     """
-    with contextlib.suppress(httpx.HTTPError), impatient(retries=1):
+    with contextlib.suppress(httpx.HTTPError), impatient(retries=1), impatient_if_away():
         return _wait_for_history(flow_run_name)
     return False
 

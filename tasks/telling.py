@@ -79,6 +79,12 @@ def say_once(log: logging.Logger, sentence: str) -> None:
     _Server.is_said = True
 
 
+def say_away(log: logging.Logger, sentence: str) -> None:
+    """Logs that the server does not answer, as it is known from now on."""
+    _Server.is_away, _Server.patient_at = True, time.monotonic()
+    say_once(log, sentence)
+
+
 @contextlib.contextmanager
 def impatient_if_away() -> Iterator[None]:
     """Has Prefect's client try each request once, if the server is known to be away."""

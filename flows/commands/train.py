@@ -65,7 +65,10 @@ def _run(full_experiment: FullExperiment, arguments: TrainingArguments, as_json:
             def is_down() -> bool:
                 return full_experiment.is_down
 
-            run_flow(server, load, [name], log, is_down, experiment_dir=root, **dict(arguments))
+            def has_begun() -> bool:
+                return full_experiment.has_begun
+
+            run_flow(server, load, [name], log, is_down, has_begun=has_begun, experiment_dir=root, **dict(arguments))
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if interrupts.heard:

@@ -87,7 +87,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
         with noting, LiveView(study.paths, arguments) as view, prefect_server() as server:
             study.driver.log.addHandler(NoteHandler(view.note))
             # The words of a command may be secrets. Only the study's folder keeps them.
-            shown = {**dict(arguments), "command": ()}
+            shown = {**dict(arguments), "command": (), "study_dir": study.paths.root}
             runs = _flow_runs(study)
 
             def check() -> None:
@@ -105,7 +105,7 @@ def _run(study: OpenStudy, as_json: bool) -> int:
                 return running.has_begun
 
             log, begin = study.driver.log, study.driver.begin_profile
-            run_flow(server, load, runs, log, is_down, check, begin, has_begun, study_dir=study.paths.root, **shown)
+            run_flow(server, load, runs, log, is_down, check, begin, has_begun=has_begun, **shown)
         study = running.study
         if study.record.status is StudyStatus.RUNNING:
             raise ServerError("The Prefect server ended before the study had begun.")

@@ -163,6 +163,11 @@ class FullExperiment:
 
     # -- running -------------------------------------------------------------------------------------------------
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the training has been started."""
+        return self._thread.ident is not None
+
     def begin(self) -> None:
         """Writes the record as running, starts sending the folder on, and starts the training."""
         with self._writing:
