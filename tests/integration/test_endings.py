@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.launch.processes import log_bounds
 from trial_lib.wire.step_window import StepWindow
 
 # Never enough by itself: a program ends first.
@@ -316,3 +317,24 @@ for _ in range(9):
     result = ends(STEPS_BY_ITSELF.format(stage=0) + lines, steps=0)
     assert "steps its optimizer" not in result.reason
     assert "lr_scheduler" not in result.reason
+
+
+@pytest.mark.parametrize("end", ["\\n", pytest.param("", marks=pytest.mark.long)])
+def test_the_log_of_a_rank_that_prints_without_end_is_bounded(ends, end):
+    lines = f"""
+    print("its first words")
+    for _ in range(200):
+        sys.stdout.write("x" * (2**20 - 1) + "{end}")
+    train(STEPS)
+    raise ValueError("y" * 10**8)
+    """
+    result = ends(lines, steps=1)
+    assert result.outcome == "crashed"
+    assert result.reason.startswith("The program raised ValueError: yyyyy")
+    log = Path(result.logs[0])
+    assert log.stat().st_size <= log_bounds.MOST_BYTES
+    text = log.read_text(errors="replace")
+    assert "its first words" in text
+    assert "[ZeroTune has left out " in text
+    assert text.rstrip().endswith("y")
+    assert sum(file.stat().st_size for file in log.parent.iterdir()) < log_bounds.MOST_BYTES + 2**20

@@ -24,6 +24,7 @@ from trial_lib.command.program_code import may_start_ranks, mentions, module_fil
 from trial_lib.launch import in_wrapper
 from trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
 from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
+from trial_lib.launch.processes import log_bounds
 from trial_lib.launch.processes.leash import Leashed
 
 _POLL_S = 0.05
@@ -112,6 +113,7 @@ def follow_wrapper(
             began, word_s = time.monotonic(), _FIRST_WORD_S
             while (seconds := time.monotonic() - began) < given_up_s:
                 check()
+                log_bounds.bound([log])
                 # This comes first. Everything that the wrapper did before its end can be seen afterwards.
                 has_ended = not leashed.is_running
                 launch = _arrived(arrived, environment) or looker.launch(leashed.processes)

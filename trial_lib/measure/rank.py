@@ -24,7 +24,7 @@ from trial_lib.leave_alone.timed_builds import note_builds
 from trial_lib.measure.ends.config_refusal import named_refusal
 from trial_lib.measure.ends.endings import EndedEarlyError, WaitsForEverError
 from trial_lib.measure.imported_modules import ImportedModules
-from trial_lib.measure.user_program import run_program, say, text_of, without_own_frames
+from trial_lib.measure.user_program import run_program, say, shortened, text_of, without_own_frames
 from trial_lib.measure.versions import versions_here
 from trial_lib.wire.layer import read_layer
 from trial_lib.wire.next_size import NextSize
@@ -206,7 +206,7 @@ def _fail(
     frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
     record = {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": shortened(str(error)),
         "traceback": text_of(without_own_frames(error)),
         "in_initialize": any(
             file.endswith(_INITIALIZE_FRAME[0]) and name == _INITIALIZE_FRAME[1] for file, name in frames

@@ -156,5 +156,9 @@ def say(error: BaseException) -> None:
 
 def text_of(error: BaseException) -> str:
     """Returns the traceback as text. The middle of a long one is cut."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return shortened("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def shortened(text: str) -> str:
+    """Returns a text for a record. The middle of a long one is cut."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_HALF]}\n...\n{text[-_HALF:]}"

@@ -5,6 +5,7 @@ system does that. ZeroTune reaches the other hosts by ssh without a password.
 """
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +128,8 @@ class HostfileStarter(ColdStarter):
             "environment": {name: value for name, value in first.environment.items() if name not in _OF_A_RANK},
             "cwd": request.cwd,
             "log": first.log,
+            # A full experiment's log is its user's.
+            "bounded_logs": [] if math.isinf(request.deadline_s) else [request.ranks[rank].log for rank in part.ranks],
             "hostfile": str(paths.hostfile),
             "launch": str(paths.launch),
             "node_rank": number,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes import bootstrap, channel, layer_mount, rank_process
+from trial_lib.launch.processes import bootstrap, channel, layer_mount, log_bounds, rank_process
 from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper
 from trial_lib.launch.processes.leavings import look_before, remove_leavings, scratch_of
 from trial_lib.wire import build_times
@@ -63,6 +63,7 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
     def clean_up(guard: Kept) -> int:
         left = remove_leavings(request, guard.pid, guard.held, guard.pids) if guard.status else {}
+        log_bounds.bound(_bounded_logs(request))
         for place in layer_mount.elsewhere(request):
             with contextlib.suppress(OSError):
                 place.rmdir()
@@ -117,6 +118,7 @@ class Guard:
         self._statuses: dict[int, int] = {}
         self._looks: dict[tuple[str, int], int] = {}
         self._lost: dict[str, Any] = {}
+        self._logs: list[Path] = []
 
     def supervise(self) -> None:
         """Runs the ranks to their end and sends the driver their statuses. It does not return."""
@@ -125,9 +127,12 @@ class Guard:
         # A trial over several hosts has no layer, because ranks with a hostfile have to find each other's files.
         if layer := self._request.get("layer"):
             layer_mount.enter(Layer(**layer), self._request)
+        # The layer has changed their paths.
+        self._logs = _bounded_logs(self._request)
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         held, pids = kill_descendants()
+        log_bounds.bound(self._logs)
         left = remove_leavings(self._request, os.getpid(), held, {*pids, *ranks})
         # The driver may have died.
         with contextlib.suppress(OSError):
@@ -144,7 +149,7 @@ class Guard:
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
         """Waits for all ranks, the deadline or the driver."""
-        first_deadline, grace_ends, look_at = deadline, float("inf"), 0.0
+        first_deadline, grace_ends, look_at, bound_at = deadline, float("inf"), 0.0, 0.0
         child_ends = _notice_children()
         watched: list[Any] = [self._driver, child_ends]
         while True:
@@ -166,8 +171,12 @@ class Guard:
                 look_at = now + _LOOK_S
                 if ended_by := self._look(ranks):
                     return ended_by
+            if now >= bound_at:
+                log_bounds.bound(self._logs)
+                bound_at = now + log_bounds.LOOK_S if self._logs else float("inf")
             # A full experiment has no deadline.
-            readable, _, _ = select.select(watched, [], [], max(0.0, min(deadline, grace_ends, look_at) - now))
+            next_s = min(deadline, grace_ends, look_at, bound_at) - now
+            readable, _, _ = select.select(watched, [], [], max(0.0, next_s))
             if self._driver in readable:
                 return CANCEL
             if child_ends in readable:
@@ -221,6 +230,13 @@ class Guard:
                     self._statuses[ranks[pid]] = os.waitstatus_to_exitcode(status)
                     failed = failed or status != 0
         return failed
+
+
+def _bounded_logs(request: dict[str, Any]) -> list[Path]:
+    """Returns the logs that a guard bounds: none of a full experiment, whose log is its user's."""
+    # Each host of several bounds the logs of its own ranks.
+    of_others = "interpreter" not in request or math.isinf(request["deadline_s"])
+    return [] if of_others else log_bounds.logs_of(request)
 
 
 def _command_of(pid: int) -> str:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes import bootstrap, hosted_rank, rank_process
+from trial_lib.launch.processes import bootstrap, hosted_rank, log_bounds, rank_process
 from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper, wait_on_leash
 from trial_lib.launch.processes.leavings import remove_shared_memory
 from trial_lib.wire import shared_segments, swap_folders
@@ -51,8 +51,10 @@ def _run(told: dict[str, Any], workers_of: int) -> int:
         launcher = subprocess.Popen(
             launcher_command(told), cwd=told["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
-    status = wait_on_leash(launcher, sys.stdin.fileno())
+    logs = [Path(log) for log in told["bounded_logs"]]
+    status = wait_on_leash(launcher, sys.stdin.fileno(), lambda: log_bounds.bound(logs))
     kill_descendants()
+    log_bounds.bound(logs)
     return RANKS_ENDED if status == 0 else RANK_FAILED
 
 

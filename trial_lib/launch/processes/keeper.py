@@ -82,12 +82,15 @@ def leave_keeper(
     become_subreaper()
 
 
-def wait_on_leash(process: "subprocess.Popen[bytes]", leash: int) -> int | None:
+def wait_on_leash(
+    process: "subprocess.Popen[bytes]", leash: int, meanwhile: Callable[[], None] = lambda: None
+) -> int | None:
     """Waits until a child has ended or a leash has closed.
 
     Args:
         process: the child.
         leash: the descriptor of a pipe or a socket, whose other end only the owner of the work has.
+        meanwhile: called now and then.
 
     Returns:
         The exit status of the child; None if it still runs.
@@ -95,7 +98,7 @@ def wait_on_leash(process: "subprocess.Popen[bytes]", leash: int) -> int | None:
     poll = select.poll()
     poll.register(leash, select.POLLIN)
     while process.poll() is None and not poll.poll(_LEASH_POLL_MS):
-        pass
+        meanwhile()
     return process.poll()
 
 

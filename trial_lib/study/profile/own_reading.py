@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trial_lib.device.host.this_host import kind_of
+from trial_lib.launch.processes.log_bounds import bound
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
@@ -105,6 +106,7 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
         # The program has printed the beginning before.
         said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
         write_whole(plan.paths.log(rank), "".join(said))
+        bound([plan.paths.log(rank)])
         write_whole(plan.paths.measurement(rank), paths.own.measurement(rank).read_text())
     write_unstarted(plan, result)
     return result
