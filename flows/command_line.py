@@ -31,7 +31,7 @@ from flows.terminal import open_streams, say_error
 from trial_lib.command.launchers import launchers_listed
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.kept.disk_room import DiskFullError
+from trial_lib.study.kept.disk_room import FolderError
 from trial_lib.wire.errors import InputError
 
 FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
@@ -365,7 +365,7 @@ def _run(command: Callable[[], int]) -> NoReturn:
     except InputError as error:
         say_error(error)
         interrupts.end(BAD_INPUT)
-    except (ServerError, DiskFullError) as error:
+    except (ServerError, FolderError) as error:
         say_error(error)
         interrupts.end(NONE_FOUND)
     except (RuntimeError, OSError) as error:

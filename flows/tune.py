@@ -39,7 +39,7 @@ from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier.earlier_studies import record_of
 from trial_lib.study.earlier.known_winner import holds, next_known_plan
-from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
+from trial_lib.study.kept.disk_room import FolderError, folder_error_told
 from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
 from trial_lib.study.kept.waiting import waiting_trials
 from trial_lib.study.opening.accepted_config import require_accepted_config
@@ -174,10 +174,10 @@ def run_while_there_is_room(study: OpenStudy) -> RunFailures:
     when that is fixed.
     """
     try:
-        with disk_full_told(study.paths.root):
+        with folder_error_told(study.paths.root):
             study.begin()
             return run_study(study)
-    except (DiskFullError, ElsewhereError) as error:
+    except (FolderError, ElsewhereError) as error:
         study.driver.cancel()
         return RunFailures(study=str(error))
 

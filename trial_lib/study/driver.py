@@ -27,7 +27,7 @@ from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unask
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms, keep_foreseen
 from trial_lib.study.foresight.learned_speed import learned_speed
 from trial_lib.study.foresight.study_plan import study_plan
-from trial_lib.study.kept.disk_room import disk_full_told
+from trial_lib.study.kept.disk_room import folder_error_told
 from trial_lib.study.kept.edits import Edits
 from trial_lib.study.kept.history import (
     PROFILE_NUMBER,
@@ -263,12 +263,10 @@ class StudyDriver:
 
         `run` then waits for its end. A study that has a profile begins nothing, nor does one on a Ray cluster, whose
         trials are task runs.
-
-        Raises:
-            DiskFullError: there is no room for its record.
+        A folder without room for its record raises FolderError.
         """
         if self.state.profile is None and self.setup.arguments.ray_address is None:
-            with disk_full_told(self.setup.paths.root):
+            with folder_error_told(self.setup.paths.root):
                 self.foresee()
                 self._runner.begin(Work((self.profile_plan(),)))
 
@@ -280,7 +278,9 @@ class StudyDriver:
         """Waits for a trial to end; None if none has within the time-out. Meanwhile the caller can check signals.
 
         When the study's time is over, it ends all trials, and soon everything that they may wait for, such as a build.
+        A study that has lost its folder raises FolderError.
         """
+        self._history.check()
         if self.time.is_over and not self._runner.cancelled.is_set():
             self.log.info("The minutes of --max-minutes are over. What still runs is ended.")
             self._ended_at = time.monotonic()

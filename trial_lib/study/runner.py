@@ -11,7 +11,7 @@ from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.kept.disk_room import DiskFullError, check_end, check_room, disk_full_told
+from trial_lib.study.kept.disk_room import FolderError, check_end, check_room, folder_error_told
 from trial_lib.study.kept.history import Withdrawn
 
 WorkEnd = TrialResult | Withdrawn
@@ -102,7 +102,7 @@ class Runner:
         self._refusal = refusal
         self._starting = starting
         self._profile = profile
-        self._ended: queue.SimpleQueue[WorkEnd | DiskFullError] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[WorkEnd | FolderError] = queue.SimpleQueue()
         self._begun: Future[list[WorkEnd]] | None = None
         self._to_join: Future[list[WorkEnd]] | None = None
 
@@ -130,7 +130,7 @@ class Runner:
         Call it from a thread of the work's own. `next_ended` returns each end as well.
 
         Raises:
-            DiskFullError: there is no room for its files. `next_ended` raises it too.
+            FolderError: there is no room for its files. `next_ended` raises it too.
         """
         begun, self._to_join = self._to_join, None
         return self._run_to_end(work) if begun is None else begun.result()
@@ -144,7 +144,7 @@ class Runner:
             if isinstance(end, TrialResult):
                 try:
                     check_end(root, end)
-                except DiskFullError:
+                except FolderError:
                     # A resumed study would read the file as the end of a trial that its history
                     # lacks.
                     files[end.number].result.unlink(missing_ok=True)
@@ -154,10 +154,10 @@ class Runner:
 
         try:
             try:
-                with disk_full_told(root):
+                with folder_error_told(root):
                     check_room(root)
                     self._run_work(work, put)
-            except DiskFullError:
+            except FolderError:
                 raise
             except Exception as error:  # noqa: BLE001 - logged, and a result
                 # This is a bug of ZeroTune. It costs only this work.
@@ -168,7 +168,7 @@ class Runner:
                     put(unstarted(plan, Outcome.CRASHED, reason, from_outside=True))
                 for plan in left[1:]:
                     put(Withdrawn(plan.number, Withdrawal.ENDED))
-        except DiskFullError as full:
+        except FolderError as full:
             self._ended.put(full)
             raise
         return ends
@@ -194,13 +194,13 @@ class Runner:
         """Waits for a trial to end; None if none has within the time-out. The main thread needs it to receive signals.
 
         Raises:
-            DiskFullError: there was no room for a trial's files.
+            FolderError: there was no room for a trial's files.
         """
         try:
             end = self._ended.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(end, DiskFullError):
+        if isinstance(end, FolderError):
             raise end
         return end
 

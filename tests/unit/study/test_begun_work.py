@@ -17,7 +17,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.kept.disk_room import DiskFullError
+from trial_lib.study.kept.disk_room import FolderError
 from trial_lib.study.kept.history import HistoryReader, Told
 from trial_lib.study.runner import Runner, Work
 from trial_lib.study.setup import StudySetup
@@ -100,12 +100,12 @@ def test_the_same_work_runs_again_when_it_is_run_again(runner: Runner, place: Sl
 def test_a_full_disk_reaches_the_task_run_and_the_caller(
     runner: Runner, place: SlowPlace, work: Work, tmp_path: Path
 ) -> None:
-    place.error = DiskFullError(tmp_path)
+    place.error = FolderError("full")
     place.go.set()
     runner.begin(work)
-    with pytest.raises(DiskFullError):
+    with pytest.raises(FolderError):
         runner.run(work)
-    with pytest.raises(DiskFullError):
+    with pytest.raises(FolderError):
         runner.next_ended(timeout_s=5)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
+from trial_lib.study.kept.disk_room import FolderError, check_folder, number_of
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.json_lines import Line, LineReader, append, drop_torn_tail
 
@@ -146,14 +147,34 @@ class History:
         self.replayed = read_history(path)
         # Of a write that the machine's end cut short.
         drop_torn_tail(path)
+        self._bytes, self._folder = self._size(), number_of(path.parent)
 
     def append(self, event: Event) -> None:
         """Adds one event.
 
         Raises:
             OSError: the disk is full. Nothing was added.
+            FolderError: as `check` raises it.
         """
+        self.check()
         append(self._path, json.dumps(_line(event)), fsync=True)
+        self._bytes = self._size()
+
+    def check(self) -> None:
+        """Checks that all lines are still there.
+
+        Raises:
+            FolderError: they are not, or the study's folder is not.
+        """
+        check_folder(self._path.parent, self._folder)
+        if self._size() < self._bytes:
+            raise FolderError(
+                f"{self._path} was removed or cut while the study ran, so the study has ended. Put the file back and "
+                f"resume with: zerotune resume {self._path.parent}, or start a new study."
+            )
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
 
 
 class HistoryReader:
@@ -190,7 +211,7 @@ class HistoryReader:
         where = f"{self._path}, line {line.number}"
         try:
             event = _event(json.loads(line.content))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             what = "This line is damaged, and resuming a study needs all lines."
             raise InputError(what, where=where, remedy=_REMEDY) from error
         wrong = self._order.take(event)

@@ -32,7 +32,7 @@ from trial_lib.study.earlier.fingerprint import Fingerprint, fingerprint_in, fin
 from trial_lib.study.foresight.given_plan import read_given_plan
 from trial_lib.study.foresight.plan_file import keep_plan
 from trial_lib.study.kept.copies import told_apart
-from trial_lib.study.kept.disk_room import DiskFullError, disk_full_told
+from trial_lib.study.kept.disk_room import FolderError, folder_error_told
 from trial_lib.study.kept.folder import (
     INTERRUPTED,
     FinishedError,
@@ -143,10 +143,10 @@ class OpenStudy:
         """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
         answer = answer_of(self.driver)
         if status is StudyStatus.COMPLETED:
-            with contextlib.suppress(DiskFullError), disk_full_told(self.paths.root):
+            with contextlib.suppress(FolderError), folder_error_told(self.paths.root):
                 self.driver.learn_speed()
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
-        with contextlib.suppress(DiskFullError):
+        with contextlib.suppress(FolderError):
             self._update(
                 status=status,
                 reason=reason_of(self.driver, status, reason),
@@ -167,7 +167,7 @@ class OpenStudy:
         with self._writing:
             self._interrupted = True
             if self._record.status is StudyStatus.RUNNING:
-                with contextlib.suppress(DiskFullError):
+                with contextlib.suppress(FolderError):
                     self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
         self.driver.cancel()
 
@@ -189,7 +189,7 @@ class OpenStudy:
     def _update(self, **changes: object) -> None:
         with self._writing:
             self._record = self._record.model_copy(update={"metric": self.driver.metric, **changes})
-            with disk_full_told(self.paths.root):
+            with folder_error_told(self.paths.root):
                 write_study_record(self.paths, self._record)
         self.tracker.notify()
 
@@ -260,7 +260,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
     paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
     tracking_uri = default_tracking_uri(work_dir)
     new_folder(paths.trials, "study", experiment, paths.experiment)
-    with disk_full_told(paths.root):
+    with folder_error_told(paths.root):
         write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
         if arguments.from_earlier:
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
@@ -352,7 +352,7 @@ def resume_study(root: Path) -> OpenStudy:
     if changed:
         study.driver.log.warning("%s", changed)
         mixed = fingerprint_in(paths).model_copy(update={"is_mixed": True})
-        with disk_full_told(paths.root):
+        with folder_error_told(paths.root):
             # Later studies then learn nothing from this one.
             write_whole(paths.fingerprint, mixed.model_dump_json(indent=2))
     return study
@@ -426,7 +426,7 @@ def _open(
     record, copied = told_apart(record, paths.record, resumes=True)
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     # From here on `resume` finds the study, however this process ends.
-    with disk_full_told(paths.root):
+    with folder_error_told(paths.root):
         write_study_record(paths, record)
     log = file_logger(record.study_id, paths.log)
     over_hosts = arguments.ray_address is not None or bool(experiment.config.resources.hosts)

@@ -13,7 +13,14 @@ from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.kept import disk_room
-from trial_lib.study.kept.disk_room import DiskFullError, check_end, check_room, disk_full_told
+from trial_lib.study.kept.disk_room import (
+    FolderError,
+    check_end,
+    check_folder,
+    check_room,
+    folder_error_told,
+    number_of,
+)
 from trial_lib.study.runner import Runner, Work
 from trial_lib.study.unfinished import unheard
 
@@ -39,13 +46,13 @@ def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_resume(
     give_room(monkeypatch, 2**30)
     check_room(tmp_path)
     give_room(monkeypatch, 2**20)
-    with pytest.raises(DiskFullError, match=f"1.0 MiB are free.*zerotune resume {tmp_path}"):
+    with pytest.raises(FolderError, match=f"1.0 MiB are free.*zerotune resume {tmp_path}"):
         check_room(tmp_path)
 
 
 def test_a_trial_that_crashed_on_a_full_disk_is_not_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_room(monkeypatch, 2**20)
-    with pytest.raises(DiskFullError):
+    with pytest.raises(FolderError):
         check_end(tmp_path, result(Outcome.CRASHED, "its rank ended with 1"))
     check_end(tmp_path, result(Outcome.COMPLETED))
     give_room(monkeypatch, 2**30)
@@ -61,9 +68,9 @@ def test_a_trial_that_filled_the_disk_itself_and_left_room_again_is_a_result(
 
 def test_errors_of_a_full_disk_are_told_as_such_and_others_are_not(tmp_path: Path) -> None:
     for number in (errno.ENOSPC, errno.EDQUOT):
-        with pytest.raises(DiskFullError), disk_full_told(tmp_path):
+        with pytest.raises(FolderError), folder_error_told(tmp_path):
             raise OSError(number, "full")
-    with pytest.raises(PermissionError), disk_full_told(tmp_path):
+    with pytest.raises(PermissionError), folder_error_told(tmp_path):
         raise PermissionError(errno.EACCES, "not yours")
 
 
@@ -83,7 +90,7 @@ def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_resumed_study(
         driver, plan = study.driver, study.driver.profile_plan()
         place = FullHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
         runner = Runner(place, driver.log, lambda _: None, lambda _: None, lambda plan, run: run(plan))
-        with pytest.raises(DiskFullError):
+        with pytest.raises(FolderError):
             runner.run(Work((plan,)))
         assert plan.paths.candidate.exists()
         assert list(unheard(study.paths, [plan.number])) == []
@@ -101,7 +108,38 @@ def test_an_error_of_our_own_on_a_full_disk_is_heard_as_a_full_disk(
         driver = study.driver
         place = BrokenHost(None, this_host(), tmp_path)  # type: ignore[arg-type]
         runner = Runner(place, driver.log, lambda _: None, lambda _: None, lambda plan, run: run(plan))
-        with pytest.raises(DiskFullError):
+        with pytest.raises(FolderError):
             runner.run(Work((driver.profile_plan(),)))
-        with pytest.raises(DiskFullError):
+        with pytest.raises(FolderError):
             runner.next_ended(timeout_s=1)
+
+
+@pytest.mark.parametrize("then", ["moved", "removed", "replaced"])
+def test_a_folder_that_is_lost_is_told_with_what_to_do(then: str, tmp_path: Path) -> None:
+    root = tmp_path / "study"
+    root.mkdir()
+    number = number_of(root)
+    check_folder(root, number)
+    if then == "removed":
+        root.rmdir()
+    else:
+        root.rename(tmp_path / "elsewhere")
+    if then == "replaced":
+        root.mkdir()
+    with pytest.raises(FolderError, match=r"moved or removed while the study ran.*zerotune resume") as raised:
+        check_folder(root, number)
+    assert str(root) in str(raised.value)
+    if then != "replaced":
+        with pytest.raises(FolderError, match="moved or removed"), folder_error_told(root):
+            (root / "file").write_text("")
+        with pytest.raises(FolderError, match="moved or removed"):
+            check_end(root, result(Outcome.CRASHED, "its rank ended with 1"))
+
+
+def test_a_folder_that_became_read_only_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write whatever the permissions say, but not to a disk that is read-only.
+    monkeypatch.setattr(disk_room.os, "access", lambda *_: False)
+    with pytest.raises(FolderError, match=f"can no longer be written.*zerotune resume {tmp_path}"):
+        check_room(tmp_path)

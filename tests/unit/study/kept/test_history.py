@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
+from trial_lib.study.kept.disk_room import FolderError
 from trial_lib.study.kept.history import (
     Asked,
     AskedSweep,
@@ -201,3 +202,16 @@ def test_any_reason_stays_one_line(tmp_path_factory: pytest.TempPathFactory, rea
     history.append(Stopped(reason))
     history.append(Stopped("next"))
     assert read_history(path) == [Stopped(reason), Stopped("next")]
+
+
+@pytest.mark.parametrize("left", [None, 0, 100])
+def test_nothing_is_added_to_a_history_that_has_lost_lines(left: int | None, path: Path) -> None:
+    history = History(path)
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:left])
+    before = path.exists() and path.read_bytes()
+    with pytest.raises(FolderError, match=r"was removed or cut while the study ran.*zerotune resume"):
+        history.append(EVENTS[0])
+    assert (path.exists() and path.read_bytes()) == before
