@@ -155,7 +155,9 @@ def allocations(
         master=settings.precision.master_bytes,
         on_cpu=device == "cpu",
     )
-    by_stage = (_plain, _partitioned_states, _partitioned_states, _partitioned_parameters)[settings.stage]
+    by_stage = (_plain, _partitioned_states, _partitioned_states, _partitioned_parameters)[
+        min(max(settings.stage, 0), 3)
+    ]
     if settings.precision.sums_apart:
         by_stage = _sums_apart
     ratio = _activation_ratio(settings, profiled)

@@ -39,6 +39,9 @@ _BACKWARD, _UPDATE = 0, 1  # the places of the moments
 # Prior of the weights: workspace (in units of the scale below), activations, states, buffers. The backward pass needs
 # more than the saved activations of a sample, because of their gradients and of temporaries.
 _WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
+MODELLED = frozenset(_WORKSPACE)
+"""The kinds of devices whose memory is modelled."""
+
 # Some programs need far more: temporaries within a pass are not saved by autograd, so they are not counted.
 _USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
 _PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))

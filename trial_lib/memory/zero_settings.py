@@ -174,11 +174,12 @@ def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _number(section: Mapping[str, Any], key: str, default: int) -> int:
-    """Returns a number, which DeepSpeed also takes as a text; the default for anything else."""
+    """Returns a number, which DeepSpeed also takes as a text; the default for anything else, and beyond 64 bits."""
     try:
-        return int(_get(section, key, default))
+        number = int(_get(section, key, default))
     except (TypeError, ValueError, OverflowError):
         return default
+    return number if abs(number) < 2**63 else default
 
 
 def _number_of_stage_3(zero: Mapping[str, Any], key: str, default: int) -> int:

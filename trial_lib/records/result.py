@@ -8,7 +8,7 @@ from pydantic import Field
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.divisibility import ModelShape
 from trial_lib.records.candidate import Purpose
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.frozen_record import FrozenRecord, Seconds
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.imported import Import
 from trial_lib.wire.traced_step import TracedStep
@@ -403,14 +403,14 @@ class TrialResult(FrozenRecord):
     memory: Memory = Memory()
     profile: ModelProfile | None = None
     program: ProgramProfile | None = None
-    phases: dict[str, float] = Field(default_factory=dict)
+    phases: dict[str, Seconds] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
     imported: list[Import] = Field(default_factory=list)
     files: str = ""
     trained_on: str = ""
     host: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
-    started_at: float = 0.0
+    started_at: Seconds = 0.0
     waited: WaitedForSlots | None = None
     devices: list[TrialDevice] = Field(default_factory=list)
     traced: TracedStep | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.frozen_record import FrozenRecord, Seconds
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.whereabouts import Whereabouts
 
@@ -315,8 +315,8 @@ class StudyRecord(FrozenRecord):
     gain_interval: tuple[float, float] | None = None
     finding: str = ""
     regression: str = ""
-    started_at: float = 0.0
-    ended_at: float | None = None
+    started_at: Seconds = 0.0
+    ended_at: Seconds | None = None
     flow_run_id: str | None = None
     whereabouts: Whereabouts | None = None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from trial_lib.memory.foreseen_bytes import ForeseenArm
 from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.memory.memory_model import MODELLED, MemoryModel, measured_above_initialize
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.report.study_view import Interval, MemoryView
@@ -20,7 +20,7 @@ def memory_views(
     results: Mapping[int, TrialResult],
     foreseen: Sequence[ForeseenArm] = (),
 ) -> dict[int, MemoryView]:
-    """Returns the prediction for each trial just before its result; nothing without a profile or a device.
+    """Returns the prediction for each trial just before its result; nothing without a profile or a known device.
 
     Args:
         base_config: the user's DeepSpeed configuration, completed.
@@ -30,7 +30,7 @@ def memory_views(
     """
     profiles = [(number, result) for number, result in results.items() if result.profile is not None]
     device = device_of(results.values())
-    if not profiles or not device:
+    if not profiles or device not in MODELLED:
         return {}
     profiled, profile = profiles[0]
     assert profile.profile is not None

@@ -42,6 +42,7 @@ from trial_lib.study.state import StudyState
 from trial_lib.wire.errors import InputError
 
 _RESTORE = "Restore the file."
+_LARGEST = 1e300  # No figure is larger.
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ def _document(file: Path) -> dict[str, Any]:
 
 def _figures(measured: Mapping[str, Any], name: str) -> dict[str, Any]:
     figures = measured.get(name)
-    return figures if isinstance(figures, dict) else {}
+    kept = figures.items() if isinstance(figures, dict) else ()
+    return {metric: value for metric, value in kept if isinstance(value, int | float) and abs(value) < _LARGEST}
 
 
 def _finding(measured: Mapping[str, Any]) -> Finding | None:
