@@ -9,7 +9,6 @@ import shlex
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from trial_lib.tracking.plan_sync import PlanSync
 from trial_lib.tracking.tracker import Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
-_SCRATCH, _NEW_S = "zerotune-plan-", 60.0
+_SCRATCH = "zerotune-plan-"
 _TRACKING_CLOSE_S = 30.0
 
 
@@ -67,17 +66,15 @@ def plan_to_end(
         check()
         tracking_uri = default_tracking_uri(work_dir)
         remove_left_scratch(Path(tempfile.gettempdir()))
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        scratch, held = _new_scratch()
         interrupts.leavings.append(scratch)
-        held = _hold(scratch)
     for note in read.notes:
         tell(f"note: {note}")
     try:
         return _planned(read, work_dir, scratch, tracking_uri, tell, check)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+        os.close(held)
         with contextlib.suppress(ValueError):
             interrupts.leavings.remove(scratch)
 
@@ -86,13 +83,21 @@ def remove_left_scratch(parent: Path) -> None:
     """Removes the scratch folders of plans of this user that were killed. A plan that runs holds its folder."""
     for folder in parent.glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):
-            state = folder.lstat()
-            # A new one may not be held yet.
-            if state.st_uid != os.geteuid() or time.time() < state.st_mtime + _NEW_S:
-                continue
-            held = _hold(folder)
+            held = _hold(folder) if folder.lstat().st_uid == os.geteuid() else None
             if held is not None:
                 shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def _new_scratch() -> tuple[Path, int]:
+    """Makes a scratch folder, and holds it. Another plan may have removed one that was not held yet."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        with contextlib.suppress(FileNotFoundError):
+            held = _hold(folder)
+            if held is not None:
+                if folder.exists():
+                    return folder, held
                 os.close(held)
 
 

@@ -50,6 +50,8 @@ class Clock:
     def time() -> float:
         return 1e9
 
+    monotonic = time
+
 
 class TableStarter:
     """Has no processes: writes what the ranks would have written, a little later."""
@@ -197,6 +199,7 @@ def main(folder: Path, method: str, kills: int, seed: int) -> None:
     open_study.starter_of = lambda *_: starter  # type: ignore[assignment]
     open_study.host_lock_dir = lambda: folder / "locks"
     trial.time = sweep.time = Clock()  # type: ignore[assignment]
+    sweep.since_boot = Clock.time
     whole, killed = folder / "whole", folder / "killed"
     whole.mkdir()
     killed.mkdir()

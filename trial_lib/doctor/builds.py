@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trial_lib.device.gpu_architectures import unread_architectures
 from trial_lib.device.host.this_host import kind_of
 from trial_lib.doctor.check import Check, fail, ok, warn
 from trial_lib.doctor.devices import DevicesFound
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.jit_builds import build_folders, is_stale
 from trial_lib.wire.errors import InputError
-from trial_lib.wire.gpu_architectures import unread_architectures
 
 _REPORT_S = 60.0
 _KILLED_S = 2.0

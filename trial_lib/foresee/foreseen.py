@@ -23,6 +23,7 @@ from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
 from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
 from trial_lib.launch.warm import WarmStarter
+from trial_lib.wire import moments
 from trial_lib.wire.foresee_order import CAPABILITY, CUDA_PACKAGES, DEVICE_NAME, ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.turned import turned_among
@@ -109,14 +110,13 @@ def foresee(
     scratch, result, log = own / "scratch", own / "run.json", own / "rank.log"
     scratch.mkdir(mode=0o700)
     make_own(log)
-    now = time.time()
     order = ForeseeOrder(
         program=program.target,
         local_rank_option=program.local_rank_option,
         arguments=program.arguments,
         model_dir=str(program.model_dir),
         scratch=str(scratch),
-        protected_before=now,
+        protected_before=time.time(),
         overrides=deepspeed_part(overrides),
         turned=turned_among(switches_of(overrides)),
         varied_options={place: list(values) for place, values in (varied_options or {}).items()},
@@ -128,7 +128,7 @@ def foresee(
         steps=steps,
         result=str(result),
         log=str(log),
-        launched_at=now,
+        launched_at=moments.now(),
         patience_s=deadline_s,
         hidden=list(map(str, hidden_folders(program.model_dir, [folder]))),
     )

@@ -8,6 +8,7 @@ from trial_lib.records.result import WaitedForSlots
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import duration
 from trial_lib.slots.queue import QueueWait
+from trial_lib.wire import moments
 from trial_lib.wire.whole_files import write_whole
 
 # A short wait is told once. Then the words become rare.
@@ -28,21 +29,23 @@ class SlotWait:
     def __init__(self, label: str, note: Callable[[str], None], folders: Sequence[TrialPaths] = ()) -> None:
         self._label, self._note, self._folders = label, note, folders
         self._first: QueueWait | None = None
+        self._since = moments.now()
         self._next_word = 0.0
         self._written = ""
         self.waited: WaitedForSlots | None = None
 
     def tell(self, wait: QueueWait) -> None:
         """Takes the present state of the wait. It is called every few seconds."""
-        self._first = self._first or wait
+        if self._first is None:
+            self._first, self._since = wait, moments.now()
         waiting = sentence(wait)
         if waiting != self._written:
             for paths in self._folders:
-                write_whole(paths.waiting, json.dumps({"waiting": waiting, "since": wait.since}))
+                write_whole(paths.waiting, json.dumps({"waiting": waiting, "since": self._since}))
             self._written = waiting
         if time.monotonic() < self._next_word:
             return
-        seconds = time.time() - wait.since
+        seconds = moments.seconds_since(self._since)
         so_far = f" It has waited {duration(seconds)}." if seconds >= 1 else ""
         self._note(f"{self._label} waits for {waiting}.{so_far}")
         self._next_word = time.monotonic() + min(max(_FIRST_WORD_S, seconds), _RAREST_S)
@@ -51,7 +54,7 @@ class SlotWait:
         """Ends it, if it had to wait at all."""
         if self._first is None:
             return
-        seconds = time.time() - self._first.since
+        seconds = moments.seconds_since(self._since)
         holders = [f"{holder} since {_moment(since)}" for holder, since in self._first.holders]
         self.waited = WaitedForSlots(seconds=round(seconds, 3), place=self._first.place, holders=holders)
         for paths in self._folders:

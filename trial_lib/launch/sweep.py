@@ -39,6 +39,7 @@ from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedFo
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
+from trial_lib.wire.moments import since_boot
 from trial_lib.wire.rank_order import KEPT, RankOrder
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 
@@ -96,7 +97,7 @@ def run_sweep(
         if slots is not None:
             for plan in plans:
                 plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-            order = _order(plans, sweep, collector.launched_at)
+            order = _order(plans, sweep)
             # The group's own deadline, in case the driver dies. Each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)
             request = request_of(plans[0], order, host, slots.names, port, deadline_s)
@@ -147,7 +148,6 @@ class _Collector:
 
     Attributes:
         results: so far.
-        launched_at: when the processes start, in seconds since the epoch.
         watch: returns the states of the devices during the size that has just ended.
     """
 
@@ -163,13 +163,12 @@ class _Collector:
     ) -> None:
         self._waited = waited
         self.results: list[TrialResult] = []
-        self.launched_at = time.time()
         self._plans = plans
         self._device = device
         self._measured = measured
         # These three are the next trial's.
         self._started_at = started_at
-        self._begins_at = self.launched_at
+        self._begins_at = since_boot()
         self._clock = math.inf
         self.watch = list
 
@@ -193,7 +192,7 @@ class _Collector:
                 return
             ended_at = max(record["time"] for record in records)
             self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
-            self._started_at = self._begins_at = ended_at
+            self._started_at, self._begins_at = time.time() - (since_boot() - ended_at), ended_at
             self._clock = time.monotonic()
 
     def take_last(self, ending: ProcessesEnd, kernel_killed: bool | None, note: Callable[[str], None]) -> Withdrawal:
@@ -202,7 +201,7 @@ class _Collector:
         decided = _read(self._plans[0].paths.withdrawal)
         if position and decided:
             return Withdrawal(decided["reason"])
-        result = self._next_result(ending, kernel_killed, time.time())
+        result = self._next_result(ending, kernel_killed, since_boot())
         # An end from outside shows nothing of the program or the size. For the others, the sizes before may have used
         # up data, or pages of the host. torch does not return pages that it has locked.
         if position and (result.from_outside or result.outcome in (Outcome.OUT_OF_DATA, Outcome.OUT_OF_HOST_MEMORY)):
@@ -235,7 +234,7 @@ class _Collector:
         self._measured(len(self.results) - 1, result)
 
 
-def _order(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> RankOrder:
+def _order(plans: Sequence[TrialPlan], sweep: Sweep) -> RankOrder:
     sizes = []
     environment = dict(plans[0].program.environment)
     for plan in plans:
@@ -245,7 +244,7 @@ def _order(plans: Sequence[TrialPlan], sweep: Sweep, launched_at: float) -> Rank
         sizes.append(replace(size_order_of(plan), environment={**gone, **changed}))
         environment = own
     return replace(
-        order_of(plans[0], launched_at),
+        order_of(plans[0]),
         sizes=tuple(sizes),
         bytes_per_sample=sweep.bytes_per_sample,
         headroom=sweep.headroom,

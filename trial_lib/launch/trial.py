@@ -37,6 +37,7 @@ from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import bytes_shown
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
+from trial_lib.wire import moments
 from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
 from trial_lib.wire.shared_segments import OF_NCCL
 from trial_lib.wire.traced_step import TracedStep
@@ -135,13 +136,13 @@ def run_trial(
         reserved_port() as port,
     ):
         slot_wait.end(slots is not None)
-        launched_at = time.time()
+        started_at, launched_at = time.time(), time.monotonic()
         devices: list[TrialDevice] = []
         if slots is None:
             ending = ProcessesEnd("cancel", [])
         else:
             plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-            request = request_of(plan, order_of(plan, launched_at), host, slots.names, port, plan.deadline_s)
+            request = request_of(plan, order_of(plan), host, slots.names, port, plan.deadline_s)
             with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
                 ending = run_to_end(replace(request, descriptors=slots.descriptors), starter, cancelled)
                 watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
@@ -149,10 +150,8 @@ def run_trial(
             tell_leavings(ending, label, note)
             tell_devices(devices, label, note)
             put_away(plan.paths.scratch)
-    killed, seconds = has_killed(kills_before), time.time() - launched_at
-    return take_result(
-        plan, ending, killed, host.device, launched_at, seconds, devices=devices, waited=slot_wait.waited
-    )
+    killed, seconds = has_killed(kills_before), time.monotonic() - launched_at
+    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices, waited=slot_wait.waited)
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -237,22 +236,17 @@ def states_of(plan: TrialPlan) -> list[Path]:
     return [plan.paths.state(rank) for rank in range(plan.candidate.slots)]
 
 
-def order_of(plan: TrialPlan, launched_at: float) -> RankOrder:
-    """Returns the order for the ranks of a trial.
-
-    Args:
-        plan: the trial.
-        launched_at: seconds since the epoch.
-    """
+def order_of(plan: TrialPlan) -> RankOrder:
+    """Returns the order for the ranks of a trial, which is launched now."""
     return RankOrder(
         program=plan.program.target,
         local_rank_option=plan.program.local_rank_option,
         model_dir=str(plan.program.model_dir),
         scratch=str(plan.paths.scratch),
-        protected_before=launched_at if plan.protected_before is None else plan.protected_before,
+        protected_before=time.time() if plan.protected_before is None else plan.protected_before,
         patience_s=plan.patience_s,
         device=plan.device,
-        launched_at=launched_at,
+        launched_at=moments.now(),
         sizes=(size_order_of(plan),),
         withdrawal=str(plan.paths.withdrawal),
         hidden=tuple(map(str, hidden_folders(plan.program.model_dir, [plan.paths.root]))),

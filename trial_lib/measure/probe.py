@@ -98,7 +98,7 @@ class Probe:
         self._arrived: tuple[int, int | None] | None = None
         self._counted, self._compilations = CountedSteps(), NewCompilations()
         self._memory, self._step_losses = RankMemory(), StepLosses()
-        self._phase_started = time.time()
+        self._phase_started = time.monotonic()
         self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
         self._survey: Surveys | None = None
         self._traced: TracedEnd | None = None
@@ -257,7 +257,7 @@ class Probe:
             self._end_early()
 
     def _end_phase(self, name: str) -> None:
-        now = time.time()
+        now = time.monotonic()
         self._phases[name] = now - self._phase_started
         self._phase_started = now
 

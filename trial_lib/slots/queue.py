@@ -19,14 +19,12 @@ class QueueWait:
         of: the slots that it can run on.
         place: its place among the claims that wait for any of these, from 1.
         holders: who has these slots, each with the time since when, in seconds since the epoch.
-        since: when the wait began, in seconds since the epoch.
     """
 
     count: int
     of: int
     place: int
     holders: tuple[tuple[str, float], ...]
-    since: float
 
 
 def may_take(claim: Claim, others: Sequence[Claim]) -> tuple[str, ...] | None:
@@ -53,7 +51,7 @@ def wait_of(claim: Claim, others: Sequence[Claim]) -> QueueWait:
     """Returns how a claim waits."""
     wanted = {*claim.wants}
     holders = tuple((other.maker, other.since) for other in others if wanted & {*other.holds})
-    return QueueWait(claim.count, len(claim.wants), len(_ahead(claim, others)) + 1, holders, claim.since)
+    return QueueWait(claim.count, len(claim.wants), len(_ahead(claim, others)) + 1, holders)
 
 
 def _ahead(claim: Claim, others: Sequence[Claim]) -> list[Claim]:

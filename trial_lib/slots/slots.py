@@ -108,7 +108,7 @@ class _Turn:
             if seconds >= told_at:
                 told_at = seconds + _LOOK_S
                 locker = f"a process that keeps {self._lock_dir} locked (/proc/locks has its number)"
-                tell(QueueWait(self._count, len(self._wants), 1, ((locker, began),), began))
+                tell(QueueWait(self._count, len(self._wants), 1, ((locker, began),)))
             return is_cancelled()
 
         while True:

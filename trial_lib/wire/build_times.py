@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trial_lib.wire.moments import since_boot
 from trial_lib.wire.whole_files import open_own
 
 # A longer build counts as hung.
@@ -54,24 +55,27 @@ def seconds(scratch: Path) -> float:
         return 0.0
     building: set[str] = set()
     total, since = 0.0, 0.0
+    # The hosts of a trial have only the wall clock in common.
+    on_one_host = all(line.startswith(f"{os.uname().nodename}/") for line in lines)
     for line in lines:
         # A rank may not have finished the last line.
         with contextlib.suppress(ValueError):
-            who, what, moment = line.split()
-            at = float(moment)
+            who, what, steady, wall = line.split()
+            at = float(steady if on_one_host else wall)
             if what == _BEGINS:
                 since = since if building else at
                 building.add(who)
             elif who in building:
                 building.discard(who)
                 total += 0.0 if building else max(0.0, at - since)
-    return min(total + (max(0.0, time.time() - since) if building else 0.0), _LONGEST_S)
+    now = since_boot() if on_one_host else time.time()
+    return min(total + (max(0.0, now - since) if building else 0.0), _LONGEST_S)
 
 
 def _note(scratch: Path, what: str) -> None:
     # On a full disk the record is lost, and the deadline is not extended.
     with contextlib.suppress(OSError), open_own(_file(scratch), "a", encoding="utf-8") as file:
-        file.write(f"{os.uname().nodename}/{os.getpid()} {what} {time.time()}\n")
+        file.write(f"{os.uname().nodename}/{os.getpid()} {what} {since_boot()} {time.time()}\n")
 
 
 def _file(scratch: Path) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trial_lib.wire.exact_record import exact_record
+from trial_lib.wire.moments import HostMoment
 
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
 """Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them."""
@@ -41,7 +42,7 @@ class ForeseeOrder:
         steps: optimizer steps after which the run ends.
         result: the file for the `ForeseenRun`.
         log: the file with the rank's output.
-        launched_at: seconds since the epoch.
+        launched_at: the moment of its launch.
         patience_s: seconds after which the rank records where the program is, and ends.
         hidden: as `RankOrder` has it.
     """
@@ -63,7 +64,7 @@ class ForeseeOrder:
     steps: int
     result: str
     log: str = ""
-    launched_at: float
+    launched_at: HostMoment
     patience_s: float = 600.0
     hidden: list[str] = field(default_factory=list)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trial_lib.wire.arrival import Arrival
 from trial_lib.wire.exact_record import check_keys, exact_record
+from trial_lib.wire.moments import HostMoment
 from trial_lib.wire.step_window import StepWindow
 
 KEPT = "kept"
@@ -112,7 +113,7 @@ class RankOrder:
         protected_before: seconds since the epoch. The ranks never change a file of the user's that is older.
         patience_s: seconds after which ranks that all wait for each other count as waiting forever.
         device: the kind of device of the slots, `cuda` or `cpu`. A rank on another kind ends the trial. None for any.
-        launched_at: seconds since the epoch.
+        launched_at: the moment of its launch.
         sizes: to measure, in this order.
         withdrawal: the file for the reason why no further size was measured.
         bytes_per_sample: memory that one more sample is expected to take, in a sweep.
@@ -128,7 +129,7 @@ class RankOrder:
     protected_before: float
     patience_s: float
     device: str | None
-    launched_at: float
+    launched_at: HostMoment
     sizes: tuple[SizeOrder, ...]
     withdrawal: str
     bytes_per_sample: float = 0.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram
+from trial_lib.wire import moments
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 
@@ -111,7 +112,7 @@ def _run(program: RowProgram) -> ForeseenRun:
             device_bytes=_NO_ROOM if program.is_narrow else _ROOM,
             steps=STEPS,
             result=str(result),
-            launched_at=time.time(),
+            launched_at=moments.now(),
         )
         # Imports take longer than a run, and a fork has them.
         _import_all()

@@ -73,7 +73,9 @@ def test_a_trial_that_waits_for_slots_is_not_called_running(
     (tmp_path / "history.jsonl").write_text(asked)
     paths = StudyPaths(tmp_path)
     paths.trial(0).root.mkdir(parents=True)
-    paths.trial(0).waiting.write_text(json.dumps({"waiting": "2 of 8 slots", "since": time.time() - 200}))
+    paths.trial(0).waiting.write_text(
+        json.dumps({"waiting": "2 of 8 slots", "since": ["another boot", 0.0, time.time() - 200]})
+    )
     arguments = StudyArguments(config_path=tmp_path / "experiment.yaml", model_dir=tmp_path)
     with LiveView(paths, arguments):
         pass

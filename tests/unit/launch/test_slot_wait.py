@@ -18,9 +18,10 @@ class Clock:
     """The time, which a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds = 0.0
+        self.seconds = self.jump = 0.0
         monkeypatch.setattr(time, "monotonic", lambda: self.seconds)
-        monkeypatch.setattr(time, "time", lambda: NOON + self.seconds)
+        monkeypatch.setattr(time, "clock_gettime", lambda _: self.seconds)
+        monkeypatch.setattr(time, "time", lambda: NOON + self.jump)
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def wait(place: int = 2) -> QueueWait:
-    return QueueWait(2, 8, place, (("one-0003 of anna (pid 7)", NOON - 60), ("two of ben (pid 8)", NOON - 1e6)), NOON)
+    return QueueWait(2, 8, place, (("one-0003 of anna (pid 7)", NOON - 60), ("two of ben (pid 8)", NOON - 1e6)))
 
 
 def test_it_names_slots_place_holders_and_duration_and_the_words_become_rare(clock: Clock) -> None:
@@ -48,20 +49,24 @@ def test_it_names_slots_place_holders_and_duration_and_the_words_become_rare(clo
     assert max(later - earlier for earlier, later in itertools.pairwise(told_at)) == 600
 
 
-def test_its_file_is_there_only_while_it_lasts_and_the_result_keeps_it(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("jump", [0.0, 10 * 365 * 86400.0, -86400.0])
+def test_its_file_is_there_only_while_it_lasts_and_the_result_keeps_it(
+    jump: float, tmp_path: Path, clock: Clock
+) -> None:
     notes: list[str] = []
     paths = TrialPaths(tmp_path)
     telling = SlotWait("trial 0003", notes.append, [paths])
     telling.tell(wait(2))
     telling.tell(wait(1))
     assert json.loads(paths.waiting.read_text())["waiting"].startswith("2 of 8 slots, place 1 in the queue. Held by ")
-    clock.seconds = 85.0
+    clock.seconds, clock.jump = 85.0, jump
     telling.end(has_slots=True)
     assert not paths.waiting.exists()
     assert notes[-1] == "trial 0003 has its slots after a wait of 1 min 25 s"
     assert telling.waited is not None
     assert (telling.waited.seconds, telling.waited.place) == (85.0, 2)
-    assert telling.waited.holders[0] == "one-0003 of anna (pid 7) since 11:59:00"
+    # A moment of another day has its date.
+    assert telling.waited.holders[0].endswith("since 2026-01-01 11:59" if jump > 0 else "since 11:59:00")
 
 
 def test_without_a_wait_there_is_nothing_to_tell(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
+from trial_lib.wire.moments import since_boot
 from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 HOST = Host("cpu", ["0", "1"], 2**30)
@@ -87,7 +88,7 @@ def measure(size: SizeOrder, outcome: str = "completed", **memory: int) -> None:
         "metrics": {"throughput": 1.0},
         "memory": {"peak": 5, "after_initialize": 2, "available": 9, **memory},
         "phases": {"start": 0.01},
-        "time": time.time(),
+        "time": since_boot(),
     }
     Path(size.measurements[0]).write_text(json.dumps(record))
 
@@ -126,6 +127,25 @@ def test_the_spans_of_a_sweeps_trials_follow_each_other_without_a_gap(swept: Any
     for before, after in itertools.pairwise(ends):
         assert before.started_at + sum(before.phases.values()) == pytest.approx(after.started_at, abs=0.02)
     assert sum(ends[2].phases.values()) == pytest.approx(0.2, abs=0.08)
+
+
+@pytest.mark.parametrize("jump", [10 * 365 * 86400.0, -86400.0])
+def test_a_wall_clock_that_is_set_meanwhile_changes_no_duration(
+    swept: Any, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = time.time
+
+    def act(order: RankOrder) -> ProcessesEnd:
+        for size in order.sizes:
+            time.sleep(0.1)
+            measure(size)
+            monkeypatch.setattr(time, "time", lambda: wall() + jump)
+        return ENDED
+
+    found = swept(act)
+    assert found.outcomes == ["completed"] * 3
+    for end in found.ends:
+        assert sum(end.phases.values()) == pytest.approx(0.1, abs=0.08)
 
 
 def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:

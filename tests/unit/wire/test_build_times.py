@@ -25,7 +25,14 @@ from trial_lib.wire import build_times
 def test_what_ranks_do_at_the_same_time_counts_once_and_what_goes_on_until_now(
     lines: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "builds").write_text(lines)
+    host = os.uname().nodename
+    jumped = lines.replace("\n", f" 1e9\n{host}/") + (" 2e9" if lines[-1:].isdigit() else "")
+    (tmp_path / "builds").write_text(lines and f"{host}/{jumped}")
+    monkeypatch.setattr(build_times, "since_boot", lambda: 20.0)
+    assert build_times.seconds(tmp_path) == seconds
+    # Of several hosts, whose times since their boots differ.
+    others = "".join(f"{line.replace(' ', '/1 ', 1)}\n" for line in lines.splitlines()).replace("s ", "s 7 ")
+    (tmp_path / "builds").write_text(others)
     monkeypatch.setattr(build_times.time, "time", lambda: 20.0)
     assert build_times.seconds(tmp_path) == seconds
 

@@ -1,7 +1,6 @@
 """One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +52,7 @@ from trial_lib.measure.versions import versions_here
 from trial_lib.wire.foresee_order import ForeseeOrder
 from trial_lib.wire.foreseen_run import ForeseenRun
 from trial_lib.wire.layer import read_layer
+from trial_lib.wire.moments import seconds_since
 
 
 class Foreseeing:
@@ -132,7 +132,7 @@ class Foreseeing:
     def initialize_called(self) -> None:
         """Ends the program's preparation."""
         if self._engine is None:
-            self._import_s = time.time() - self._order.launched_at
+            self._import_s = seconds_since(self._order.launched_at)
             # As a CPU's limit counts it, which a rank applies now.
             self._process_bytes = status_bytes("VmData")
         self._fake.in_engine = True
@@ -201,7 +201,7 @@ class Foreseeing:
             loading_s=tuple(self._moments.loading_s) if beside is None else (beside,),
             loads_beside=beside is not None,
             import_s=self._import_s,
-            seconds=time.time() - self._order.launched_at,
+            seconds=seconds_since(self._order.launched_at),
             peak_bytes=status_bytes("VmHWM"),
             data_bytes=self._moments.data_bytes,
             process_bytes=self._process_bytes,

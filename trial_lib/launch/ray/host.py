@@ -6,7 +6,6 @@ If the driver dies, Ray ends the actor, and with it all processes that it has st
 import contextlib
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,7 +204,7 @@ def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,
-        replace(order_of(plan, launched_at=time.time()), shares_folder=False).to_json(),
+        replace(order_of(plan), shares_folder=False).to_json(),
         model_dir,
         ranks,
         plan.deadline_s,

@@ -69,7 +69,7 @@ class RayPlace:
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
         """See `Place.run_trial`."""
-        started_at = time.time()
+        started_at, began = time.time(), time.monotonic()
         write_candidate(plan)
         clear(plan)
         delivery = self._carried_out(ClusterOrder(self._study_id, (plan,), self._share), cancelled, note)
@@ -79,7 +79,7 @@ class RayPlace:
         unpack(delivery.files[0], plan.paths.root)
         if delivery.ending is not None:
             device = "cuda" if self._share.resource == "GPU" else "cpu"
-            seconds = time.time() - started_at
+            seconds = time.monotonic() - began
             return take_result(plan, delivery.ending, delivery.kernel_killed, device, started_at, seconds)
         (result,) = delivery.ends
         assert isinstance(result, TrialResult)

@@ -10,7 +10,7 @@ from typing import Any
 from trial_lib.deepspeed_config.deepspeed_check import refusal_behind
 from trial_lib.deepspeed_config.deepspeed_refusals import sentence_of
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.wire.gpu_architectures import unread_architectures
+from trial_lib.device.gpu_architectures import unread_architectures
 
 _SENTENCE = "zerotune_refusal"
 # What Python says when DeepSpeed reads an architecture.

@@ -1,11 +1,11 @@
 """The trials of a study that wait for slots, as their folders say."""
 
 import json
-import time
 from collections.abc import Iterable
 
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.records.units import duration
+from trial_lib.wire.moments import seconds_since
 
 
 def waiting_trials(paths: StudyPaths, numbers: Iterable[int]) -> dict[int, str]:
@@ -17,7 +17,7 @@ def waiting_trials(paths: StudyPaths, numbers: Iterable[int]) -> dict[int, str]:
         for file in (trial.waiting, trial.as_typed.waiting):
             try:
                 wait = json.loads(file.read_text())
-                found[number] = f"{wait['waiting']}, after {duration(time.time() - wait['since'])}"
+                found[number] = f"{wait['waiting']}, after {duration(seconds_since(wait['since']))}"
             except (OSError, ValueError, KeyError, TypeError):
                 continue
     return found

@@ -120,6 +120,7 @@ class OpenPlan:
         scratch: a folder for its runs, which is removed at its end.
         environment: of the runs.
         started_at: seconds since the epoch.
+        began_at: the same by the monotonic clock.
         speeds: what earlier studies have measured of kinds of devices, by their names.
     """
 
@@ -129,6 +130,7 @@ class OpenPlan:
     scratch: Path
     environment: dict[str, str]
     started_at: float
+    began_at: float
     speeds: Mapping[str, DeviceSpeed] = field(default_factory=dict)
 
     @property
@@ -206,7 +208,7 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment)
     speeds = device_speeds(work_dir / STUDIES) if read.arguments.from_earlier else {}
-    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), speeds)
+    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic(), speeds)
 
 
 def on_ranks(experiment: Experiment, count: int) -> Experiment:

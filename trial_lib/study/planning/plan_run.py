@@ -161,7 +161,7 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         notes=(*notes, *_not_learned(opened), *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
         versions={"zerotune": importlib.metadata.version("zerotune"), **typed.versions},
         started_at=opened.started_at,
-        seconds=time.time() - opened.started_at,
+        seconds=time.monotonic() - opened.began_at,
         shares=dict(found.shares),
         peak_bytes=max(run.peak_bytes for run in found.runs.values()),
     )

@@ -56,7 +56,7 @@ def test_only_ranks_on_several_hosts_share_no_folder() -> None:
     part = HostRanks(first_rank=1, slots=1, world_size=2, address="10.0.0.1", port=2900)
     request = _part_request(moved_plan, part, Host("cpu", ["0"], 2**30), ["0"])
     assert not RankOrder.from_json(request.payload).shares_folder
-    assert order_of(moved_plan, launched_at=0.0).shares_folder
+    assert order_of(moved_plan).shares_folder
 
 
 def test_a_result_that_comes_back_names_the_logs_of_the_study_s_own_folder() -> None:
