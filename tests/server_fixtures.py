@@ -69,6 +69,11 @@ class Server:
             time.sleep(0.1)
         raise AssertionError((self._folder / "server.log").read_text()[-2000:])
 
+    @property
+    def group(self) -> int:
+        """The process group of it and its workers."""
+        return self._process.pid
+
     def kill(self) -> None:
         """Kills it with all its workers, in the middle of whatever they do."""
         os.killpg(self._process.pid, signal.SIGKILL)

@@ -272,7 +272,7 @@ class FullExperiment:
             self._monitor.close()
             self._starter.close()
             is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
-            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
+            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S, self.log.info)
         finally:
             if self._ended.is_set() or not self._thread.is_alive():
                 self._lock.release()

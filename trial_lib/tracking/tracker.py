@@ -14,6 +14,7 @@ from trial_lib.tracking.sync import StudySync
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+_UNTOLD_S = 3.0
 
 
 class Sync(Protocol):
@@ -66,8 +67,12 @@ class Tracker:
             self._noted += 1
             self._changed.notify()
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, tell: Callable[[str], None] = lambda sentence: None) -> bool:
         """Sends the rest, and waits at most for the timeout.
+
+        Args:
+            timeout_s: seconds.
+            tell: called with a sentence if it takes a while.
 
         Returns:
             Whether MLflow has everything. The rest can be sent later, by a sync of the folder.
@@ -76,7 +81,10 @@ class Tracker:
             self._deadline = time.monotonic() + timeout_s
             self._changed.notify()
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self._thread.join(min(_UNTOLD_S, timeout_s))
+        if self._thread.is_alive():
+            tell(f"Waiting for MLflow, for {timeout_s:.0f} s at most.")
+            self._thread.join(max(0.0, timeout_s - _UNTOLD_S))
         arrived = self._arrived == self._noted
         if not arrived and self.last_error is None:
             self.last_error = f"it takes longer than {timeout_s:.0f} s"

@@ -181,7 +181,8 @@ class OpenStudy:
         self.driver.await_begun(_BEGUN_END_S)
         is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
-            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S)
+            seconds = _TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S
+            return self.tracker.close(seconds, self.driver.log.info)
         finally:
             self._lock.release()
             self._is_down = True
