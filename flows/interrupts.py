@@ -140,7 +140,6 @@ class Interrupts:
                 note()
             if self._signals > 1 or time.monotonic() > heard_at + self._patience_s:
                 # Everything that was started ends with this process. The history is complete after each of its lines.
-                self._remove_leavings()
                 self._leave_at_once()
             working.wait()
 
@@ -246,6 +245,7 @@ class Interrupts:
     def _leave_at_once(self) -> "NoReturn":
         try:
             self.tell()
+            self._remove_leavings()
         finally:
             os._exit(EXIT_CODE)
 

@@ -1,11 +1,12 @@
 """`zerotune sync`: it sends MLflow the records that it has missed while a study or a training ran."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from flows.interrupts import Aside
+from flows.interrupts import Aside, interrupts
 from flows.terminal import say, say_ways, telling_still
 from trial_lib.foresee.plan.plan_record import PlanPaths
 from trial_lib.full_experiment.driver import write_record
@@ -41,6 +42,7 @@ def sync_command(root: Path) -> int:
     tracking_uri = default_tracking_uri(work_dir_of(root))
     shown = without_password(tracking_uri)
     syncs = _syncs(root, tracking_uri)
+    interrupts.resume_command = shlex.join(["zerotune", "sync", str(root)])
     for sync in syncs:
         try:
             _run(sync)
@@ -49,7 +51,7 @@ def sync_command(root: Path) -> int:
         except Exception as error:  # noqa: BLE001 - errors of MLflow and of its libraries
             reason = str(error).replace(tracking_uri, shown)
             say(f"MLflow ({shown}) did not record it: {reason}")
-            say(f"Nothing is lost. Try again later with: zerotune sync {root}")
+            say(f"Nothing is lost. Try again later with: {interrupts.resume_command}")
             return 1
     say(f"MLflow ({shown}) has all records of {root.name}.")
     say_ways("In MLflow:", ways_to(tracking_uri, syncs[0].page))
