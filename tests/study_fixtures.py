@@ -199,7 +199,8 @@ class Study:
 
     @property
     def asked(self) -> list[Asked]:
-        return [event for event in self.history if isinstance(event, Asked)]
+        """What was asked for. The profile trial is asked for again when its run has settled the candidate."""
+        return list({event.number: event for event in self.history if isinstance(event, Asked)}.values())
 
     @property
     def searched(self) -> list[int]:
