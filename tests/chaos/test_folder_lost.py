@@ -102,14 +102,15 @@ def test_a_study_whose_disk_becomes_read_only_ends_soon_and_is_resumed(
     try:
         with small_disk(disk, 128):
             command = during_trial(zerotune, 1, **named)
-            # A file that is open for writing forbids it to the whole disk, and not to this view of it.
+            # A file that is open for writing forbids it to the disk itself, and not to another view of it.
+            subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
             subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
             ended = command.end(timeout=40)
             assert ended.returncode == 1, ended.stderr
             assert "can no longer be written" in ended.stderr
             assert "Traceback" not in ended.stderr
             assert command.left_over(2) == []
-            subprocess.run(["mount", "-o", "remount,bind,rw", str(disk)], check=True)
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
             assert zerotune.run("resume", zerotune.study.paths.root, **named).returncode == 0
     except CannotMountError as error:
         pytest.skip(f"this user may not mount a file system, as root may ({error})")

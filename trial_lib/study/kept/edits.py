@@ -1,5 +1,6 @@
 """Edits of the user's files while a study runs. Each trial starts from the files as they are at that time."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,9 @@ class Edits:
         return f"Edited while the study ran: {', '.join(names[:_MOST_SAID])}{more}."
 
     def so_far(self) -> str:
-        """Looks once more, and returns the sentence."""
-        self.look()
+        """Looks once more, and returns the sentence. The study has failed, perhaps because it cannot be written."""
+        with contextlib.suppress(OSError):
+            self.look()
         return self.sentence
 
     def look(self) -> None:
