@@ -1,16 +1,16 @@
 """Every field of a study's records with values that ZeroTune never writes: a sentence, and no traceback."""
 
-import copy
 import io
 import json
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from report_fixtures import recorded_study
 from rich.console import Console
+from wrong_values import WRONG, Place, changed, places
 
 from trial_lib.records.study_folder import StudyPaths
 from trial_lib.report.read_study import read_study
@@ -19,7 +19,6 @@ from trial_lib.report.write_report import write_report
 from trial_lib.study.opening.open_study import resume_study
 from trial_lib.wire.errors import InputError
 
-WRONG = (None, {"a": None}, "", "x" * 5000, -1, 10**400, float("nan"))
 LINES = (
     "ask",
     "tell",
@@ -36,8 +35,6 @@ LINES = (
 )
 ANSWER = ("best_ds_metrics", "best_ds_config")
 REPORTS = 2
-
-Place = tuple[Any, ...]
 
 
 def short_study(folder: Path, lines: int = len(LINES)) -> StudyPaths:
@@ -59,22 +56,6 @@ def short_study(folder: Path, lines: int = len(LINES)) -> StudyPaths:
 
 def write_lines(paths: StudyPaths, lines: list[Any]) -> None:
     paths.history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
-    """Yields the place of each value in a document. The items of a list are alike, so the first one counts."""
-    yield at
-    within = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
-    for key, part in within:
-        yield from places(part, (*at, key))
-
-
-def changed(document: Any, at: Place, wrong: Any) -> Any:
-    if not at:
-        return wrong
-    document = copy.copy(document)
-    document[at[0]] = changed(document[at[0]], at[1:], wrong)
-    return document
 
 
 def look(paths: StudyPaths) -> None:
