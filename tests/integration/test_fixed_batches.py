@@ -97,6 +97,22 @@ def test_a_size_in_another_word_of_the_launch_stays_and_all_else_is_tuned(typed:
     assert "engine.train_micro_batch_size_per_gpu()" in said
 
 
+def test_a_size_in_a_file_that_only_the_wrapper_reads_is_tuned_by_starting_it_from_copies(typed: Zerotune) -> None:
+    file = typed.folder / "small.yml"
+    file.write_text(json.dumps({"width": 512, **OWN}))
+    mapping = "train_micro_batch_size_per_gpu=small.yml:train_micro_batch_size_per_gpu"
+    command = ("--map", mapping, "--", "python", "./deepy.py", "small.yml")
+    ended = typed.run("tune", "--json", "--max-trials", "5", *command, timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(file.read_text()) == {"width": 512, **OWN}
+    measured = [each for each in typed.study.results.values() if each.outcome is Outcome.COMPLETED]
+    sizes = {engine_of(each) for each in measured if each.purpose is not Purpose.PROFILE}
+    assert (4, 2, 16) in sizes
+    assert len(sizes) > 1
+    assert {total for *_, total in sizes} == {16}
+    assert "was not tuned" not in ended.stdout
+
+
 def test_a_single_row_whatever_is_asked_costs_one_trial_and_not_the_answer(typed: Zerotune) -> None:
     (typed.folder / "ds.json").write_text(json.dumps({**OWN, "train_micro_batch_size_per_gpu": 1}))
     program = ("deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds.json")

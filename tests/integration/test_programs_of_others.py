@@ -30,6 +30,7 @@ TYPED: dict[str, Triple] = {
     "autotuner_lists": (2, 2, 8),
     "killed_above": (4, 8, 64),
     "split_batches": (4, 2, 16),
+    "named_preset": (4, 2, 16),
 }
 NEEDS = {
     "hydra_overrides": "hydra",
@@ -38,6 +39,7 @@ NEEDS = {
     "launcher_yaml": "accelerate",
     "autotuner_lists": "accelerate",
     "split_batches": "accelerate",
+    "named_preset": "accelerate",
 }
 # Of the study that `make test` has time for.
 SHORT = ("--max-trials", "3")
@@ -237,6 +239,21 @@ def test_a_kit_that_starts_torchrun_on_itself_is_tuned_as_what_it_starts(desk: D
     assert "python kit.py train recipe.yaml starts `IS_A_RANK=1 torchrun --nproc_per_node 2 " in tuned.said
     assert tuned.new == set()
     assert "IS_A_RANK=1" in typed_words(tuned, "torchrun")
+
+
+@STUDY
+@pytest.mark.long
+def test_the_answer_for_a_preset_of_a_kits_is_the_kits_command_with_a_file(desk: Desk) -> None:
+    typed = desk.at("named_preset")
+    tuned = typed.tune()
+    expect_answered(tuned, TYPED["named_preset"])
+    words = typed_words(tuned, "kit.py")
+    kit = words.index("python")
+    assert words[kit : kit + 5] == ["python", "kit.py", "sft", "--deepspeed", str(tuned.study.paths.best_ds_config)]
+    # The shell does not have it afterwards.
+    assert "NPROC_PER_NODE=2" in words
+    typed.variables, typed.program = {"NPROC_PER_NODE": "2"}, words[kit:]
+    assert typed.plain_engine() == engine_of_best(tuned)
 
 
 @STUDY

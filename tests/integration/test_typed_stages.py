@@ -178,6 +178,11 @@ def _small_gpt2(folder: Path) -> None:
     GPT2LMHeadModel(GPT2Config(**sizes, **none, bos_token_id=0, eos_token_id=0)).save_pretrained(folder / "model")
 
 
+def _lightning_model(folder: Path) -> None:
+    pytest.importorskip("lightning")
+    shutil.copytree(PROGRAMS / "lightning_model", folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 BY_FIELDS = Way(
     f"accelerate launch --config_file plugin.yaml sft.py {TRAINER} --gradient_accumulation_steps 2",
     "plugin.yaml",
@@ -190,7 +195,10 @@ BY_NAME = Way(
     '"stage": 2',
     _small_gpt2,
 )
+LOOP = Way("accelerate launch --config_file file.yaml loop.py", "ds_auto.json", '"stage": 2', _small_gpt2)
 STAND_INS = {
+    "a loop with Accelerate": LOOP,
+    "Lightning": Way("python train.py --batch_size 2", "train.py", '"--stage", type=int, default=2', _lightning_model),
     "a name of the program's own": BY_NAME,
     "fields of accelerate's file": BY_FIELDS,
     "a file for accelerate": Way(

@@ -11,8 +11,12 @@ import pytest
 from study_fixtures import Zerotune, left_in
 
 from trial_lib.command.entrypoint import parse_entrypoint
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from trial_lib.study.opening.followed import Followed, followed
+from trial_lib.study.opening.mapped_values import mapped_places
+from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.wrapped_command import rewrapped, wrapped_command
 from trial_lib.wire.errors import InputError
 
 BIN = str(Path(sys.executable).parent)
@@ -35,6 +39,13 @@ import sys
 from deepspeed.launcher import runner
 runner.main(["--num_gpus", "2", "--master_port", "29519", "train.py", *sys.argv[1:]])
 open("after", "w").close()
+"""
+READS = """
+import os, subprocess, sys, yaml
+settings = yaml.safe_load(open(os.path.join(*sys.argv[2:4])))
+size, ranks = settings["micro"], settings["ranks"] if settings["micro"] < 64 else 1
+words = ["--size", str(size), "--all", str(size * ranks)]
+subprocess.run(["torchrun", "--nproc_per_node", str(ranks), "train.py", *words])
 """
 MODULES = {
     "torch.distributed.launch --nproc_per_node 2 train.py --x": "",
@@ -110,14 +121,53 @@ def test_a_program_that_calls_deepspeeds_launcher_as_a_function_is_followed(fold
     assert list(follow(folder, "python deepy.py --x").words) == words.split()
 
 
-def test_a_mapped_file_that_only_the_wrapper_reads_is_refused_with_what_to_do_instead(folder: Path) -> None:
+def test_a_mapped_file_that_the_command_does_not_name_is_refused_with_what_to_do_instead(folder: Path) -> None:
     (folder / "small.yml").write_text("micro: 4\n")
     told = followed(["python", "launcher.py", "small.yml"], folder, lambda sentence: None, mapped=["small.yml:micro"])
     assert told.words[-1] == "small.yml"
     (folder / "reads.py").write_text(LAUNCHER.replace(", *sys.argv[1:]", ""))
-    with pytest.raises(InputError, match=r"small\.yml is no argument of the command that python reads\.py") as refused:
-        followed(["python", "reads.py", "small.yml"], folder, lambda sentence: None, mapped=["small.yml:micro"])
+    with pytest.raises(InputError, match=r"small\.yml is no argument of python reads\.py or of the command") as refused:
+        followed(["python", "reads.py"], folder, lambda sentence: None, mapped=["small.yml:micro"])
     assert "Leave this mapping out" in str(refused.value)
+
+
+def test_a_wrapper_whose_file_is_mapped_starts_each_trial_from_a_copy_of_it(folder: Path) -> None:
+    (folder / "conf").mkdir()
+    (folder / "conf" / "small.yml").write_text("micro: 4 # rows\nranks: 2\n")
+    (folder / "reads.py").write_text(READS)
+    words, mappings = ["python", "reads.py", "-d", "conf", "small.yml"], {MICRO_BATCH: "conf/small.yml:micro"}
+    found = followed(words, folder, lambda sentence: None, mapped=mappings.values())
+    experiment = read_command(found.words, mappings, folder, None, wrapper=words)
+    assert experiment.entrypoint.arguments == ("--size", "4", "--all", "8")
+    (place,) = mapped_places(experiment, {})
+    assert (place.key, place.value) == (MICRO_BATCH, 4)
+    config = folder / "trial" / "ds_config.json"
+    entrypoint, others = rewrapped(experiment.entrypoint, config, mappings, {MICRO_BATCH: 16}, folder)
+    # What follows from the value follows.
+    assert (entrypoint.arguments, others) == (("--size", "16", "--all", "32"), {})
+    assert (folder / "conf" / "small.yml").read_text() == "micro: 4 # rows\nranks: 2\n"
+    with pytest.raises(InputError, match="starts another command with train_micro_batch_size_per_gpu=64"):
+        rewrapped(experiment.entrypoint, config, mappings, {MICRO_BATCH: 64}, folder)
+
+
+def test_the_answer_has_the_users_own_words_if_they_start_the_same(folder: Path) -> None:
+    words = ["python", "launcher.py", "--size", "4"]
+    changed = ("--size", "8", "--deepspeed", "a file.json")
+
+    def answer() -> str:
+        found = followed(words, folder, lambda sentence: None)
+        entrypoint = read_command(found.words, {}, folder, None, wrapper=words).entrypoint
+        return wrapped_command(entrypoint, changed, {"OMP_NUM_THREADS": "1"}, folder, dict(os.environ))
+
+    assert answer().endswith("OMP_NUM_THREADS=1 python launcher.py --size 8 --deepspeed 'a file.json'")
+    assert "NPROC=" not in answer()
+    with pytest.MonkeyPatch.context() as patched:
+        # As `NPROC=1 zerotune tune`: the shell does not keep it.
+        patched.setenv("NPROC", "1")
+        assert "NPROC=1 " in answer()
+    # A wrapper that refuses what it does not know.
+    (folder / "launcher.py").write_text("import sys\nassert sys.argv[3:4] != ['--deepspeed']\n" + LAUNCHER)
+    assert answer() == ""
 
 
 def test_a_training_without_a_launcher_is_followed_to_where_it_joins_a_process_group(folder: Path) -> None:

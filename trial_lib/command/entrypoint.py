@@ -43,6 +43,7 @@ class Entrypoint(BaseModel):
         local_rank_option: the option in front of the arguments by which the launcher passes the local rank, such as
             `--local_rank` of `deepspeed`. Empty if it passes none.
         notes: one sentence for each part of the command that was left out.
+        wrapper: the words that the user typed, if they start this command from the same folder.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,6 +68,7 @@ class Entrypoint(BaseModel):
     hosts: dict[str, int] = Field(default_factory=dict)
     local_rank_option: str = ""
     notes: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
 
     @property
     def config_values(self) -> tuple[str, ...]:

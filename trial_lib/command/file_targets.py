@@ -1,10 +1,12 @@
 """A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file."""
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -64,7 +66,10 @@ class FileTarget:
         return cls(path, key)
 
     def positions(self, arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
-        """Returns each position of the file's path in the arguments, and the text before it, such as `--config=`."""
+        """Returns each position of the file's path in the arguments, and the text before it, such as `--config=`.
+
+        A path may be relative to a folder that another argument names, as in `-d configs small.yml`.
+        """
         own = (folder / self.path).resolve()
         found = []
         for position, word in enumerate(arguments):
@@ -73,6 +78,14 @@ class FileTarget:
                 if path and (folder / path).resolve() == own:
                     found.append((position, before))
                     break
+        if not found:
+            # A word may be too long for a path.
+            folders = [folder / word for word in arguments if word and os.path.isdir(folder / word)]  # noqa: PTH112
+            found = [
+                (position, "")
+                for position, word in enumerate(arguments)
+                if word and any((each / word).resolve() == own for each in folders)
+            ]
         return found
 
     def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> DocumentValue:
@@ -107,6 +120,21 @@ class FileTarget:
 
     def _error(self, what: str, remedy: str) -> InputError:
         return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
+
+
+def in_wrapper(
+    arg_mappings: Mapping[Any, str], arguments: Sequence[str], wrapper: Sequence[str], folder: Path
+) -> dict[str, str]:
+    """Returns the mappings to files that a wrapper reads, and does not hand over to the program.
+
+    Args:
+        arg_mappings: the place that sets each DeepSpeed key.
+        arguments: the program's.
+        wrapper: the words that the user typed; none if they start the program themselves.
+        folder: the folder of relative paths.
+    """
+    files = ((str(key), target, FileTarget.read(target)) for key, target in arg_mappings.items() if wrapper)
+    return {key: target for key, target, file in files if file is not None and not file.positions(arguments, folder)}
 
 
 def text_in_file(place: str, value: SwitchValue, typed: str) -> str:

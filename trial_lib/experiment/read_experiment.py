@@ -80,7 +80,12 @@ class Experiment:
 
 
 def read_experiment(
-    config_path: Path, model_dir: Path, *, include: Sequence[Path] = (), needs_ds_config: bool = True
+    config_path: Path,
+    model_dir: Path,
+    *,
+    include: Sequence[Path] = (),
+    needs_ds_config: bool = True,
+    wrapper: Sequence[str] = (),
 ) -> Experiment:
     """Returns the experiment that a YAML file and a model directory describe.
 
@@ -90,28 +95,34 @@ def read_experiment(
         include: files and folders that the code imports from outside the model directory.
         needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration. A search starts
             from it. A script may have one in its code.
+        wrapper: the words that the user typed, if they start the entrypoint from the same folder.
 
     Raises:
         InputError: they have mistakes. One error lists all of them.
     """
-    return _read(read_yaml(config_path), model_dir, include, needs_ds_config)
+    return _read(read_yaml(config_path), model_dir, include, needs_ds_config, wrapper)
 
 
-def read_typed_experiment(text: str, model_dir: Path, *, include: Sequence[Path]) -> Experiment:
+def read_typed_experiment(
+    text: str, model_dir: Path, *, include: Sequence[Path], wrapper: Sequence[str] = ()
+) -> Experiment:
     """Returns the experiment of a typed command (see `trial_lib.study.opening.typed_command`).
 
     Args:
         text: the YAML.
         model_dir: the folder that the command runs in.
         include: as for `read_experiment`.
+        wrapper: as for `read_experiment`.
 
     Raises:
         InputError: the command has mistakes.
     """
-    return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True)
+    return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True, wrapper=wrapper)
 
 
-def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool) -> Experiment:
+def _read(
+    document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool, wrapper: Sequence[str]
+) -> Experiment:
     if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
         raise InputError(
             "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist.",
@@ -140,7 +151,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
         model_dir=model_dir,
         config=config,
         ds_config=ds_config,
-        entrypoint=entrypoint,
+        entrypoint=entrypoint.model_copy(update={"wrapper": tuple(wrapper)}),
         notes=(
             *_note_not_used(list(config.not_used())),
             *entrypoint.notes,
@@ -150,7 +161,7 @@ def _read(document: YamlDocument, model_dir: Path, include: Sequence[Path], need
     variables = {**os.environ, **experiment.environment_variables}
     # A mapping to a missing place is an error now, not in the first trial.
     refuse_launchers_own(config.arg_mappings.values(), entrypoint)
-    batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir)
+    batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir, wrapper)
     check_switches(requests, entrypoint, variables, config.arg_mappings, model_dir)
     return experiment
 

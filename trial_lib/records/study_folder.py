@@ -193,6 +193,11 @@ class StudyPaths(DrivenFolder, AnswerFolder):
         return self.root / "fingerprint.json"
 
     @property
+    def wrapper(self) -> Path:
+        """The words of a typed command that starts the tuned one (`TypedWrapper` as JSON). Not there if none does."""
+        return self.root / "wrapper.json"
+
+    @property
     def foreseen(self) -> Path:
         """The arms that were foreseen before the search (`ForeseenArm` as JSON). The search begins with them."""
         return self.root / "foreseen.json"

@@ -90,4 +90,10 @@ def write_answer(setup: StudySetup, known: KnownProgram, winner: Candidate, meas
     written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
     write_whole(setup.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
     write_whole(setup.paths.best_ds_metrics, json.dumps(measured, indent=2) + "\n")
-    write_whole(setup.paths.best_command, training_command(setup, known, config, winner.switches))
+    command = training_command(setup, known, config, winner.switches)
+    try:
+        if setup.experiment.entrypoint.wrapper:
+            # This runs the wrapper once more, and an interrupt may end that.
+            command = training_command(setup, known, config, winner.switches, by_wrapper=True)
+    finally:
+        write_whole(setup.paths.best_command, command)

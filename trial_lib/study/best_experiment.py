@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from trial_lib.command.file_targets import FileTarget
+from trial_lib.command.file_targets import FileTarget, in_wrapper
 from trial_lib.command.mapping_targets import is_variable
 from trial_lib.command.switches import PROGRAM, SwitchValue, text_of
 from trial_lib.command.trial_command import trial_command
@@ -44,7 +44,12 @@ def write_best_experiment(
     document = parse_yaml(experiment.text, experiment.source).data
     # The training hands over configuration and batch itself. Only the copies of files have the batch too.
     entrypoint = experiment.entrypoint.model_copy(update={"config_positions": (), "config_variables": ()})
-    in_files = {key: target for key, target in arg_mappings.items() if FileTarget.read(target) is not None}
+    of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, experiment.model_dir)
+    in_files = {
+        key: target
+        for key, target in arg_mappings.items()
+        if FileTarget.read(target) is not None and key not in of_wrapper
+    }
     command = trial_command(
         entrypoint, paths.best_ds_config, in_files, config, environment, experiment.model_dir, switches
     )

@@ -19,6 +19,7 @@ from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.launch.cold import rank_environment
 from trial_lib.launch.program import Program
 from trial_lib.study.opening.build_folder import with_build_folder
+from trial_lib.study.wrapped_command import rewrapped
 from trial_lib.wire.training_spec import SPEC_VARIABLE
 
 
@@ -59,6 +60,7 @@ def program_of(
     else:
         target = _target_of(experiment)
         folder = experiment.model_dir
+        entrypoint, mappings = rewrapped(entrypoint, ds_config_path, mappings, ds_config, folder)
         command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
         arguments, files = command.arguments, command.files
         environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
@@ -131,7 +133,8 @@ class CommandChanges:
             return
         folder = self._experiment.model_dir
         environment = self._environment
-        command = trial_command(entrypoint, ds_config_path, arg_mappings, ds_config, environment, folder, switches)
+        entrypoint, mappings = rewrapped(entrypoint, ds_config_path, arg_mappings, ds_config, folder)
+        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
         for old, new in command.changes:
             what = old or re.split("[ =]", new)[0]
             is_known = what in self._told

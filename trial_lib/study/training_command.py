@@ -30,6 +30,7 @@ from trial_lib.study.best_experiment import write_best_experiment
 from trial_lib.study.build_program import interpreter_of
 from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.setup import StudySetup
+from trial_lib.study.wrapped_command import rewrapped, wrapped_command
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import write_all
@@ -49,6 +50,7 @@ def training_command(
     known: KnownProgram,
     config: dict[str, Any],
     switches: Mapping[str, SwitchValue] | None = None,
+    by_wrapper: bool = False,
 ) -> str:
     """Returns the command that trains with the winning configuration, under the conditions of the trials.
 
@@ -59,6 +61,7 @@ def training_command(
         known: the user's program.
         config: the winning configuration.
         switches: the winner's values of the program's switches, by their places.
+        by_wrapper: whether the command is to be what the user typed, if that starts the study's command.
     """
     experiment, paths, config = setup.experiment, setup.paths, known.in_words(config)
     entrypoint = experiment.entrypoint
@@ -72,12 +75,13 @@ def training_command(
         return f"{by_zerotune}\n"
     in_files = _training_arguments_in_files(experiment, known, config, paths)
     by_accelerate = accelerate_variables(variables, config, paths.best_ds_config)
+    entrypoint, mappings = rewrapped(entrypoint, paths.best_ds_config, known.arg_mappings, config, experiment.model_dir)
     turned, own = turned_among(switches or {}), known.switches
     offered = () if known.found is None else known.found.trainer_options
     command = trial_command(
         entrypoint,
         paths.best_ds_config,
-        known.arg_mappings,
+        mappings,
         config,
         setup.environment,
         folder=experiment.model_dir,
@@ -97,6 +101,10 @@ def training_command(
     for option in options_to_remove(turned, own, offered):
         arguments = without_option(option, arguments)
     typed = _assignments(variables) + shlex.join([*words, *arguments])
+    if by_wrapper:
+        # What the wrapper sets by itself is not typed.
+        own = {name: value for name, value in variables.items() if name not in entrypoint.environment}
+        typed = wrapped_command(entrypoint, arguments, own, experiment.model_dir) or typed
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     named = {place.rpartition(":")[2] for place in in_files}
     is_told = _is_told(entrypoint) or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate

@@ -189,6 +189,22 @@ def test_two_values_in_one_file_are_set_in_one_copy(folder: Path) -> None:
     assert (data["defaults"]["batch"], data["trainer"]["accumulate"]) == (16, 3)
 
 
+def test_a_file_may_be_named_in_a_folder_that_another_word_names(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "small.yml").write_text("batch: 4\n")
+    words, target = ["-d", "conf", "small.yml"], {MICRO_BATCH: "conf/small.yml:batch"}
+    (place,) = batch_places(words, {}, target, tmp_path)
+    assert place.value == 4
+    # A program is given none of it, and its wrapper is.
+    given = ["--size", "4", "--settings", "eyJ0" * 200]
+    assert batch_places(given, {}, target, tmp_path, wrapper=["python", "deepy.py", *words]) == [place]
+    entrypoint = parse_entrypoint(["python", "train.py", *words])
+    command = trial_command(entrypoint, tmp_path / "own" / "ds.json", target, {MICRO_BATCH: 16}, {}, tmp_path)
+    copy = tmp_path / "own" / "command_files" / "0" / "small.yml"
+    assert command.arguments == ["-d", "conf", str(copy)]
+    assert command.files == {str(copy): "batch: 16\n"}
+
+
 def test_a_json_file_may_be_indented_by_tabs(folder: Path) -> None:
     (text,) = command("train.json", {MICRO_BATCH: "train.json:trainer.batch"}, {MICRO_BATCH: 8}, folder).files.values()
     assert json.loads(text) == {"trainer": {"batch": 8, "text": "a\tb"}}

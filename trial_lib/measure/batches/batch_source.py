@@ -103,7 +103,10 @@ class BatchSource:
         for number in numbers_in_objects(self.arguments):
             # DeepSpeed's own object there follows the trial.
             if number.value == str(arrived) and _is_of_a_batch(number) and number.name != TRAIN_BATCH:
-                return f"It has {number.shown}, which no trial changes. Let it read the size {_ENGINE}."
+                return (
+                    f"It has {number.shown}, which no trial changes. Let it read the size {_ENGINE}. Or map its place "
+                    "in the YAML or JSON file (FILE:KEY), if the command that you type names the file."
+                )
         file = self._file_with(arrived)
         if file is not None:
             return (

@@ -142,7 +142,8 @@ def _check_in_a_trial(facts: ProgramFacts, overrides: Mapping[str, Any], module:
                     f"The Trainer counts one rank instead of {ranks}. Without a GPU, give it --use_cpu "
                     "(use_cpu=True in code)."
                 )
-            if not getattr(arguments.accelerator_config, "split_batches", False):
+            # Older versions of transformers have no such argument.
+            if not getattr(getattr(arguments, "accelerator_config", None), "split_batches", False):
                 original(config, arguments, *args, **kwargs)
                 return
             if facts.divided_among == 1:

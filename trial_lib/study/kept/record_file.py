@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.study_folder import StudyPaths, StudyRecord
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
@@ -53,6 +54,30 @@ def is_damaged(what: str, error: ValidationError) -> str:
     """Returns the sentence on a record with mistakes."""
     count = error.error_count()
     return f"{what} is damaged or of another version ({count} mistake{'s' if count > 1 else ''})."
+
+
+class TypedWrapper(FrozenRecord):
+    """The words that the user typed, if they start the study's command."""
+
+    words: tuple[str, ...] = ()
+
+
+def write_wrapper(paths: StudyPaths, words: tuple[str, ...]) -> None:
+    """Writes a study's wrapper, if it has one. Its words may have secrets."""
+    if words:
+        write_whole(paths.wrapper, TypedWrapper(words=words).model_dump_json(), mode=0o600)
+
+
+def read_wrapper(paths: StudyPaths) -> tuple[str, ...]:
+    """Returns a study's wrapper; empty if it has none.
+
+    Raises:
+        InputError: its file is damaged.
+    """
+    try:
+        return read_record_file(paths.wrapper, TypedWrapper, "the typed command", "Start a new study.").words
+    except FileNotFoundError:
+        return ()
 
 
 def read_record(paths: StudyPaths) -> StudyRecord:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from trial_lib.wire.errors import InputError
 
 _WHERE = "the command"
 _LONGEST_SHOWN = 60
+_QUICK_S = 15.0
 _INSTEAD = (
     "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
     "ARGUMENTS`."
@@ -37,11 +39,13 @@ class Followed:
         words: of the command.
         folder: its working directory.
         notes: notes for the user, a sentence each.
+        wrapper: the words that start it from the same folder, if they may run once more.
     """
 
     words: tuple[str, ...]
     folder: Path
     notes: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
 
 
 def followed(
@@ -50,6 +54,7 @@ def followed(
     tell: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
     mapped: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Followed:
     """Returns the command that a typed one starts; the typed one itself if it trains.
 
@@ -62,6 +67,7 @@ def followed(
         tell: called with a sentence when something takes long.
         check: called repeatedly while the wrapper runs. Its error ends the waiting.
         mapped: the places in the command that set DeepSpeed keys.
+        environment: the shell's variables. None is this process's.
 
     Raises:
         InputError: the command ended without a training, starts it where ZeroTune does not see it, or starts its ranks
@@ -70,7 +76,7 @@ def followed(
     words = list(command)
     as_typed = Followed(tuple(words), folder)
     assigned = _take_assignments(words)
-    environment = {**os.environ, **assigned}
+    environment = {**(os.environ if environment is None else environment), **assigned}
     found = started_elsewhere(words)
     if found is not None:
         raise _starts_elsewhere(found)
@@ -87,6 +93,7 @@ def followed(
         has_waited = True
         tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
 
+    began = time.monotonic()
     tell(f"{shown} is run up to the point where it starts its training.")
     end = follow_wrapper(words, folder, environment, still_waiting, check)
     if isinstance(end, StartedElsewhere):
@@ -105,10 +112,12 @@ def followed(
         )
     if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
         return as_typed
-    for file in filter(None, map(FileTarget.read, mapped)):
-        if not file.positions(end.words, end.folder):
+    files = [file for file in map(FileTarget.read, mapped) if file is not None]
+    for file in files:
+        is_handed_over = file.positions(end.words, end.folder)
+        if not is_handed_over and (end.folder != folder or not file.positions(words, folder)):
             raise InputError(
-                f"{file.path} is no argument of the command that {shown} starts, so a trial cannot change it.",
+                f"{file.path} is no argument of {shown} or of the command that it starts, so no trial can change it.",
                 where=f"--map {file.path}:{file.key}",
                 remedy="Leave this mapping out: what cannot be changed stays as it was typed, and the rest is tuned. "
                 "To tune the micro-batch too, let the training script read its size from the engine "
@@ -123,7 +132,9 @@ def followed(
         notes.append(
             f"It unsets {', '.join(end.unset)} first, but the trials keep it. Unset it before you type zerotune."
         )
-    return Followed(tuple(typed), end.folder, tuple(notes))
+    # A wrapper that prepares for long runs once more for a mapping of its file alone.
+    may_repeat = end.folder == folder and (bool(files) or time.monotonic() - began < _QUICK_S)
+    return Followed(tuple(typed), end.folder, tuple(notes), as_typed.words if may_repeat else ())
 
 
 def _take_assignments(words: list[str]) -> dict[str, str]:

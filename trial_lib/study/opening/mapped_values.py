@@ -19,7 +19,8 @@ def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> lis
         environment: the environment of its ranks.
     """
     mappings, folder = experiment.config.arg_mappings, experiment.model_dir
-    return batch_places(experiment.entrypoint.arguments, environment, mappings, folder)
+    typed = experiment.entrypoint
+    return batch_places(typed.arguments, environment, mappings, folder, typed.wrapper)
 
 
 def held_against(

@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,11 +42,11 @@ from trial_lib.study.kept.folder import (
     new_id,
     remove_folder,
 )
-from trial_lib.study.kept.record_file import is_damaged, read_record, write_study_record
+from trial_lib.study.kept.record_file import is_damaged, read_record, read_wrapper, write_study_record, write_wrapper
 from trial_lib.study.known_program import KnownProgram, named_in, require_sizes, require_switchable
 from trial_lib.study.opening.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.opening.config_refused import ConfigCheck
-from trial_lib.study.opening.followed import followed
+from trial_lib.study.opening.followed import Followed, followed
 from trial_lib.study.opening.preflight import check_include, check_length, check_slots
 from trial_lib.study.opening.typed_command import read_command
 from trial_lib.study.setup import StudySetup
@@ -241,13 +241,17 @@ def plan_study(
     Raises:
         InputError: the arguments, the experiment or this host do not fit.
     """
-    arguments, notes = _followed(arguments, tell, check)
-    experiment = _read_experiment(arguments, this_host())
-    experiment = replace(experiment, notes=(*notes, *experiment.notes))
+    found = Followed(arguments.command, arguments.model_dir)
+    if arguments.command:
+        found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
+        arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
+    experiment = _read_experiment(arguments, this_host(), found.wrapper)
+    experiment = replace(experiment, notes=(*found.notes, *experiment.notes))
     host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
     check_arguments(arguments, experiment, host)
     experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
-    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    words = (*found.wrapper, *arguments.command)
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": words}))
     slots, given = experiment.config.resources.slots_per_trial, arguments.plan
     stages = arguments.zero_stages
     plan = None if given is None else read_given_plan(given, host, slots, experiment.ds_config, stages)
@@ -263,6 +267,7 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
     new_folder(paths.trials, "study", experiment, paths.experiment)
     with folder_error_told(paths.root):
         write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
+        write_wrapper(paths, experiment.entrypoint.wrapper)
         if arguments.from_earlier:
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
         if planned.plan is not None:
@@ -289,21 +294,11 @@ def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None 
     return study
 
 
-def _followed(
-    arguments: StudyArguments, tell: Callable[[str], None], check: Callable[[], None]
-) -> tuple[StudyArguments, tuple[str, ...]]:
-    """Returns the arguments with the command that the typed one starts, and notes about it."""
-    if not arguments.command:
-        return arguments, ()
-    found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
-    return arguments.model_copy(update={"command": found.words, "model_dir": found.folder}), found.notes
-
-
-def _read_experiment(arguments: StudyArguments, host: Host) -> Experiment:
+def _read_experiment(arguments: StudyArguments, host: Host, wrapper: Sequence[str]) -> Experiment:
     if arguments.config_path is not None:
         return read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
-    vary = arguments.vary
-    return read_command(arguments.command, arguments.arg_mappings, arguments.model_dir, host, arguments.include, vary)
+    mappings, include, vary = arguments.arg_mappings, arguments.include, arguments.vary
+    return read_command(arguments.command, mappings, arguments.model_dir, host, include, vary, wrapper)
 
 
 def resume_study(root: Path) -> OpenStudy:
@@ -336,7 +331,8 @@ def resume_study(root: Path) -> OpenStudy:
         # No trial is left to run, so a fork server has nothing to do.
         arguments = arguments.model_copy(update={"start": "cold"})
     keep_secret(KnownSecrets.of_study(paths))
-    experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include)
+    wrapper = read_wrapper(paths)
+    experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include, wrapper=wrapper)
     if experiment.ds_config != record.ds_config:
         raise InputError(
             "the DeepSpeed configuration has changed since the study began.",

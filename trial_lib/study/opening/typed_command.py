@@ -37,6 +37,7 @@ def read_command(
     host: Host | None,
     include: Sequence[Path] = (),
     vary: Mapping[str, Any] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Experiment:
     """Returns the experiment of a command, as a shell in this environment would run it.
 
@@ -47,6 +48,7 @@ def read_command(
         host: this host's devices. None if it does not run on them. Then a number of ranks that depends on them is 1.
         include: files and folders that its code imports from outside the folder.
         vary: the program's switches, as the section `program` of `search_space` has them.
+        wrapper: the words that the user typed, if they start the command from the same folder.
 
     Raises:
         InputError: the command cannot be read, or names something that does not exist.
@@ -59,7 +61,7 @@ def read_command(
                 f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
             ) from None
     text = _experiment_text(_as_found(command, folder), arg_mappings, folder, vary or {})
-    experiment = read_typed_experiment(text, folder, include=include)
+    experiment = read_typed_experiment(text, folder, include=include, wrapper=wrapper)
     entrypoint = experiment.entrypoint
     if entrypoint.trial_class is not None:
         raise InputError(

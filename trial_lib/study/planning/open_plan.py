@@ -95,9 +95,8 @@ def read_plan(
         found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
         arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
         notes = found.notes
-        experiment = read_command(
-            arguments.command, arguments.arg_mappings, arguments.model_dir, None, arguments.include, arguments.vary
-        )
+        mappings, include, vary = arguments.arg_mappings, arguments.include, arguments.vary
+        experiment = read_command(arguments.command, mappings, arguments.model_dir, None, include, vary, found.wrapper)
     config = {**experiment.ds_config}
     if arguments.train_batch_size is not None:
         config[TRAIN_BATCH] = arguments.train_batch_size
