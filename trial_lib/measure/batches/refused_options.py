@@ -33,15 +33,12 @@ def refused_options(varied: Mapping[str, Sequence[Any]], parsers: Parsers) -> di
 
 def _actions_of(name: str, parsers: Parsers) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
     """Yields the actions that an option stands for. A parser may take its beginning, or have it typed otherwise."""
+    as_typed = with_underscores if _is_typed(name) else str
     for parser, _ in parsers:
-        for action in parser._actions:
-            spellings = action.option_strings
-            if (
-                name in spellings
-                or (_is_typed(name) and with_underscores(name) in map(with_underscores, spellings))
-                or (parser.allow_abbrev and any(spelling.startswith(name) for spelling in spellings))
-            ):
-                yield parser, action
+        whole = [each for each in parser._actions if as_typed(name) in map(as_typed, each.option_strings)]
+        begun = [each for each in parser._actions if any(known.startswith(name) for known in each.option_strings)]
+        # As in argparse: an option counts before one that only begins so.
+        yield from ((parser, action) for action in whole or begun * parser.allow_abbrev)
 
 
 def _is_typed(name: str) -> bool:

@@ -56,8 +56,14 @@ def with_build_folder(environment: Mapping[str, str], interpreter: str) -> dict[
 def _key(environment: Mapping[str, str], interpreter: str) -> str:
     """Returns a name for all that a build depends on. Source files that change are ninja's to notice."""
     prefix = Path(interpreter).absolute().parent.parent
+    # A virtual environment may take those of its base, and a user has some at home. Debian calls them dist-packages.
+    base = Path(interpreter).resolve().parent.parent
+    roots = (prefix, base, base / "local", Path(environment.get("HOME", base), ".local"))
     packages = [
-        path.name for package in _PACKAGES for path in sorted(prefix.glob(f"lib/python*/site-packages/{package}-*"))
+        str(path)
+        for root in dict.fromkeys(roots)
+        for package in _PACKAGES
+        for path in sorted(root.glob(f"lib*/python*/*-packages/{package}-*"))
     ]
     # Another version of ninja takes everything for outdated.
     ninja = shutil.which("ninja", path=environment.get("PATH"))

@@ -1,11 +1,14 @@
 """Compares the mapped places of a command with the batch that the program's engine had when it ran as typed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trial_lib.command.batch_places import BatchPlace, batch_places
+from trial_lib.command.mapping_targets import same_place
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
+from trial_lib.deepspeed_config.rules import Setting
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.space.knobs import STAGE
@@ -92,17 +95,19 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
     typed = program.typed_batch
     if typed is None:
         return None
-    stage = setting_at(typed_config, STAGE)
-    had: Mapping[str, int] = {
+    had = {
         MICRO_BATCH: typed.micro_batch_size * program.divided_among,
         ACCUMULATION: typed.gradient_accumulation_steps,
         TRAIN_BATCH: typed.train_batch_size,
-        STAGE: stage if type(stage) is int else 0,
     }
+    # A library decides on "auto", and may well read the place.
+    if setting_at(typed_config, STAGE) != "auto":
+        had[STAGE] = Setting(typed_config, "cpu", None, None).stage
     for place in places:
-        if place.value != had[place.key]:
+        if place.value != had.get(place.key, place.value):
             others = [key for key, value in had.items() if value == place.value]
-            if any(place.shown.startswith(program.arg_mappings.get(key) or "\0") for key in others):
+            name = re.split("[ =]", place.shown)[0]
+            if any(same_place(name, program.arg_mappings.get(key, "")) for key in others):
                 continue  # `KnownProgram.learned` leaves it out.
             remedy = (
                 f"If it sets the {others[0]}, map that key to it."

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--compile", action="store_true")
     made.add_argument("--pin")
     made.add_argument("--file", type=argparse.FileType("w"))
+    made.add_argument("--grad-clip-by")
     return made
 
 

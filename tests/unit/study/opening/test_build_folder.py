@@ -51,7 +51,11 @@ def test_another_version_of_ninja_or_of_torch_has_another_folder(home: Path) -> 
     for version in ("2.12", "2.13"):
         (home / "lib" / "python3.11" / "site-packages" / f"torch-{version}.dist-info").mkdir(parents=True)
         folders.add(build_root(with_build_folder({"HOME": str(home), "PATH": ""}, str(home / "bin" / "python"))))
-    assert len(folders) == 4
+    # Debian's, those of its pip, and those of a user.
+    for folder in ("lib/python3/dist", "local/lib/python3.11/dist", ".local/lib/python3.11/site"):
+        (home / f"{folder}-packages" / "torch-2.13.dist-info").mkdir(parents=True)
+        folders.add(build_root(with_build_folder({"HOME": str(home), "PATH": ""}, str(home / "bin" / "python"))))
+    assert len(folders) == 7
 
 
 def test_where_torch_s_cannot_be_written_they_are_in_zerotune_s_data_folder(home: Path) -> None:

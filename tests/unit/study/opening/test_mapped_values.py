@@ -99,6 +99,22 @@ def test_a_stage_that_the_code_takes_from_its_command_counts_before_that_of_the_
     assert held.outcome is profiled.outcome
 
 
+@pytest.mark.parametrize("zero", [True, {"stage": 1}, {"stage": "1"}, {"stage": "auto"}])
+def test_a_stage_counts_as_deepspeed_reads_it_and_an_open_one_contradicts_nothing(zero: object) -> None:
+    places = [BatchPlace("zero_optimization.stage", 1, "--zero-stage 1")]
+    assert wrong_mapping(SEEN, places, {"zero_optimization": zero}) is None
+
+
+def test_an_option_whose_name_begins_like_a_known_one_is_another() -> None:
+    found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: "--batch"}})
+    said = wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, "--batch_size 8")], {})
+    assert said is not None
+    assert said.endswith(f"If it sets the {MICRO_BATCH}, map that key to it.")
+    for known, shown in (("--batch-size", "--batch_size=8"), ("--batch_size", "--batch-size 8")):
+        found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: known}})
+        assert wrong_mapping(found, [BatchPlace(TRAIN_BATCH, 8, shown)], {}) is None
+
+
 def test_an_option_that_is_known_to_set_one_size_is_no_mapping_of_another() -> None:
     flag = "--per_device_train_batch_size"
     found = SEEN.model_copy(update={"arg_mappings": {MICRO_BATCH: flag}})
