@@ -27,8 +27,6 @@ SAFE = 0.8
 """The answer's micro-batch fits with at least this probability, if any does."""
 
 _BILLION, _HOUR_S = 1e9, 3600.0
-# Speeds that differ less contradict nothing: stages have other code for the same work.
-_SLACK = 1.1
 # Sizes whose step is timed: the largest that fits, and some of the smaller ones.
 _TIMED = 4
 # The host's memory is as uncertain as an allocated peak, and the rank's own libraries are not in it.
@@ -249,8 +247,9 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
     """Returns why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
 
     At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
-    faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Where
-    launching small operations is most of a step, order is chance, and such a pair says nothing.
+    faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Stages
+    have other code for the same work, so a speed contradicts that of an arm with less to do only beyond the interval of
+    the latter, without what is unknown of both alike. If a step is bound by launching small operations, order is chance.
 
     Args:
         judged: the arms that were foreseen, with their rows.
@@ -258,17 +257,17 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
     for evaluation, row in judged:
         constants = evaluation.efficiencies or Efficiencies()
         most = max(constants.matmul.value, constants.attention.value) / constants.whole.value
-        if row.mfu is not None and row.mfu.value > min(1.0, _SLACK * most):
+        if row.mfu is not None and row.mfu.value > EQUAL * min(1.0, most):
             return f"The row {row.label} has an MFU of {percent(round(row.mfu.value, 2))}, which no kernel reaches."
     timed = [each for each in judged if each[1].samples_per_s is not None]
     for (fast, row), (slow, other) in permutations(timed, 2):
         more = _more_to_do(fast, slow)
-        if not more or _speed(row) <= _SLACK * _speed(other) or row.micro_batch not in slow.sizes:
+        if not more or _speed(row) <= _speed(other) or row.micro_batch not in slow.sizes:
             continue
         # They may have other micro-batches in the table.
         theirs = slow.step(row.micro_batch)
-        times = _speed(row) / theirs.samples_per_s
-        if times > _SLACK and theirs.parts["launches"] < theirs.seconds / 2:
+        times = fast.step(row.micro_batch).samples_per_s / theirs.samples_per_s
+        if times > theirs.apart and theirs.bound != "launches":
             return (
                 f"The row {row.label} is {times:.2f} times as fast as {other.label} with the same micro-batch of "
                 f"{row.micro_batch}, and {more}."

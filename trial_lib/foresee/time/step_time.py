@@ -48,6 +48,8 @@ class ForeseenStep:
         seconds: of an optimizer step, the median of what is foreseen.
         low: the lower end of the 90 % interval.
         high: the upper end.
+        apart: the ratio of that interval's ends to the median, without what all steps on a device have in common
+            (`Efficiencies.whole`).
         parts: seconds by the names of `timeline.PARTS`; they add up to `seconds`.
         shares: of the step that each constant decides, by its name in `Efficiencies`.
         hidden: seconds of transfers that go on beside the computation.
@@ -60,6 +62,7 @@ class ForeseenStep:
     seconds: float
     low: float
     high: float
+    apart: float
     parts: Mapping[str, float]
     shares: Mapping[str, float]
     hidden: float
@@ -104,14 +107,16 @@ def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficienc
     seconds = sum(parts.values())
     # What other stages do meanwhile is decided by the same constants as the rank's own passes.
     shares = _shares({name: part + by_stages.get(name, 0.0) for name, part in timeline.parts.items()}, busy)
-    spread = math.hypot(*(share * getattr(constants, name).spread for name, share in shares.items()))
-    wide = math.exp(_QUANTILE_90 * spread)
+    spreads = {name: share * getattr(constants, name).spread for name, share in shares.items()}
+    wide = math.exp(_QUANTILE_90 * math.hypot(*spreads.values()))
+    spreads.pop("whole", None)
     samples = (run.rows or run.micro_batch) * run.accumulation * run.replicas / seconds
     dtype = multiplied_in(run)
     return ForeseenStep(
         seconds=seconds,
         low=seconds / wide,
         high=seconds * wide,
+        apart=math.exp(_QUANTILE_90 * math.hypot(*spreads.values())),
         parts=parts,
         shares=shares,
         hidden=max(0.0, sum(busy[name] for name in _CARRIED) - sum(timeline.parts[name] for name in _WAITED))
