@@ -3,6 +3,7 @@
 It starts no Prefect server, because it is over in a minute.
 """
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from rich.table import Table
 from flows.interrupts import interrupts
 from flows.plan_to_end import PlanEnd, plan_to_end
 from flows.terminal import print_document, say, say_error, say_ways
-from trial_lib.command.switches import deepspeed_part
 from trial_lib.foresee.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
 from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
@@ -63,12 +63,13 @@ def plan_command(arguments: PlanArguments, as_json: bool) -> int:
 
 def plan_document(record: PlanRecord, paths: PlanPaths) -> dict[str, Any]:
     """Returns a plan as one JSON document."""
+    best = paths.best_ds_config if paths.best_ds_config.exists() else None
     return {
         **record.model_dump(mode="json"),
         "foreseen": True,
         "folder": str(paths.root),
-        "best_ds_config": None if record.chosen is None else deepspeed_part(record.chosen.ds_config),
-        "best_ds_config_path": str(paths.best_ds_config) if paths.best_ds_config.exists() else None,
+        "best_ds_config": None if best is None else json.loads(best.read_text()),
+        "best_ds_config_path": None if best is None else str(best),
         "report": str(paths.report) if paths.report.exists() else None,
     }
 

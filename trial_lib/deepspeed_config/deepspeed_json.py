@@ -71,16 +71,22 @@ def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]
     )
 
 
-def is_programs_own_name(value: str, folder: Path) -> bool:
+def is_programs_own_name(value: str, folder: Path, script: str | None = None) -> bool:
     """Returns whether a value names a configuration that only the program can find, as `zero2` does in ms-swift.
 
-    Such a name is one word. A path that is mistyped has a folder or an ending.
+    Such a name is one word, or a file beside the script. Any other path with a folder or an ending is mistyped.
 
     Args:
         value: of an argument.
         folder: the folder that relative paths start from.
+        script: the script, relative to the folder; None if there is none.
     """
-    return bool(_NAME.fullmatch(value)) and not _decoded(value) and not (folder / value).exists()
+    try:
+        is_beside = bool(value and script) and (folder / str(script)).parent.joinpath(value).is_file()
+        is_name = bool(_NAME.fullmatch(value)) and not _decoded(value)
+        return (is_beside or is_name) and not (folder / value).exists()
+    except (OSError, ValueError):  # no path
+        return False
 
 
 def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:

@@ -155,7 +155,7 @@ def _read(
         notes=(
             *_note_not_used(list(config.not_used())),
             *entrypoint.notes,
-            *_note_names([] if ds_config else entrypoint.config_values, model_dir),
+            *([] if ds_config else _note_names(entrypoint, model_dir)),
         ),
     )
     variables = {**os.environ, **experiment.environment_variables}
@@ -171,13 +171,13 @@ def _note_not_used(keys: Sequence[str]) -> list[str]:
     return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
 
 
-def _note_names(named: Sequence[str], model_dir: Path) -> list[str]:
+def _note_names(entrypoint: Entrypoint, model_dir: Path) -> list[str]:
     """Returns a sentence on each configuration that only the program can find."""
     return [
-        f"{value} is no file, so your program decides which DeepSpeed configuration it names. ZeroTune takes the "
+        f"{value} is no file here, so your program decides which DeepSpeed configuration it names. ZeroTune takes the "
         "one that the engine gets."
-        for value in dict.fromkeys(named)
-        if is_programs_own_name(value, model_dir)
+        for value in dict.fromkeys(entrypoint.config_values)
+        if is_programs_own_name(value, model_dir, entrypoint.script)
     ]
 
 
@@ -236,7 +236,7 @@ def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> d
             where=where,
             remedy="Name one.",
         )
-    if not named or is_programs_own_name(named[0], model_dir):
+    if not named or is_programs_own_name(named[0], model_dir, entrypoint.script):
         return {}
     return read_named_config(named[0], model_dir, where=where)
 

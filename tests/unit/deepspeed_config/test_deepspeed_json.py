@@ -60,7 +60,16 @@ def test_one_word_that_is_no_file_is_a_name_of_the_programs_own(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "value", ["ds_confg.json", "conf/zero2", "./zero2", "", '{"train_batch_size": 4}', "e30=", "x" * 10_000]
+    "value", ["ds_confg.json", "zero2.json", "conf/zero2", "./zero2", "", '{"train_batch_size": 4}', "e30=", "x" * 10_000]
 )
 def test_a_mistyped_path_is_no_name(tmp_path: Path, value: str) -> None:
     assert not is_programs_own_name(value, tmp_path)
+    assert not is_programs_own_name(value, tmp_path, "examples/train.py")
+
+
+def test_a_file_beside_the_script_is_the_programs_to_find(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "zero2.json").write_text(JSON)
+    assert is_programs_own_name("zero2.json", tmp_path, "examples/train.py")
+    (tmp_path / "zero2.json").write_text(JSON)
+    assert not is_programs_own_name("zero2.json", tmp_path, "examples/train.py")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from trial_lib.command.switches import deepspeed_part, switches_of
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
 from trial_lib.experiment.search_space_section import read_search_space
 from trial_lib.foresee.plan.answer import best_of, plan_answer
 from trial_lib.foresee.plan.arm_work import WantedRun
@@ -222,6 +222,8 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
         known = known.learned(ProgramProfile(**record.program))
     write_whole(opened.paths.best_ds_config, json.dumps(known.in_file(config), indent=2) + "\n")
     setup = opened.setup(asked)
+    written = with_open_batch(config, known.own_config(setup.experiment))
+    write_whole(opened.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
     command = training_command(setup, known, config, switches_of(chosen.ds_config))
     ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
     entrypoint = setup.experiment.entrypoint
