@@ -60,7 +60,7 @@ def test_one_word_that_is_no_file_is_a_name_of_the_programs_own(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "value", ["ds_confg.json", "zero2.json", "conf/zero2", "./zero2", "", '{"train_batch_size": 4}', "e30=", "x" * 10_000]
+    "value", ["zero2.json", "conf/zero2", "./zero2", "", '{"train_batch_size": 4}', "e30=", "x" * 10_000]
 )
 def test_a_mistyped_path_is_no_name(tmp_path: Path, value: str) -> None:
     assert not is_programs_own_name(value, tmp_path)

@@ -248,8 +248,8 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
 
     At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
     faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Stages
-    have other code for the same work, so a speed contradicts that of an arm with less to do only beyond the interval of
-    the latter, without what is unknown of both alike. If a step is bound by launching small operations, order is chance.
+    have other code for the same work. So a speed contradicts that of an arm with less to do only beyond the interval
+    of the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
 
     Args:
         judged: the arms that were foreseen, with their rows.
