@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.layout import AUTOTP
+from trial_lib.deepspeed_config.layout import AUTOEP
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.space.arms import RequestedKnob, without_effect
 from trial_lib.space.catalogue import KNOBS
@@ -188,8 +188,9 @@ def test_a_knob_has_an_effect_where_the_catalogue_says(
 def test_every_knob_that_an_engine_reads_is_compared() -> None:
     # Activation checkpointing is read by the user's code, not the engine. ZenFlow and a ratio of offload are refused
     # without DeepSpeed's own Adam. Of states and weights of 16 bits each is refused without the other. Tensor
-    # parallelism takes a Transformer (`test_tensor_parallel.py`).
-    apart = (AUTOTP, "activation_checkpointing.", f"{ZERO}.zenflow.", f"{ZERO}.offload_optimizer.ratio", MASTER, STATES)
+    # parallelism takes a Transformer (`test_tensor_parallel.py`), and AutoEP one with experts.
+    of_zero = (f"{ZERO}.zenflow.", f"{ZERO}.offload_optimizer.ratio")
+    apart = ("tensor_parallel.", AUTOEP, "activation_checkpointing.", *of_zero, MASTER, STATES)
     assert {pair.path for pair in PAIRS} == {path for path in KNOBS if not path.startswith(apart)}
     assert STAGE not in KNOBS
 

@@ -1,6 +1,7 @@
 """DeepSpeed's AutoTP on two CPU ranks: the batches of a group, its samples, its parameters and its losses."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def test_both_layouts_train_alike_and_count_each_sample_once(trials: Any, stage:
     assert group.initial_weights == pytest.approx(replicas.initial_weights, rel=1e-6)
     for result in (replicas, group):
         assert result.metrics["throughput"] * result.metrics["latency"] == pytest.approx(GLOBAL_BATCH)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [{"tp_overlap_comm": True}, {"vocab_parallel_lm_head": True}])
+def test_groups_train_alike_with_each_of_their_settings(trials: Any, settings: dict[str, Any]) -> None:
+    plain, made = (plan(trials, 2) for _ in range(2))
+    config = overwrite_deepspeed_config(made.ds_config, {"tensor_parallel": settings})
+    one, other = ran(trials, plain), ran(trials, dataclasses.replace(made, ds_config=config))
+    assert other.losses == pytest.approx(one.losses, rel=1e-6)
+    heads = ["lm_head is VocabParallelLinear" in Path(each.logs[0]).read_text() for each in (one, other)]
+    assert heads == [False, "vocab_parallel_lm_head" in settings]
 
 
 @pytest.mark.long

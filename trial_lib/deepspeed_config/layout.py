@@ -9,6 +9,7 @@ from typing import Any
 
 AUTOTP = "tensor_parallel.autotp_size"
 SEQUENCE = "sequence_parallel_size"
+AUTOEP = "expert_parallel.autoep_size"
 
 GROUPS = {AUTOTP: "tensor-parallel", SEQUENCE: "sequence"}
 """The settings that divide the ranks into groups, with the word for a group. A group holds one replica of the model."""
@@ -29,7 +30,7 @@ Accelerate, and so a Trainer, reads them if its `ParallelismConfig` leaves the s
 not set (accelerate/parallelism_config.py).
 """
 
-_OF_SETTINGS = {AUTOTP: "tensor", SEQUENCE: "sequence"}
+_OF_SETTINGS = {AUTOTP: "tensor", SEQUENCE: "sequence", AUTOEP: "expert"}
 
 
 @dataclass(frozen=True)

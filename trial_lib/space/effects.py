@@ -119,6 +119,7 @@ class Effect:
         devices: of the ranks.
         replicas: the least number of model replicas.
         when: settings of coarse knobs, by path. Each has one of the values.
+        unless: settings of coarse knobs, by path. Each has none of the values.
         values: the values with an effect; None for all.
         holds: whether further conditions hold.
         otherwise: the message if they do not, in words that follow "has no effect: ".
@@ -130,6 +131,7 @@ class Effect:
     devices: tuple[str, ...] = ("cpu", "cuda")
     replicas: int = 1
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     values: tuple[Any, ...] | None = None
     holds: Callable[[Surroundings], bool] | None = None
     otherwise: str = ""
@@ -155,6 +157,9 @@ class Effect:
         for path, values in self.when.items():
             if value_of(path) not in values:
                 return 4, f"it takes {path} to be {' or '.join(map(shown, values))}"
+        for path, values in self.unless.items():
+            if value_of(path) in values:
+                return 4, f"it takes {path} not to be {' or '.join(map(shown, values))}"
         return 9, ""
 
 

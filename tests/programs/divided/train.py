@@ -28,6 +28,7 @@ model = LlamaForCausalLM(
 )
 engine, *_ = deepspeed.initialize(args=args, model=model, model_parameters=model.parameters())
 weight = model.model.layers[0].self_attn.q_proj.weight
+print("lm_head is", type(model.lm_head).__name__, flush=True)
 print("q_proj holds", tuple(getattr(weight, "ds_shape", weight.shape)), flush=True)
 if args.over == "replicas":
     shares, share = engine.dp_world_size, torch.distributed.get_rank(engine.data_parallel_group)

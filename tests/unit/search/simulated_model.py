@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
 from trial_lib.space.arms import build_space
@@ -41,7 +42,7 @@ def result(outcome=Outcome.COMPLETED, **metrics) -> TrialResult:
 
 def ran(value=1.0) -> TrialResult:
     """A completed trial; the search's metric, FLOPS_per_gpu by default, is `value`."""
-    return result(FLOPS_per_gpu=value, throughput=value, latency=value, forward=value, backward=value)
+    return result(**dict.fromkeys(SEARCH_METRICS, value))
 
 
 def failed(outcome=Outcome.OUT_OF_MEMORY) -> TrialResult:

@@ -9,7 +9,7 @@ from arms_of_space import LARGE, ZERO, adaptive, arm, fine, here, labels, told
 from trial_lib.space.arms import RequestedKnob, build_space
 from trial_lib.space.catalogue import KNOBS
 from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, leaves
+from trial_lib.space.knobs import STAGE, Arm, Knob, SearchSpace, get_knob, leaves
 from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 
 
@@ -71,18 +71,22 @@ def test_what_the_configuration_says_already_is_left_out_of_an_arm() -> None:
 
 
 def test_each_stage_varies_what_it_reads() -> None:
+    def read_at(stage: int) -> set[str]:
+        acting = {
+            path: [each for each in known.effects if not each.lacks({STAGE: stage}, here(), default_of)[1]]
+            for path, known in KNOBS.items()
+            if not known.is_coarse
+        }
+        return {path.removeprefix(f"{ZERO}.") for path, effects in acting.items() if effects and effects[0].candidates}
+
+    def default_of(path: str) -> Any:
+        return KNOBS[path].default if path in KNOBS else None
+
     space = adaptive()
-    below = {"reduce_bucket_size", "overlap_comm", "contiguous_gradients"}
-    at_3 = {
-        "reduce_scatter",
-        "stage3_prefetch_bucket_size",
-        "stage3_param_persistence_threshold",
-        "stage3_max_live_parameters",
-    }
-    at_3 |= {"sub_group_size"}
-    assert fine(space, "z0") == {}
-    assert fine(space, "z1").keys() == fine(space, "z2").keys() == below
-    assert fine(space, "z3").keys() == below | at_3
+    varied = {stage: fine(space, f"z{stage}").keys() for stage in range(4)}
+    assert varied == {stage: read_at(stage) for stage in range(4)}
+    assert varied[0] == set()
+    assert "overlap_comm" in varied[1] == varied[2] < varied[3]
 
 
 def test_offload_brings_its_own_knobs_and_takes_away_what_it_decides() -> None:
@@ -156,6 +160,27 @@ def test_checkpointing_activations_is_tried_where_the_code_asks_the_configuratio
     assert told(RequestedKnob(path, (True,))) == [
         f"{path} has no effect: your code does not configure activation checkpointing by the DeepSpeed configuration."
     ]
+
+
+def test_settings_of_tensor_parallel_groups_act_where_there_are_groups() -> None:
+    path = "tensor_parallel.tp_overlap_comm"
+    alone, grouped = here(), here(base={"tensor_parallel": {"autotp_size": 2}})
+    request = RequestedKnob(path, (False, True))
+    assert told(request, at=alone) == [f"{path} has no effect: it takes tensor_parallel.autotp_size not to be 0 or 1."]
+    assert told(request, at=grouped) == []
+    both = adaptive(request, RequestedKnob("tensor_parallel.autotp_size", (1, 2)), stages=(1,))
+    varying = {arm.label for arm in both.arms if any(knob.path == path for knob in arm.fine)}
+    assert varying == {"z1-tp2", "z1-offload-optimizer-tp2"}
+    assert path not in {knob.path for arm in adaptive(at=grouped).arms for knob in arm.fine}
+
+
+def test_experts_under_autoep_are_shared_by_groups_that_divide_the_ranks() -> None:
+    path = "expert_parallel.autoep_size"
+    request = RequestedKnob(path, (1, 2, 3))
+    assert told(request)[0] == f"{path} has no effect: it takes expert_parallel.enabled to be true."
+    space = adaptive(request, at=here(base={"expert_parallel": {"enabled": True}}), stages=(1,))
+    sizes = {get_knob(arm.knobs, path, 1) for arm in space.arms}
+    assert sizes == {1, 2}, "3 does not divide the devices"
 
 
 # The catalogue's knobs by which losses may differ by more than rounding.
