@@ -24,6 +24,7 @@ from trial_lib.foresee.inside.fake_tensors import FakeTensors
 from trial_lib.foresee.inside.libraries import (
     asked_numbers,
     asked_of_computers,
+    attention_kernels,
     checkpoint_headers,
     chosen_experts,
     cuda_functions,
@@ -205,7 +206,7 @@ class Foreseeing:
             peak_bytes=status_bytes("VmHWM"),
             data_bytes=self._moments.data_bytes,
             process_bytes=self._process_bytes,
-            notes=tuple(self._notes),
+            notes=(*self._notes, *sorted(attention_kernels.notes)),
             imported=tuple(self._imports.found()),
             versions=versions_here(),
             stopped=stopped,

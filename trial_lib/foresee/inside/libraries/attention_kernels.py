@@ -38,6 +38,15 @@ _WITH_WORDS = {
     "transformers.integrations.moe": ("_can_use_grouped_mm",),
 }
 
+notes: set[str] = set()
+"""What a plan of this run says of its attention."""
+
+_asked: list[str] = []
+_MASKED = (
+    "The model asks for {}, which skips what padding or a window hides. It is foreseen as torch's attention with a "
+    "mask, so memory and time of such batches are rather too high."
+)
+
 
 def attention(
     query: torch.Tensor,
@@ -79,6 +88,7 @@ def attention(
         return None
     bias = None
     if attn_mask is not None:
+        notes.update(map(_MASKED.format, _asked))
         bias = _as_bias(attn_mask, query.dtype)
         bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     with_sums = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
@@ -145,6 +155,7 @@ def _choose_own_kernel(module: ModuleType) -> None:
     def check(model: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         """Replaces the check whether flash-attn is there."""
         if isinstance(attn_implementation, str) and attn_implementation.startswith("flash_attention_"):
+            _asked.append(attn_implementation)
             attn_implementation = "sdpa"
         return original(model, attn_implementation, *args, **kwargs)
 
