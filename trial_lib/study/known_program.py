@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.mapping_targets import typed_switch
+from trial_lib.command.mapping_targets import spelling, typed_switch
 from trial_lib.command.switches import PROGRAM, is_option, is_switch, own_switches, place_of
 from trial_lib.deepspeed_config.layout import LAYOUTS, VARIABLES_OF_LAYOUTS, size_of
 from trial_lib.deepspeed_config.overrides import (
@@ -61,8 +61,8 @@ class KnownProgram:
     def learned(self, found: ProgramProfile) -> "KnownProgram":
         """Returns the program after its profile trial. The experiment's own statements go before what was found."""
         # An option that the program was seen to read a size from sets no other size.
-        seen = {target: key for key, target in found.arg_mappings.items()}
-        own = {key: target for key, target in self.arg_mappings.items() if seen.get(target, key) == key}
+        seen = {spelling(target): key for key, target in found.arg_mappings.items()}
+        own = {key: target for key, target in self.arg_mappings.items() if seen.get(spelling(target), key) == key}
         mappings = {**found.arg_mappings, **own}
         config = completed_config(self.base_config, found)
         switches = learned_switches(self.switches, found)
