@@ -16,9 +16,10 @@ _CERTAIN = rf"token|(?:api|access|private)[_-]?key|signature|cookie|webhook|{_PA
 _WORD = rf"(?:{_CERTAIN}|key|auth)s?(?![a-z])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
 # A number under one of the other names counts or measures: max_tokens, key_dim.
-_SECRET_NUMBER = re.compile(_PASSWORD, re.IGNORECASE)
+_SECRET_NUMBER = re.compile(rf"{_PASSWORD}|(?:api|access|private)[_-]?key(?![\w-]*[a-z])", re.IGNORECASE)
 # A word under one of the other names is one, such as DB_KEY=status.
 _CERTAIN_NAME = re.compile(_CERTAIN, re.IGNORECASE)
+_CERTAIN_OR_AUTH = re.compile(rf"{_CERTAIN}|auth", re.IGNORECASE)
 _ORDINARY = re.compile(r"[A-Za-z]+(?:[-_. /][A-Za-z]+)*")
 _LONGEST_WORD = 12
 _SEVERAL = re.compile(rf"-[\w-]*{_WORD}(?<=s)$", re.IGNORECASE)
@@ -35,6 +36,13 @@ _IN_COMMAND = re.compile(
 )
 # `-k value`: a flag of one letter differs from program to program, so the value has to look like a key.
 _KEY_FLAG = re.compile(r"(?P<name>(?<!\S)-k[\s=]+)(['\"]?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,}['\"]?)(?!\S)")
+# `-u name -p value`, and programs whose `-p` or `-a` is a password: `sshpass -p`, `redis-cli -a`.
+_PASSWORD_FLAG = re.compile(
+    r"(?P<name>(?<!\S)(?:-u[ =]?\S+\s+-p[ =]?|(?:sshpass|redis-cli)\b[^|;\n]*?\s-[pa]\s+))"
+    r"(['\"]?[^\s'\"-][^\s'\"]*['\"]?)"
+)
+# `passphrase: several words`
+_PASSPHRASE = re.compile(r"(?P<name>\bpassphrase\s*[:=]\s*)([^\n'\"]+)", re.IGNORECASE)
 # `"api_key": "value"`, as JSON and Python spell it.
 _QUOTED_PAIR = re.compile(
     rf"(?P<name>(?P<quote>['\"])(?=[\w.-]*{_WORD})[\w.-]+(?P=quote)\s*:\s*)(\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')",
@@ -52,17 +60,23 @@ _BEARER = re.compile(r"(?P<name>\bbearer\s+)([\w.~+/-]{8,}=*)", re.IGNORECASE)
 # Keys of well-known services, under any name.
 _ISSUED = re.compile(
     r"(?P<name>)(?<![\w-])(hf_[A-Za-z0-9]{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
-    r"|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+    r"|A[KS]IA[0-9A-Z]{16}|glpat-[\w-]{16,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+|\w{8,}\.atlasv1\.\w+)"
 )
 _COOKIE = re.compile(r"(?P<name>\b(?:set-)?cookie\s*:\s*)([^\n'\"]+)", re.IGNORECASE)
 _PRIVATE_KEY = re.compile(
     r"(?P<name>)(-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*KEY-----|\Z))", re.DOTALL
 )
-# Counts, measures and switches, as text.
-_PLAIN = re.compile(r"[-+]?(?:\d{1,9}|\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto", re.IGNORECASE)
+# Counts, measures, switches and special tokens (`</s>`, `<|pad|>`), as text.
+_MEASURE = r"[-+]?(?:\d*\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)|true|false|none|null|auto|</?[\w|]+>"
+_PLAIN = re.compile(rf"[-+]?\d{{1,9}}|{_MEASURE}", re.IGNORECASE)
+# No password is one of these.
+_NO_PASSWORD = re.compile(_MEASURE, re.IGNORECASE)
 # MLflow's parameter for a saved view, in the links that ZeroTune prints.
 _PUBLIC_NAMES = ("viewStateShareKey=",)
-_PATTERNS = (_PRIVATE_KEY, _COOKIE, _IN_COMMAND, _KEY_FLAG, _QUOTED_PAIR, _HEADER, _BEARER, _ISSUED)
+_PATTERNS = (
+    *(_PRIVATE_KEY, _COOKIE, _PASSPHRASE, _IN_COMMAND, _KEY_FLAG, _PASSWORD_FLAG, _QUOTED_PAIR, _HEADER, _BEARER),
+    _ISSUED,
+)
 
 
 def redact(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,15 +145,17 @@ class _Redaction:
             return REDACTED
         value = found[found.re.groups]
         is_public = found["name"] in _PUBLIC_NAMES and "=" not in value
-        if is_public or REDACTED in value or _is_plain(value.strip("'\""), found["name"]):
+        bare = value.strip("'\",)")
+        # `key=lambda`, `DB_KEY=status`
+        is_word = found.re is _IN_COMMAND and _is_word(bare) and not _CERTAIN_OR_AUTH.search(found["name"])
+        if is_public or REDACTED in value or is_word or _is_plain(bare, found["name"]):
             return found[0]
         self._learn(value, found["name"] or "token")
         return f"{found['name']}{REDACTED}"
 
     def _learn(self, value: str, *names: str) -> None:
         """Adds a value to `left_out`, unless it is an ordinary word that nobody would choose as a secret."""
-        is_word = value.isalpha() and len(value) < _LONGEST_WORD
-        if not _ORDINARY.fullmatch(value) or (any(map(_CERTAIN_NAME.search, names)) and not is_word):
+        if not _ORDINARY.fullmatch(value) or (any(map(_CERTAIN_NAME.search, names)) and not _is_word(value)):
             self.left_out.append(value)
 
     def _shown(self, value: Any, names: tuple[str, ...]) -> Any:
@@ -179,6 +195,12 @@ class _Redaction:
         return shown
 
 
+def _is_word(value: str) -> bool:
+    return value.isalpha() and len(value) < _LONGEST_WORD
+
+
 def _is_plain(value: str, *names: str) -> bool:
     """Returns whether a value counts, measures or switches, and none of its names is a secret's."""
-    return bool(_PLAIN.fullmatch(value)) and not any(map(_SECRET_NUMBER.search, names))
+    if any(map(_SECRET_NUMBER.search, names)):
+        return bool(_NO_PASSWORD.fullmatch(value))
+    return bool(_PLAIN.fullmatch(value))

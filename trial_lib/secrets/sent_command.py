@@ -1,7 +1,8 @@
 """The user's command as MLflow and Prefect get it: no free text, because any of it may be a secret.
 
 No list of names can tell every secret. So a word is sent only if it cannot be one: the name of an option, a number, a
-switch, a launcher, or the path of an existing file.
+switch, a launcher, or the path of an existing file. A number may be a PIN, unless it is a fraction, a power of two, of
+three digits before its zeros, or of a launcher's option.
 """
 
 import os
@@ -20,6 +21,7 @@ _OPTION = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]{1,2}|--")
 _QUOTED_COMMAND = re.compile(r"`([^`\n]+ [^`\n]+)`")
 _NAMED = re.compile(r"(--?[A-Za-z][\w.-]*=|[A-Za-z_]\w*=|\+{0,2}[A-Za-z_][\w.]*=)(.*)", re.DOTALL)
 _NUMBERS = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?([,:x][-+]?[\d.]+(e[-+]?\d+)?)*|localhost:[\d,]+", re.IGNORECASE)
+_DIGITS, _LONG = 3, 20
 _FILE = re.compile(r"[\w./~-]+\.(py|sh|json|ya?ml|toml|cfg)")
 _SWITCHES = ("true", "false", "none", "null", "auto", "cpu", "gpu", "cuda", "no", "yes", "on", "off")
 _NUMERIC_TYPES = ("fp32", "fp16", "bf16", "fp8", "float32", "float16", "bfloat16")
@@ -39,11 +41,12 @@ def sent_words(words: Sequence[str], folder: Path) -> list[str]:
     shown: list[str] = []
     for word in redact({"": list(words)})[""]:
         named = _NAMED.fullmatch(word)
-        if named and not _is_sent(named[2], folder):
+        of_launcher = (named[1].rstrip("=") if named else "".join(shown[-1:])) in options
+        if named and not _is_sent(named[2], folder, of_launcher):
             shown.append(named[1] + REDACTED)
         elif (
             named
-            or _is_sent(word, folder)
+            or _is_sent(word, folder, of_launcher)
             or _OPTION.fullmatch(word)
             or word in (*options, *_SHELL, REDACTED)
             or os.path.basename(word) in (*known, *python_programs())  # noqa: PTH119 - a word
@@ -97,10 +100,19 @@ def _sent_line(line: str, folder: Path) -> str:
     return " ".join(word if word in _SHELL or REDACTED in word else shlex.quote(word) for word in shown)
 
 
-def _is_sent(value: str, folder: Path) -> bool:
-    if _NUMBERS.fullmatch(value) or _FILE.fullmatch(value) or value.lower() in ("", *_SWITCHES, *_NUMERIC_TYPES):
+def _is_sent(value: str, folder: Path, of_launcher: bool) -> bool:
+    if _NUMBERS.fullmatch(value) and (of_launcher or all(map(_is_measure, re.split("[,:x]", value)))):
+        return True
+    if _FILE.fullmatch(value) or value.lower() in ("", *_SWITCHES, *_NUMERIC_TYPES):
         return True
     try:
         return (folder / value).exists()
     except (OSError, ValueError):
         return False
+
+
+def _is_measure(number: str) -> bool:
+    digits = number.lstrip("+-")
+    if not digits.isdigit() or len(digits.rstrip("0")) <= _DIGITS:
+        return True
+    return len(digits) < _LONG and int(digits).bit_count() == 1

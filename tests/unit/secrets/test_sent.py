@@ -1,7 +1,10 @@
 """How much of a corpus of secrets reaches MLflow and Prefect, as a command, in a configuration, or in a sentence."""
 
 import json
+import random
+import re
 import shlex
+import string
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,53 @@ def missed(items: list[dict[str, Any]], folder: Path) -> list[str]:
         for each in items
         if any(secret in sent(each["where"], each["text"], folder) for secret in each["secrets"])
     ]
+
+
+CHARACTERS = {
+    "b62": string.ascii_letters + string.digits,
+    "hex": "0123456789abcdef",
+    "up": string.ascii_uppercase + string.digits,
+    "num": string.digits,
+}
+
+
+def lines(name: str) -> list[str]:
+    """Returns lines in public tools' formats. `{hex:40}` stands for that many characters at random."""
+    drawn = random.Random(56)
+
+    def random_text(found: re.Match[str]) -> str:
+        return "".join(drawn.choices(CHARACTERS[found[1]], k=int(found[2])))
+
+    text = Path(__file__).with_name("lines").joinpath(name).read_text()
+    return re.sub(r"\{(b62|hex|up|num):(\d+)\}", random_text, text).splitlines()
+
+
+def leaks(where: str, line: str, folder: Path) -> bool:
+    """Returns whether a secret, or eight characters of it in a row, are sent of a line. It stands between « and »."""
+    shown = sent(where, line.replace("«", "").replace("»", ""), folder)
+    secrets = re.findall("«(.*?)»", line)
+    return any(each in shown or any(each[at : at + 8] in shown for at in range(len(each) - 7)) for each in secrets)
+
+
+@pytest.mark.parametrize(("kind", "secrets", "harmless"), [("", (2, 80), (0, 64)), ("unseen_", (4, 29), (6, 21))])
+def test_the_published_figures_on_lines_by_another_hand(
+    kind: str, secrets: tuple[int, int], harmless: tuple[int, int], tmp_path: Path
+) -> None:
+    found = [leaks("sentence", line, tmp_path) for line in lines(f"{kind}secrets.txt")]
+    typed = [line for line in lines(f"{kind}secrets.txt") if re.match(r"(\w+=\S+ )*python ", line)]
+    found += [leaks("command", line, tmp_path) for line in typed]
+    assert (sum(found), len(found)) == secrets
+    changed = [sent("sentence", line, tmp_path) != line for line in lines(f"{kind}harmless.txt")]
+    assert (sum(changed), len(changed)) == harmless
+
+
+def test_a_number_that_may_be_a_pin_is_sent_of_a_launchers_option_alone(tmp_path: Path) -> None:
+    words = (
+        "deepspeed --master_port 29513 train.py --door 48213377 --lr 0.00012345 --vocab 65536 --rows 120000 --d=4711"
+    )
+    shown = words.replace("48213377", "<redacted>").replace("4711", "<redacted>")
+    assert sent_words(words.split(), tmp_path) == shown.split()
+    assert sent_words(["python", "--door", "9" * 5000], tmp_path) == ["python", "--door", "<redacted>"]
 
 
 @pytest.mark.parametrize("kind", ["of_the_report", "siblings"])
