@@ -18,6 +18,7 @@ OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
 """A study's files may contain secrets, so only their owner may read them."""
 
 MOST_BYTES = 4 * 2**20
+_LOOK_S = 0.05
 _PIPE_S = 5.0
 
 
@@ -112,12 +113,18 @@ def _without_waiting(path: str, flags: int) -> int:
 def _read_pipe(descriptor: int, most_bytes: int) -> bytes:
     content, deadline = b"", time.monotonic() + _PIPE_S
     while len(content) < most_bytes:
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise TimeoutError(f"it is a pipe, and its end has not come within {_PIPE_S:.0f} s")
-        read = os.read(descriptor, most_bytes - len(content))
-        if not read:
+        # Linux tells no end of a pipe whose writer had closed it before it was opened here; reading does.
+        is_ready = bool(select.select([descriptor], [], [], _LOOK_S)[0])
+        try:
+            read = os.read(descriptor, most_bytes - len(content))
+        except BlockingIOError:
+            read = None
+        if read:
+            content += read
+        elif read is not None and (is_ready or content):
             break
-        content += read
+        elif time.monotonic() > deadline:
+            raise TimeoutError(f"it is a pipe, and its end has not come within {_PIPE_S:.0f} s")
     return content
 
 
