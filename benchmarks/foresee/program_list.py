@@ -182,9 +182,11 @@ def _of_others() -> list[Foreseeable]:
         count = next(place for place, word in enumerate(words) if not _VARIABLE.match(word))
         variables = dict(word.split("=", 1) for word in words[:count])
         typed = tuple(words[words.index("--") + 1 :])
+        # These commands start others, as a study of such a command finds out.
         if file.parent.name == "launcher_yaml":
-            # The command starts this one, as a study of such a command finds out.
             variables, typed = {"IS_A_RANK": "1"}, ("torchrun", "--nproc_per_node", "2", "kit.py", "recipe.yaml")
+        if file.parent.name == "named_preset":
+            typed = ("torchrun", "--nproc_per_node", "2", "sft.py", *typed[3:])
         rows.append(Foreseeable(f"others/{file.parent.name}", file.parent, typed, variables, world=2))
     return rows
 

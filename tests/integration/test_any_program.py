@@ -253,8 +253,7 @@ def test_hundreds_of_megabytes_of_output_hold_nothing_up(run, trials):
     result = run(body=body)
     assert result.outcome == "completed", result.reason
     log = Path(result.logs[0])
-    assert log.stat().st_size > 200_000_000
-    log.unlink()
+    assert log.stat().st_size < 40_000_000
 
 
 def test_a_program_reads_itself_in_its_globals_as_under_python(run, trials):
