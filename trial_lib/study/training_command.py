@@ -101,10 +101,9 @@ def training_command(
     for option in options_to_remove(turned, own, offered):
         arguments = without_option(option, arguments)
     typed = _assignments(variables) + shlex.join([*words, *arguments])
-    if by_wrapper:
-        # What the wrapper sets by itself is not typed.
-        own = {name: value for name, value in variables.items() if name not in entrypoint.environment}
-        typed = wrapped_command(entrypoint, arguments, own, experiment.model_dir) or typed
+    if by_wrapper and words[1:] == list(entrypoint.launcher[1:]):
+        # A launcher with another configuration among its own words is not what the wrapper starts.
+        typed = wrapped_command(entrypoint, arguments, variables, experiment.model_dir) or typed
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     named = {place.rpartition(":")[2] for place in in_files}
     is_told = _is_told(entrypoint) or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate

@@ -88,7 +88,7 @@ def wrapped_command(
     Args:
         entrypoint: the study's.
         changed: the program's arguments with the answer.
-        variables: to set for the training.
+        variables: of the training. What the wrapper sets by itself is not typed.
         folder: where it was typed.
         environment: the variables that this process began with. None looks them up.
     """
@@ -97,9 +97,11 @@ def wrapped_command(
     if not arguments or wrapper[kept:] != arguments:
         return ""
     began = psutil.Process().environ() if environment is None else environment
-    typed = {**_typed_before(began, str(entrypoint.slots)), **variables}
+    by_wrapper, trained = entrypoint.environment, {**entrypoint.environment, **variables}
+    own = {name: value for name, value in variables.items() if by_wrapper.get(name) != value}
+    typed = {**_typed_before(began, str(entrypoint.slots)), **own}
     words = [*(f"{name}={value}" for name, value in typed.items()), *wrapper[:kept], *changed]
-    assigned = [f"{name}={value}" for name, value in entrypoint.environment.items()]
+    assigned = [f"{name}={value}" for name, value in trained.items()]
     is_same = _comes_to(words, [*assigned, *entrypoint.launcher, *changed], folder, began)
     return " ".join(map(_quoted, words)) if is_same else ""
 
@@ -138,6 +140,8 @@ def _typed_before(began: Mapping[str, str], ranks: str) -> dict[str, str]:
         name: value
         for name, value in began.items()
         if (value == ranks or (before and before.get(name) != value))
+        # A shell's function is no assignment.
+        and ASSIGNMENT.fullmatch(f"{name}=")
         and name not in _OF_EVERY_SHELL
         and not name.startswith(_STARTS)
     }
