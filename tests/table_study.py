@@ -101,7 +101,7 @@ class TableStarter:
                 Path(failure).write_text(text)
                 continue
             memory = {name: values[rank] for name, values in result.memory.model_dump().items() if values}
-            whole = {**result.model_dump(mode="json"), "memory": memory, "time": 1e9}
+            whole = {**result.model_dump(mode="json"), "memory": memory, "time": ["", 1e9, 1e9]}
             whole["profile"] = self._world.problem.profile.model_dump() if one.with_profile else None
             whole["program"] = None
             Path(record).write_text(json.dumps(whole))
@@ -199,7 +199,7 @@ def main(folder: Path, method: str, kills: int, seed: int) -> None:
     open_study.starter_of = lambda *_: starter  # type: ignore[assignment]
     open_study.host_lock_dir = lambda: folder / "locks"
     trial.time = sweep.time = Clock()  # type: ignore[assignment]
-    sweep.since_boot = Clock.time
+    sweep.since_boot, sweep.seconds_since = Clock.time, lambda moment: 0.0
     whole, killed = folder / "whole", folder / "killed"
     whole.mkdir()
     killed.mkdir()

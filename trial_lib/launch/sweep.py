@@ -39,7 +39,7 @@ from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedFo
 from trial_lib.slots.ports import reserved_port
 from trial_lib.slots.slots import held_slots
 from trial_lib.wire.build_times import seconds as build_seconds
-from trial_lib.wire.moments import since_boot
+from trial_lib.wire.moments import seconds_since, since_boot
 from trial_lib.wire.rank_order import KEPT, RankOrder
 from trial_lib.wire.whole_files import OWNERS_FOLDER
 
@@ -190,7 +190,9 @@ class _Collector:
             # What a profile has kept may still become more.
             if not all(record.get("outcome") in _MEASURED and KEPT not in record for record in records):
                 return
-            ended_at = max(record["time"] for record in records)
+            # A rank of another host has another uptime, and its wall clock may be wrong.
+            ago = min(seconds_since(record["time"]) for record in records)
+            ended_at = max(self._begins_at, since_boot() - ago)
             self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
             self._started_at, self._begins_at = time.time() - (since_boot() - ended_at), ended_at
             self._clock = time.monotonic()

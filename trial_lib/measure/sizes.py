@@ -46,7 +46,7 @@ from trial_lib.measure.probe import Probe
 from trial_lib.measure.program_facts import ProgramFacts
 from trial_lib.measure.user_program import forget_program
 from trial_lib.wire.layer import read_layer
-from trial_lib.wire.moments import seconds_since, since_boot
+from trial_lib.wire.moments import HostMoment, now, seconds_since
 from trial_lib.wire.next_size import NextSize
 from trial_lib.wire.rank_order import KEPT, RankOrder, SizeOrder
 from trial_lib.wire.turned import settings_of
@@ -87,7 +87,7 @@ class Sizes:
         self._end = end
         self._position = 0
         self._measured: list[SizeMemory] = []
-        self._measured_at = 0.0
+        self._measured_at: HostMoment = ()
         # The functions that replace DeepSpeed's read this one mapping: each size's overrides are put into it.
         self._overrides = dict(self.size.overrides)
         self._scratch = Path(order.scratch)
@@ -185,7 +185,7 @@ class Sizes:
 
     def _keep(self, measurement: dict[str, Any]) -> None:
         """Records a measurement that counts unless another follows."""
-        self._record(self.size, {**measurement, "time": since_boot(), KEPT: True})
+        self._record(self.size, {**measurement, "time": now(), KEPT: True})
 
     def _engine_built(self) -> None:
         self._closing.meeting.open()
@@ -206,7 +206,7 @@ class Sizes:
             # The program has caught `NextSize` somewhere, or breaks up the process group.
             self._end_group(_NOT_REPEATABLE, status=1)
         interruptible = let_nothing_interrupt()
-        self._measured_at = measurement["time"] = since_boot()
+        self._measured_at = measurement["time"] = now()
         self._record(self.size, measurement)
         is_measured = measurement["outcome"] in ("completed", "too_slow")
         if not is_measured or self._position + 1 == len(self._order.sizes):
@@ -262,7 +262,7 @@ class Sizes:
         before = self._probe
         assert before.device is not None
         before.device.start_over()
-        self.phases = {"start": since_boot() - self._measured_at}
+        self.phases = {"start": seconds_since(self._measured_at)}
         self._probe = self._new_probe(before.facts, size, training_began)
         self._probe.take_over(before)
 
@@ -296,7 +296,7 @@ class Sizes:
         os.chdir(self._order.model_dir)
         torch.manual_seed(self._seed)
         _meet()
-        self.phases = {"start": since_boot() - self._measured_at}
+        self.phases = {"start": seconds_since(self._measured_at)}
         self._probe = self._new_probe(before.facts, self.size, self._training_began)
         if has_compiled and not device.is_apart:
             self._probe.memory.count_from(before.memory)

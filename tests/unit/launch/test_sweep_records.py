@@ -19,7 +19,7 @@ from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import TrialResult
-from trial_lib.wire.moments import since_boot
+from trial_lib.wire.moments import HostMoment, now
 from trial_lib.wire.rank_order import RankOrder, SizeOrder
 
 HOST = Host("cpu", ["0", "1"], 2**30)
@@ -81,14 +81,14 @@ def swept(trials: Trials) -> Callable[[Act], Swept]:
     return run
 
 
-def measure(size: SizeOrder, outcome: str = "completed", **memory: int) -> None:
+def measure(size: SizeOrder, outcome: str = "completed", at: HostMoment = (), **memory: int) -> None:
     record = {
         "outcome": outcome,
         "reason": "",
         "metrics": {"throughput": 1.0},
         "memory": {"peak": 5, "after_initialize": 2, "available": 9, **memory},
         "phases": {"start": 0.01},
-        "time": since_boot(),
+        "time": at or now(),
     }
     Path(size.measurements[0]).write_text(json.dumps(record))
 
@@ -146,6 +146,20 @@ def test_a_wall_clock_that_is_set_meanwhile_changes_no_duration(
     assert found.outcomes == ["completed"] * 3
     for end in found.ends:
         assert sum(end.phases.values()) == pytest.approx(0.1, abs=0.08)
+
+
+@pytest.mark.parametrize(("uptime", "ahead"), [(5.0, 0.0), (1e9, 0.0), (1e9, -86400.0), (5.0, 86400.0)])
+def test_ranks_of_another_host_may_have_any_uptime_and_any_wall_clock(swept: Any, uptime: float, ahead: float) -> None:
+    def act(order: RankOrder) -> ProcessesEnd:
+        for size in order.sizes:
+            time.sleep(0.3)
+            measure(size, at=["another boot", uptime, time.time() + ahead])
+        return ENDED
+
+    ends = swept(act).ends
+    began, end = ends[0].started_at, time.time()
+    assert all(began <= each.started_at <= end for each in ends)
+    assert sum(sum(each.phases.values()) for each in ends) == pytest.approx(0.9, abs=0.3)
 
 
 def test_a_result_is_told_while_the_ranks_still_run(swept: Any) -> None:
