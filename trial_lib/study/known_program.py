@@ -1,7 +1,7 @@
 """The user's program as a study knows it: from the experiment, and from the profile trial."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,12 @@ class KnownProgram:
             config[LAYOUTS] = dict(self.layouts)
         return KnownProgram(config, mappings, found, switches, self.layouts)
 
+    def on_ranks(self, count: int) -> "KnownProgram":
+        """Returns the program on another number of ranks. If some divide a batch among them, all do."""
+        if self.found is None or self.found.divided_among == 1:
+            return self
+        return replace(self, found=self.found.model_copy(update={"divided_among": count}))
+
     def own_config(self, experiment: Experiment) -> Mapping[str, Any]:
         """Returns the user's DeepSpeed configuration as it is written: in the file, or else in the code."""
         in_code = None if self.found is None else self.found.ds_config
@@ -79,8 +85,8 @@ class KnownProgram:
 
     def in_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a configuration as the command types its micro-batch, which ranks may divide among them."""
-        among = 1 if self.found is None else self.found.divided_among
-        return {**config, MICRO_BATCH: config[MICRO_BATCH] * among} if among > 1 else dict(config)
+        among, size = 1 if self.found is None else self.found.divided_among, config.get(MICRO_BATCH)
+        return {**config, MICRO_BATCH: size * among} if type(size) is int else dict(config)
 
     def in_file(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a configuration for a file. The Trainer compares its sizes with the argument, whatever arrives."""

@@ -6,11 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from study_setups import setup_of
 
 from tests.unit.foresee.memory.test_arm_bytes import run_of
+from trial_lib.deepspeed_config.overrides import MICRO_BATCH
+from trial_lib.device.host.base import Host
 from trial_lib.study.foresight import in_background
 from trial_lib.study.foresight.in_background import Foresight, arms_of, is_foreseen_unasked
 from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
+from trial_lib.study.opening.typed_command import read_command
 
 
 class Ended:
@@ -123,6 +127,27 @@ def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(mon
     assert {name for name in ran if "as-typed" not in name} - {"typed"} == {
         f"z{stage}{switch}-mbs{size}" for stage in (1, 2) for switch in ("", "-gc") for size in (16, 48)
     }
+
+
+def test_ranks_that_divide_a_batch_are_foreseen_with_that_of_all_of_them(tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}')
+    words = ["deepspeed", "--num_gpus", "2", "train.py", "--deepspeed_config", "ds.json", "--batch_size", "4"]
+    host = Host("cpu", ["0", "1"], 2**30)
+    experiment = read_command(words, {MICRO_BATCH: "--batch_size"}, tmp_path, host)
+    typed = []
+
+    def run(program, overrides, *_, **__):
+        size = overrides.get(MICRO_BATCH, 2)
+        typed.append((program.arguments[-1], str(2 * size)))
+        return replace(run_of(size), program={"divided_among": 2})
+
+    setup = setup_of(experiment, tmp_path / "study", "cpu", zero_stages=(1,))
+    foresight = Foresight(setup, SimpleNamespace(), tmp_path / "runs", run)
+    foresight._foresee_all()
+    assert foresight.failure == ""
+    assert {argument for argument, _ in typed} == {"4", "32", "96"}
+    assert all(argument == of_both for argument, of_both in typed)
 
 
 def test_a_study_goes_on_whatever_is_wrong_with_a_foreseen_run(monkeypatch, tmp_path):

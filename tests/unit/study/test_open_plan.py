@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from trial_lib.foresee.plan.plan_arguments import PlanArguments
+from trial_lib.study.known_program import KnownProgram
 from trial_lib.study.planning.open_plan import open_plan, read_plan, typed_overrides
 from trial_lib.wire.errors import InputError
 
@@ -57,7 +58,9 @@ def test_the_folder_is_its_owners_alone(folder: Path, tmp_path: Path) -> None:
     opened = open_plan(read, tmp_path, tmp_path / "scratch")
     assert opened.paths.root.parent.name == "zerotune-plans"
     assert opened.paths.root.stat().st_mode & 0o777 == 0o700
-    program = opened.program("z1-mbs1-of8", 8, {**read.base_config, "train_micro_batch_size_per_gpu": 1}, {})
+    program = opened.program(
+        "z1-mbs1-of8", 8, {**read.base_config, "train_micro_batch_size_per_gpu": 1}, KnownProgram()
+    )
     named = program.arguments[program.arguments.index("--deepspeed_config") + 1]
     assert named == str(tmp_path / "scratch" / "z1-mbs1-of8" / "ds_config.json")
     assert Path(named).read_text().count("train_micro_batch_size_per_gpu") == 1

@@ -205,7 +205,7 @@ class Foresight:
             experiment,
             self._setup.environment,
             paths.ds_config,
-            config,
+            self._known.in_words(config),
             paths.training_spec,
             self._known.arg_mappings,
             as_typed=is_typed,

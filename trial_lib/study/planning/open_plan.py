@@ -30,7 +30,7 @@ from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.build_program import environment_of, program_of
 from trial_lib.study.kept.folder import new_folder, new_id
-from trial_lib.study.known_program import typed_switches
+from trial_lib.study.known_program import KnownProgram, typed_switches
 from trial_lib.study.opening.followed import followed
 from trial_lib.study.opening.preflight import check_include
 from trial_lib.study.opening.typed_command import read_command
@@ -142,7 +142,7 @@ class OpenPlan:
         """The varied switches in the command as typed, by their places."""
         return typed_switches(self.read.experiment, self.environment)
 
-    def program(self, name: str, count: int, config: Mapping[str, Any], mappings: Mapping[str, str]) -> Program:
+    def program(self, name: str, count: int, config: Mapping[str, Any], known: KnownProgram) -> Program:
         """Returns the user's program for one run, and writes the files that it reads.
 
         Args:
@@ -150,7 +150,7 @@ class OpenPlan:
             count: its ranks.
             config: the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
                 empty, the program runs as typed.
-            mappings: the option or variable of the command that sets each DeepSpeed key.
+            known: what is known of it.
         """
         experiment = on_ranks(self.read.experiment, count)
         paths = TrialPaths(self.scratch / name)
@@ -160,9 +160,9 @@ class OpenPlan:
             experiment,
             self.environment,
             paths.ds_config,
-            complete,
+            known.on_ranks(count).in_words(complete),
             paths.training_spec,
-            mappings,
+            known.arg_mappings,
             as_typed=not config,
             switches=switches_of(config),
         )

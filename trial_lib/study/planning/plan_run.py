@@ -107,19 +107,19 @@ class _OfProgram:
         self._opened = opened
         self._foresee = foresee
         self._base = opened.read.base_config
-        self._mappings = KnownProgram.of(opened.read.experiment).arg_mappings
+        self._known = KnownProgram.of(opened.read.experiment)
 
     def __call__(self, wanted: WantedRun) -> ForeseenRun:
         config = overwrite_deepspeed_config(self._base, wanted.overrides) if wanted.overrides else {}
-        program = self._opened.program(wanted.name, wanted.asked.count, config, self._mappings)
+        program = self._opened.program(wanted.name, wanted.asked.count, config, self._known)
         run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
         if wanted.is_first and not run.stopped:
-            require_switchable(
-                self._opened.switches, ProgramProfile(**run.program), self._opened.read.arguments.config_path
-            )
+            found = ProgramProfile(**run.program)
+            require_switchable(self._opened.switches, found, self._opened.read.arguments.config_path)
             self._foresee.prime(run.imported)
             # The command's own flags set what the program was seen to read from it.
-            self._mappings = {**run.program.get("arg_mappings", {}), **self._mappings}
+            mappings = {**found.arg_mappings, **self._known.arg_mappings}
+            self._known = replace(self._known, arg_mappings=mappings, found=found)
             self._base = self._base or run.program.get("ds_config") or run.ds_config
         write_run(self._opened.paths.run(wanted.name), replace(run, imported=()))
         return run
@@ -219,10 +219,9 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
     config = deepspeed_part(chosen.ds_config)
     known = KnownProgram.of(opened.read.experiment, opened.environment)
     if record.program:
-        known = known.learned(ProgramProfile(**record.program))
-    write_whole(opened.paths.best_ds_config, json.dumps(known.in_file(config), indent=2) + "\n")
+        known = known.learned(ProgramProfile(**record.program)).on_ranks(devices.count)
     setup = opened.setup(asked)
-    written = with_open_batch(config, known.own_config(setup.experiment))
+    written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
     write_whole(opened.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
     command = training_command(setup, known, config, switches_of(chosen.ds_config))
     ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
