@@ -159,8 +159,10 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
             options += ",userxattr"
         _call("mount", b"overlay", os.fsencode(layer.folder), b"overlay", 0, options.encode())
         for hidden in layer.hidden:
-            if not Path(hidden).is_relative_to(layer.folder) and Path(hidden).exists():
-                _cover(hidden) if Path(hidden).is_dir() else _bind(str(layer.nothing), hidden)
+            if not Path(hidden).is_relative_to(layer.folder):
+                # SQLite's journal may be gone before it is covered.
+                with contextlib.suppress(FileNotFoundError):
+                    _cover(hidden) if Path(hidden).is_dir() else _bind(str(layer.nothing), hidden)
         for path, original in through:
             # What is mounted in a hidden folder is hidden with it.
             if not any(Path(path).is_relative_to(hidden) for hidden in layer.hidden):

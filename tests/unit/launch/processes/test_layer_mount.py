@@ -1,8 +1,12 @@
 """Which mounts a layer has to leave as they are, by the kernel's table."""
 
+import errno
 import os
 from pathlib import Path
 
+import pytest
+
+from trial_lib.launch.processes import layer_mount
 from trial_lib.launch.processes.layer_mount import enter, mounts_within, name_elsewhere
 from trial_lib.wire.layer import Layer
 
@@ -38,3 +42,32 @@ def test_a_trial_that_was_removed_as_it_started_does_not_come_back(tmp_path: Pat
     name_elsewhere(request)
     enter(Layer(str(tmp_path / "program"), str(removed / "layer")), request)
     assert not (tmp_path / "trials").exists()
+
+
+def test_a_journal_that_vanishes_as_it_is_covered_spoils_no_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, store = tmp_path / "mlflow.db-journal", tmp_path / "mlflow.db"
+    layer = Layer(
+        str(tmp_path / "program"),
+        str(tmp_path / "store"),
+        hidden=(str(journal), str(store)),
+        elsewhere=str(tmp_path / "elsewhere"),
+    )
+    for folder in (layer.folder, layer.upper, layer.work, layer.elsewhere):
+        Path(folder).mkdir(parents=True)
+    journal.touch()
+    store.touch()
+    mounted = []
+
+    def call(name: str, *arguments: object) -> None:
+        if name == "mount":
+            if arguments[1] == os.fsencode(journal):
+                journal.unlink()
+                raise OSError(errno.ENOENT, "mount: No such file or directory")
+            mounted.append(arguments[1])
+
+    monkeypatch.setattr(layer_mount, "_call", call)
+    layer_mount._mount(layer, is_privileged=True)
+    assert not journal.exists()
+    assert os.fsencode(store) in mounted
