@@ -5,7 +5,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.telling import told_if_possible
-from trial_lib.launch.trial_files import UNCOVERED
+from trial_lib.launch.trial_files import uncovered_after_all
 from trial_lib.records.units import bytes_shown
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.opening.size_limit import size_limit
@@ -26,10 +26,11 @@ def tell_profile(driver: StudyDriver) -> None:
         driver.log.info("%s", line)
         get_run_logger().info(line)
     profiled = driver.state.profile
+    experiment = driver.setup.experiment
     # The study has tried a layer over a folder of its own. The program's may have a reason for none.
-    is_told = profiled.files != "intercepted" or any(UNCOVERED in note for note in driver.setup.experiment.notes)
-    uncovered = "" if is_told else f"The kernel made no layer over the program's folder. {UNCOVERED}"
-    mapped = driver.setup.experiment.config.arg_mappings
+    is_uncovered = profiled.files == "intercepted"
+    uncovered = uncovered_after_all(experiment.model_dir, experiment.notes) if is_uncovered else ""
+    mapped = experiment.config.arg_mappings
     notes = (profiled.note, uncovered, *program_notes(program, mapped), *model_notes(profile))
     for note in filter(None, notes):
         driver.log.warning("%s", note)

@@ -77,7 +77,7 @@ def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
     places = [model_dir, *model_dir.parents, *records[0].parents]
     found = [study.root] if study.record.exists() else []
     for place in dict.fromkeys(places):
-        if own := [place / name for name in OWN_FOLDERS if (place / name).is_dir()]:
+        if own := [place / name for name in OWN_FOLDERS if _leads_to_folder(place / name)]:
             # MLflow may make its files while a trial runs.
             found += [*own, place / STORE, place / f"{STORE}-journal", place / ARTIFACTS]
     return _outermost([*records, *(folder for folder in found if not model_dir.is_relative_to(folder))])
@@ -124,11 +124,17 @@ def _led_out(folder: Path, model_dir: Path) -> Iterator[tuple[Path, Path]]:
     """Yields the links out of a folder, at its top and beside the program, each with the folder that it leads to."""
     for place in dict.fromkeys((folder, model_dir)):
         # A checkout may have a folder above that this user cannot list.
-        for link in sorted(place.iterdir()) if os.access(place, os.R_OK) else ():
-            if link.is_symlink() and link.is_dir() and not (target := link.resolve()).is_relative_to(folder):
+        for link in sorted(place.iterdir()) if os.access(place, os.R_OK | os.X_OK) else ():
+            target = Path(os.path.realpath(link))
+            if link.is_symlink() and _leads_to_folder(link) and not target.is_relative_to(folder):
                 yield link, target
     if (folder / ".git").is_file() and not (git := _git_files(folder)).is_relative_to(folder):
         yield folder / ".git", git
+
+
+def _leads_to_folder(path: Path) -> bool:
+    # Path's own raises for a link to a place that this user may not enter.
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def layer_refusal(folder: Path) -> str | None:
@@ -172,7 +178,19 @@ def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
         parts.update({target: f"{link} leads there" for link, target in _led_out(folder, model_dir.resolve())})
         seen = [f"{part} itself ({why})" for part, why in parts.items() if not _is_within(part, hidden)]
         return f"Trials see {', '.join(seen)}. {UNCOVERED}" if seen else ""
-    return f"Trials see {folder} itself ({reason}). {UNCOVERED}"
+    return f"{_beginning(folder)}{reason}). {UNCOVERED}"
+
+
+def uncovered_after_all(model_dir: Path, notes: Sequence[str]) -> str:
+    """Returns a sentence for a trial whose layer the kernel refused; empty if its study's notes foresaw it."""
+    # A note on a link or a disk says nothing of the folder itself.
+    if any(note.startswith(_beginning(_checkout(model_dir.resolve()))) for note in notes):
+        return ""
+    return f"The kernel made no layer over the program's folder. {UNCOVERED}"
+
+
+def _beginning(folder: Path) -> str:
+    return f"Trials see {folder} itself ("
 
 
 UNCOVERED = (

@@ -8,7 +8,7 @@ import pytest
 
 from trial_lib.launch import trial_files
 from trial_lib.launch.program import Program
-from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered
+from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered, uncovered_after_all
 from trial_lib.leave_alone.layered_files import LayeredFiles
 from trial_lib.records.study_folder import FULL_EXPERIMENTS, PLANS, STUDIES
 from trial_lib.wire.layer import Layer, store_of
@@ -201,3 +201,16 @@ def test_a_study_names_what_lies_outside_of_its_layers(tmp_path: Path, monkeypat
     disks = (f"{program}/{name} itself (it is a file system of its own)" for name in ("disk", "other"))
     led = (f"{target} itself ({program}/{name} leads there)" for name, target in (("data", data), (".git", git)))
     assert uncovered(program, study, over_hosts=False).startswith(f"Trials see {', '.join((*disks, *led))}. There only")
+    assert uncovered_after_all(program, [uncovered(program, study, over_hosts=False)]).startswith("The kernel made no")
+    assert uncovered_after_all(program, [uncovered(program, study, over_hosts=True)]) == ""
+
+
+def test_links_to_where_nobody_can_go_are_nothing_that_trials_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_files, "layer_refusal", lambda _: None)
+    monkeypatch.setattr(trial_files, "mounts_within", lambda folder, table: ())
+    # Even root gets an error for a name of this length, as another user does for a folder that is closed to him.
+    for name in ("data", STUDIES):
+        (tmp_path / name).symlink_to("x" * 300)
+    assert uncovered(tmp_path, tmp_path, over_hosts=False) == ""
