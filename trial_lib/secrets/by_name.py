@@ -36,9 +36,10 @@ _IN_COMMAND = re.compile(
 )
 # `-k value`: a flag of one letter differs from program to program, so the value has to look like a key.
 _KEY_FLAG = re.compile(r"(?P<name>(?<!\S)-k[\s=]+)(['\"]?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,}['\"]?)(?!\S)")
-# `-u name -p value`, and programs whose `-p` or `-a` is a password: `sshpass -p`, `redis-cli -a`.
+# `-u name -p value`, and programs whose `-p` or `-a` is a password: `sshpass -p`, `redis-cli -a`. Python's `-u` has no
+# value: an option or a script follows it.
 _PASSWORD_FLAG = re.compile(
-    r"(?P<name>(?<!\S)(?:-u[ =]?\S+\s+-p[ =]?|(?:sshpass|redis-cli)\b[^|;\n]*?\s-[pa]\s+))"
+    r"(?P<name>(?<!\S)(?:-u[ =]?(?!-|\S+\.(?:py|sh)['\"]?\s)\S+\s+-p[ =]?|(?:sshpass|redis-cli)\b[^|;\n]*?\s-[pa]\s+))"
     r"(['\"]?[^\s'\"-][^\s'\"]*['\"]?)"
 )
 # `passphrase: several words`

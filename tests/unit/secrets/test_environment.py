@@ -47,6 +47,9 @@ def test_numbers_that_count_tokens_and_switches_are_no_secrets() -> None:
         ("A_KEY='a b' B=1 python3 train.py", "A_KEY=<redacted> B=1 python3 train.py"),
         ("train.py --api-key abc --password=x --lr 1", "train.py --api-key <redacted> --password=<redacted> --lr 1"),
         ("train.py --use_auth_token --tokenizer gpt2", "train.py --use_auth_token --tokenizer gpt2"),
+        ("python -u train.py -p configs/base.yaml", "python -u train.py -p configs/base.yaml"),
+        ("python -u -mtrain -p configs/base.yaml", "python -u -mtrain -p configs/base.yaml"),
+        ("mysql -u root -p windmill77 runs", "mysql -u root -p <redacted> runs"),
         ("train.py --db=postgres://me:pw@host/db --lr 1", "train.py --db=<redacted> --lr 1"),
     ],
 )
