@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from trial_lib.command.mapping_targets import spelling
 from trial_lib.memory.states import first_guess, on_a_device, precision_of, state_bytes
 from trial_lib.records.frozen_record import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
@@ -93,11 +94,11 @@ def program_notes(program: ProgramProfile | None, arg_mappings: Mapping[Any, str
     if program is None:
         return []
     notes = [_TWO_CONFIGS] if program.hands_over_two_configs else []
-    seen = {target: key for key, target in program.arg_mappings.items()}
+    seen = {spelling(target): key for key, target in program.arg_mappings.items()}
     notes += [
-        f"{target} sets {seen[target]}. The mapping that says {key} is left out."
+        f"{target} sets {seen[spelling(target)]}. The mapping that says {key} is left out."
         for key, target in (arg_mappings or {}).items()
-        if seen.get(target, key) != key
+        if seen.get(spelling(target), key) != key
     ]
     if program.divided_among > 1:
         notes.append(_DIVIDED.format(program.divided_among))

@@ -67,6 +67,9 @@ def test_a_mapping_that_is_left_out_and_a_size_that_ranks_divide_are_told() -> N
     assert left_out == f"{flag} sets {MICRO_BATCH}. The mapping that says {TRAIN_BATCH} is left out."
     assert "the typed size is 2 times as large" in divided
     assert program_notes(found, {MICRO_BATCH: flag}) == [divided]
+    # The program reads both spellings.
+    dashed = flag.replace("_train", "-train")
+    assert program_notes(found, {TRAIN_BATCH: dashed})[0].startswith(f"{dashed} sets {MICRO_BATCH}.")
 
 
 def test_devices_in_the_code_are_told_with_what_their_numbers_mean() -> None:
