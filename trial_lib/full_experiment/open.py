@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trial_lib.command.file_targets import in_wrapper
 from trial_lib.command.switches import shown_switch, switches_of
 from trial_lib.deepspeed_config.deepspeed_json import is_programs_own_name, read_deepspeed_json, read_named_config
 from trial_lib.deepspeed_config.overrides import CONFIG, OVERWRITES, overwrite_deepspeed_config, without_tuning_keys
@@ -19,7 +20,7 @@ from trial_lib.launch.cold import ColdStarter
 from trial_lib.launch.full_training import TrainingPlan
 from trial_lib.launch.hosts.starter import HostfileStarter
 from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord, full_experiment_id
-from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus, work_dir_of
+from trial_lib.records.study_folder import FULL_EXPERIMENTS, DrivenFolder, StudyStatus, work_dir_of
 from trial_lib.records.whereabouts import whereabouts_of
 from trial_lib.secrets.by_value import KnownSecrets, keep_secret, known_here
 from trial_lib.slots.lock_dir import host_lock_dir
@@ -27,7 +28,7 @@ from trial_lib.study.build_program import environment_of, program_of
 from trial_lib.study.confirm.of_study import answer_of
 from trial_lib.study.kept.copies import told_apart
 from trial_lib.study.kept.folder import FinishedError, file_logger, hold_lock, keep_experiment, new_folder, new_id
-from trial_lib.study.kept.record_file import read_record_file
+from trial_lib.study.kept.record_file import read_record_file, read_wrapper, write_wrapper
 from trial_lib.study.opening.choose_place import slots_for
 from trial_lib.study.opening.needed_ops import own_ops
 from trial_lib.study.opening.open_study import OpenStudy
@@ -124,13 +125,17 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     driver = study.driver
     # Also those that the profile trial found, because a full experiment has no profile.
     submitted, environment, include = driver.setup.experiment, driver.setup.environment, driver.setup.arguments.include
-    config_path = study.paths.experiment
+    config_path, known = study.paths.experiment, driver.known.arg_mappings
     if study.paths.best_experiment.exists():
+        # Its command has what a wrapper made of the wrapper's own files.
+        typed = submitted.entrypoint
+        of_wrapper = in_wrapper(known, typed.arguments, typed.wrapper, submitted.model_dir)
+        known = {key: target for key, target in known.items() if key not in of_wrapper}
         config_path = study.paths.best_experiment
         submitted = read_experiment(config_path, submitted.model_dir, include=include)
         environment = environment_of(submitted, include, driver.setup.device)
     own = {str(key): target for key, target in submitted.config.arg_mappings.items()}
-    mappings = {**driver.known.arg_mappings, **own}
+    mappings = {**known, **own}
     experiment = dataclasses.replace(submitted, config=submitted.config.model_copy(update={"arg_mappings": mappings}))
     check_length(experiment)
     ds_config = json.loads(study.paths.best_ds_config.read_text())
@@ -187,7 +192,7 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
     check_length(experiment)
     base = experiment.ds_config
     named = experiment.entrypoint.config_values
-    if not base and named and not is_programs_own_name(named[0], experiment.model_dir):
+    if not base and named and not is_programs_own_name(named[0], experiment.model_dir, experiment.entrypoint.script):
         base = read_named_config(named[0], experiment.model_dir, where=experiment.source)
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
     config = without_tuning_keys(overwrite_deepspeed_config(base, merged))
@@ -196,7 +201,11 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
 
 
 def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:
-    return read_experiment(config_path, arguments.model_dir, include=arguments.include, needs_ds_config=False)
+    folder = DrivenFolder(config_path.parent)
+    # The experiment of a study may name files that only the words that were typed for it have.
+    wrapper = read_wrapper(folder) if folder.lock.exists() else ()
+    include = arguments.include
+    return read_experiment(config_path, arguments.model_dir, include=include, needs_ds_config=False, wrapper=wrapper)
 
 
 def _read_ds_config(path: Path) -> dict[str, Any]:
@@ -301,6 +310,7 @@ def _open(
     record, copied = told_apart(record, paths.record, resumes=True) if record.study_id is None else (record, "")
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     write_record(paths, record)
+    write_wrapper(paths, experiment.entrypoint.wrapper)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
     log = file_logger(record.experiment_id, paths.log)
     if copied:

@@ -157,6 +157,11 @@ class DrivenFolder(ExperimentFolder):
         """The lock of the one process that drives the study or the full experiment."""
         return self.root / "driver.lock"
 
+    @property
+    def wrapper(self) -> Path:
+        """The words of a typed command that starts the tuned one (`TypedWrapper` as JSON). Not there if none does."""
+        return self.root / "wrapper.json"
+
 
 @dataclass(frozen=True)
 class StudyPaths(DrivenFolder, AnswerFolder):
@@ -191,11 +196,6 @@ class StudyPaths(DrivenFolder, AnswerFolder):
     def fingerprint(self) -> Path:
         """The state of the experiment when the study opened (`Fingerprint` as JSON), for later studies to compare."""
         return self.root / "fingerprint.json"
-
-    @property
-    def wrapper(self) -> Path:
-        """The words of a typed command that starts the tuned one (`TypedWrapper` as JSON). Not there if none does."""
-        return self.root / "wrapper.json"
 
     @property
     def foreseen(self) -> Path:

@@ -14,6 +14,7 @@ from trial_lib.command.words import ASSIGNMENT, split_command
 from trial_lib.experiment.read_experiment import Experiment
 from trial_lib.experiment.yaml_document import parse_yaml
 from trial_lib.records.study_folder import StudyPaths
+from trial_lib.study.wrapped_command import rewrapped
 from trial_lib.wire.turned import turned_among
 from trial_lib.wire.whole_files import write_all, write_whole
 
@@ -45,11 +46,9 @@ def write_best_experiment(
     # The training hands over configuration and batch itself. Only the copies of files have the batch too.
     entrypoint = experiment.entrypoint.model_copy(update={"config_positions": (), "config_variables": ()})
     of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, experiment.model_dir)
-    in_files = {
-        key: target
-        for key, target in arg_mappings.items()
-        if FileTarget.read(target) is not None and key not in of_wrapper
-    }
+    # The program's own words have what the wrapper makes of its files.
+    entrypoint, mappings = rewrapped(entrypoint, paths.best_ds_config, arg_mappings, config, experiment.model_dir)
+    in_files = {key: target for key, target in mappings.items() if FileTarget.read(target) is not None}
     command = trial_command(
         entrypoint, paths.best_ds_config, in_files, config, environment, experiment.model_dir, switches
     )
@@ -67,7 +66,9 @@ def write_best_experiment(
     document |= {"turned": turned} if turned else {}
     if "arg_mappings" in document:
         document["arg_mappings"] = {
-            key: _in_copy(target, command.copies) for key, target in document["arg_mappings"].items()
+            key: _in_copy(target, command.copies)
+            for key, target in document["arg_mappings"].items()
+            if key not in of_wrapper
         }
     space = {key: value for key, value in document.pop("search_space", {}).items() if key != PROGRAM}
     document |= {"search_space": space} if space else {}

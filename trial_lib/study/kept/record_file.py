@@ -6,7 +6,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trial_lib.records.frozen_record import FrozenRecord
-from trial_lib.records.study_folder import StudyPaths, StudyRecord
+from trial_lib.records.study_folder import DrivenFolder, StudyPaths, StudyRecord
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_whole
 
@@ -62,14 +62,14 @@ class TypedWrapper(FrozenRecord):
     words: tuple[str, ...] = ()
 
 
-def write_wrapper(paths: StudyPaths, words: tuple[str, ...]) -> None:
-    """Writes a study's wrapper, if it has one. Its words may have secrets."""
+def write_wrapper(paths: DrivenFolder, words: tuple[str, ...]) -> None:
+    """Writes the wrapper of a study or a full experiment, if it has one. Its words may have secrets."""
     if words:
         write_whole(paths.wrapper, TypedWrapper(words=words).model_dump_json(), mode=0o600)
 
 
-def read_wrapper(paths: StudyPaths) -> tuple[str, ...]:
-    """Returns a study's wrapper; empty if it has none.
+def read_wrapper(paths: DrivenFolder) -> tuple[str, ...]:
+    """Returns the wrapper of a study or a full experiment; empty if it has none.
 
     Raises:
         InputError: its file is damaged.
