@@ -1,6 +1,7 @@
 """The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,6 +186,7 @@ def run_while_there_is_room(study: OpenStudy) -> RunFailures:
 def run_study(study: OpenStudy) -> RunFailures:
     """Runs the remaining steps of a study. Returns why it failed."""
     driver = study.driver
+    driver.plans.check = partial(check, driver)
     profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
     if profile.outcome is not Outcome.COMPLETED and driver.time.is_over:
         return RunFailures(study=f"The profile trial did not end in time. {driver.time.told}")
@@ -298,8 +300,7 @@ def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
     while True:
         end = driver.next_ended(timeout_s=0.5)
         # First, because the result of an interrupted trial must not be used.
-        interrupts.check()
-        hear_cancellation(driver.log.warning)
+        hear_interrupts(driver)
         numbers = [] if end is not None else [number for work, _ in running for number in work.numbers]
         waits.tell(list(waiting_trials(driver.setup.paths, numbers).values()), len(numbers))
         if end is not None:
@@ -309,6 +310,19 @@ def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
             # A failure of Prefect's costs this work only.
             if future.wrapped_future.done():
                 driver.lose(work, f"Its Prefect task run ended: {future.state}")
+
+
+def hear_interrupts(driver: StudyDriver) -> None:
+    """Ends the study if a signal or a cancellation has arrived."""
+    interrupts.check()
+    hear_cancellation(driver.log.warning)
+
+
+def check(driver: StudyDriver) -> None:
+    """Ends the waiting for the user's wrapper, if the study ends or its minutes are over."""
+    hear_interrupts(driver)
+    driver.history.check()
+    driver.time.check()
 
 
 def leave(running: Running, number: int) -> None:

@@ -74,6 +74,8 @@ class TrialPlan(ProbeSettings):
         preferred: devices to take if they are free: those of the trials that this one is compared with.
         name: the name of the candidate in its study.
         with_own: whether a profile trial measures the user's configuration as well.
+        refused: outcome and reason if no command starts the program with the candidate, and whether that says nothing
+            about it. It is then not run.
     """
 
     trial_id: str
@@ -92,6 +94,7 @@ class TrialPlan(ProbeSettings):
     preferred: tuple[str, ...] = ()
     name: str = ""
     with_own: bool = False
+    refused: tuple[Outcome, str, bool] | None = None
 
     @property
     def label(self) -> str:

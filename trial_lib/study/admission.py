@@ -82,8 +82,11 @@ class Admission:
     def why_not(self, plan: TrialPlan) -> NotRun | None:
         """Returns why a trial is not run; None if it is.
 
-        A trial is not run if its configuration breaks a rule that the user's keeps, or offloads more than the host has.
+        A trial is not run if its configuration breaks a rule that the user's keeps, or offloads more than the host has,
+        or if a wrapper does not start the program with it.
         """
+        if plan.refused is not None:
+            return NotRun(*plan.refused)
         if self._model is None or self._memory is None or plan.purpose not in (Purpose.SEARCH, Purpose.CONFIRM):
             return None
         broken = _broken_rule(plan.candidate, self._base_config, self._model, self._device)

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ def program_of(
     arg_mappings: Mapping[Any, str] | None = None,
     as_typed: bool = False,
     switches: Mapping[str, SwitchValue] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Program:
     """Returns the program of an experiment under one DeepSpeed configuration.
 
@@ -45,6 +46,11 @@ def program_of(
         as_typed: whether the command stays as it is. The configuration that it names is still replaced if the
             experiment overwrites a part of it.
         switches: the values of the program's switches, by their places. A trial class has variables only.
+        check: called repeatedly while a wrapper runs once more. Its error ends the waiting.
+
+    Raises:
+        InputError: with this configuration a wrapper starts another command, or none.
+        TimeoutError: a wrapper starts nothing for long.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
@@ -60,7 +66,7 @@ def program_of(
     else:
         target = _target_of(experiment)
         folder = experiment.model_dir
-        entrypoint, mappings = rewrapped(entrypoint, ds_config_path, mappings, ds_config, folder)
+        entrypoint, mappings = rewrapped(entrypoint, ds_config_path, mappings, ds_config, folder, check)
         command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
         arguments, files = command.arguments, command.files
         environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}

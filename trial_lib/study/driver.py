@@ -81,6 +81,8 @@ class StudyDriver:
         edits: the user's files that were edited while it ran.
         plan: that it began with; None without one, or if it is of another program.
         time: the time that it may take.
+        plans: makes the plans of its trials.
+        history: all that has happened in it.
     """
 
     def __init__(self, setup: StudySetup, place: Place, log: logging.Logger) -> None:
@@ -91,12 +93,11 @@ class StudyDriver:
         self.edits = Edits(setup.experiment, setup.arguments.include, setup.paths, log)
         self._earlier = earlier_studies_of(setup.paths)
         self._changes = CommandChanges(setup.experiment, setup.environment, log)
-        self._plans = TrialPlans(setup)
+        self.plans = TrialPlans(setup)
         self._admission = Admission(setup)
         profile = partial(run_profile_of_study, setup, place)
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
-        self._measured = MeasuredConfigs()
-        self._second = SecondTries()
+        self._measured, self._second = MeasuredConfigs(), SecondTries()
         self._best: TrialResult | None = None
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
@@ -104,8 +105,8 @@ class StudyDriver:
         self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
         self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
         self._without_plan = ""
-        self._history = History(setup.paths.history)
-        self._replay(self._history.replayed)
+        self.history = History(setup.paths.history)
+        self._replay(self.history.replayed)
         confirms = METHODS[setup.arguments.method].confirms_winner
         self.time = StudyTime(setup.arguments.max_minutes, seconds_of(self.state.results.values()), confirms)
         self._ended_at: float | None = None
@@ -235,15 +236,15 @@ class StudyDriver:
 
     def _plan(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         profiled = None if purpose is Purpose.PROFILE else self.state.profiled
-        return self._plans.plan(number, purpose, candidate, self.known, profiled, self.state.names[number])
+        return self.plans.plan(number, purpose, candidate, self.known, profiled, self.state.names[number])
 
     def _searching(self) -> Search:
         """Returns the search, which is opened for its first candidate."""
         if self.search is None:
-            known, can_sweep = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
+            known, sweeps = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
             expected = () if self.plan is None else self.plan.expected
             self.search = open_search(
-                self.setup, self.known.base_config, can_sweep, known, self.log, self._foreseen, expected
+                self.setup, self.known.base_config, sweeps, known, self.log, self._foreseen, expected
             )
         return self.search
 
@@ -262,8 +263,7 @@ class StudyDriver:
         """Begins the profile trial and returns at once, so that it runs while Prefect's server starts.
 
         `run` then waits for its end. A study that has a profile begins nothing, nor does one on a Ray cluster, whose
-        trials are task runs.
-        A folder without room for its record raises FolderError.
+        trials are task runs. A folder without room for its record raises FolderError.
         """
         if self.state.profile is None and self.setup.arguments.ray_address is None:
             with folder_error_told(self.setup.paths.root):
@@ -280,7 +280,7 @@ class StudyDriver:
         When the study's time is over, it ends all trials, and soon everything that they may wait for, such as a build.
         A study that has lost its folder raises FolderError.
         """
-        self._history.check()
+        self.history.check()
         if self.time.is_over and not self._runner.cancelled.is_set():
             self.log.info("The minutes of --max-minutes are over. What still runs is ended.")
             self._ended_at = time.monotonic()
@@ -395,7 +395,7 @@ class StudyDriver:
 
     def _write(self, event: Event) -> None:
         """Appends an event to the history, and takes it in."""
-        self._history.append(event)
+        self.history.append(event)
         self._take_in(event)
 
     def _take_in(self, event: Event) -> None:

@@ -1,7 +1,8 @@
 """Plans of trials: a candidate becomes a `TrialPlan`, which says everything that decides the trial."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trial_lib.command.switches import SwitchValue, deepspeed_part
@@ -12,7 +13,7 @@ from trial_lib.device.host.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.memory.host_bytes import host_bytes
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, ProgramProfile, TrialResult
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.search_metrics import SEARCH_METRICS
 from trial_lib.records.study_folder import TrialPaths
 from trial_lib.search.methods import METHODS, MethodName
@@ -22,6 +23,7 @@ from trial_lib.study.known_program import KnownProgram, varied_options
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.wire.arrival import Arrival
+from trial_lib.wire.errors import InputError
 from trial_lib.wire.step_window import StepWindow
 from trial_lib.wire.turned import turned_among
 
@@ -34,10 +36,14 @@ class TrialPlans:
 
     Args:
         setup: the study's.
+
+    Attributes:
+        check: called repeatedly while a plan waits for the user's wrapper. Its error ends the waiting.
     """
 
     def __init__(self, setup: StudySetup) -> None:
         self._setup = setup
+        self.check: Callable[[], None] = lambda: None
 
     def plan(
         self,
@@ -92,6 +98,7 @@ class TrialPlans:
                 as_typed,
                 candidate.switches,
                 known.own_config(self._setup.experiment),
+                may_be_refused=profiled is not None,
             ),
         )
 
@@ -122,22 +129,33 @@ class TrialPlans:
         as_typed: bool,
         switches: Mapping[str, SwitchValue] | None = None,
         own: Mapping[str, Any] | None = None,
+        may_be_refused: bool = False,
     ) -> dict[str, Any]:
         """Returns the fields of a plan that follow from its settings and its files."""
         experiment, config = self._setup.experiment, deepspeed_part(settings)
+        program_with = partial(
+            program_of,
+            experiment,
+            self._setup.environment,
+            paths.ds_config,
+            known.in_words(config),
+            paths.training_spec,
+        )
+        refused = None
+        try:
+            program = program_with(known.arg_mappings, as_typed, switches, self.check)
+        except (InputError, TimeoutError) as error:
+            if not may_be_refused:
+                raise
+            is_late = isinstance(error, TimeoutError)
+            refused = (Outcome.TIMED_OUT if is_late else Outcome.INVALID, f"Not tried: {error}", is_late)
+            # For the trial's records alone.
+            program = program_with({}, as_typed=True)
         return {
             "ds_config": with_open_batch(config, own or {}),
             "config_hash": config_hash(settings),
-            "program": program_of(
-                experiment,
-                self._setup.environment,
-                paths.ds_config,
-                known.in_words(config),
-                paths.training_spec,
-                known.arg_mappings,
-                as_typed,
-                switches,
-            ),
+            "program": program,
+            "refused": refused,
             "paths": paths,
             "training_spec": trial_spec(experiment, config, paths),
             "as_typed": as_typed,

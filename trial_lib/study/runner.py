@@ -5,7 +5,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
@@ -235,6 +236,9 @@ class Runner:
                 put(Withdrawn(plan.number, Withdrawal.ENDED))
             return
         self._starting(plans[0])
+        runnable = list(takewhile(lambda plan: plan.refused is None, plans))
+        plans, left = runnable, plans[len(runnable) :]
+        sweep = replace(sweep, candidates=sweep.candidates[: -len(left)]) if left else sweep
 
         def measured(position: int, result: TrialResult) -> None:
             put(result)
@@ -243,3 +247,7 @@ class Runner:
         for plan, end in zip(plans, ends, strict=True):
             if isinstance(end, Withdrawal):
                 put(Withdrawn(plan.number, end))
+        for plan in left[:1]:
+            put(self._run_trial(plan))
+        for plan in left[1:]:
+            put(Withdrawn(plan.number, Withdrawal.ENDED))

@@ -39,6 +39,11 @@ class StudyTime:
         """Why a trial is ended when it is over, as a sentence."""
         return f"The {self._minutes:g} minutes of --max-minutes were over while it ran."
 
+    def check(self) -> None:
+        """Raises TimeoutError if the study may run no longer."""
+        if self.is_over:
+            raise TimeoutError(self.told)
+
     def _has_taken(self, share: float) -> bool:
         if self._minutes is None:
             return False

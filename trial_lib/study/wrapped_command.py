@@ -7,7 +7,7 @@ words are the answer only if they come to the launch of the trials.
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from trial_lib.study.opening.followed import followed
 from trial_lib.wire.errors import InputError
 from trial_lib.wire.whole_files import write_all
 
-_LONGEST_S = 30.0
+_LONGEST_S, _LONGEST_OF_VALUE_S = 30.0, 180.0
 # A shell sets these by itself, or an environment that it has activated does.
 _OF_EVERY_SHELL = (
     *("_", "PWD", "OLDPWD", "SHLVL", "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TERM", "TMPDIR"),
@@ -38,13 +38,16 @@ def rewrapped(
     arg_mappings: Mapping[Any, str],
     config_values: Mapping[str, Any],
     folder: Path,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Entrypoint, Mapping[Any, str]]:
     """Returns the command that the wrapper starts from copies of its files with other values, and the other mappings.
 
-    The wrapper runs once more for values that it has not been given yet. The arguments are those of `trial_command`.
+    The wrapper runs once more for values that it has not been given yet. The arguments are those of `trial_command`,
+    and `check` is called repeatedly while the wrapper runs.
 
     Raises:
         InputError: with these values the wrapper starts another command, or none.
+        TimeoutError: it starts nothing for long.
     """
     of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, folder)
     if not of_wrapper:
@@ -54,17 +57,21 @@ def rewrapped(
     write_all(command.files)
     values = tuple((key, setting_at(config_values, key)) for key in sorted(of_wrapper))
     others = {key: target for key, target in arg_mappings.items() if str(key) not in of_wrapper}
-    return entrypoint.model_copy(update={"arguments": _started(entrypoint, command.arguments, values, folder)}), others
+    arguments = _started(entrypoint, command.arguments, values, folder, check)
+    return entrypoint.model_copy(update={"arguments": arguments}), others
 
 
 _seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
 
 
-def _started(entrypoint: Entrypoint, words: Sequence[str], values: tuple[Any, ...], folder: Path) -> tuple[str, ...]:
+def _started(
+    entrypoint: Entrypoint, words: Sequence[str], values: tuple[Any, ...], folder: Path, check: Callable[[], None]
+) -> tuple[str, ...]:
     """Returns the program's arguments as the wrapper gives them."""
     key = (entrypoint.wrapper, values, folder)
     if key not in _seen:
-        now = _split(followed(words, folder, lambda sentence: None).words)[1]
+        in_time = _within(_LONGEST_OF_VALUE_S, " ".join(entrypoint.wrapper), check)
+        now = _split(followed(words, folder, lambda sentence: None, in_time).words)[1]
         count = len(entrypoint.launcher)
         if now[:count] != list(entrypoint.launcher) or len(now) != count + len(entrypoint.arguments):
             raise InputError(
@@ -107,18 +114,25 @@ def wrapped_command(
 
 
 def _comes_to(words: Sequence[str], expected: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
-    end = time.monotonic() + _LONGEST_S
-
-    def check() -> None:
-        if time.monotonic() > end:
-            raise TimeoutError
-
+    in_time = _within(_LONGEST_S, " ".join(words))
     try:
-        found = followed(words, folder, lambda sentence: None, check, environment=environment)
+        found = followed(words, folder, lambda sentence: None, in_time, environment=environment)
     except (InputError, TimeoutError, OSError):
         return False
     was, now = _split(expected), _split(found.words)
     return found.folder == folder and was[1] == now[1] and was[0] <= now[0]
+
+
+def _within(seconds: float, wrapper: str, check: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """Returns a check that ends the waiting for a wrapper after some seconds, or as another check does."""
+    end = time.monotonic() + seconds
+
+    def in_time() -> None:
+        check()
+        if time.monotonic() > end:
+            raise TimeoutError(f"{wrapper} has started no training within {seconds:.0f} s.")
+
+    return in_time
 
 
 def _split(words: Sequence[str]) -> tuple[set[str], list[str]]:
