@@ -45,7 +45,7 @@ demo:
 
 # On a host with a single slot the example takes that one.
 demo-study: $(PACKAGES)
-	slots=$$($(BIN)/python -c 'from trial_lib.device.host.this_host import this_host; print(min(2, len(this_host().slots)))'); \
+	slots=$$($(BIN)/python -c 'from trial_lib.device.this_host import this_host; print(min(2, len(this_host().slots)))'); \
 	sed "s/slots_per_trial: .*/slots_per_trial: $$slots/" $(EXAMPLE)/demo.yaml > $(VENV)/demo.yaml
 	$(BIN)/zerotune adaptive $(VENV)/demo.yaml $(EXAMPLE) --max-trials 10
 
@@ -73,7 +73,7 @@ docs: $(INSTALLED)
 setup: $(PREPARED)
 
 schema: $(INSTALLED)
-	$(BIN)/python -m trial_lib.experiment.schema
+	$(BIN)/python -m trial_lib.inputs.schema
 
 # A torch that is in the environment already stays.
 # pip takes a package for installed whose installation was killed: it has no INSTALLER yet.

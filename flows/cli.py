@@ -6,8 +6,7 @@ Python raises KeyboardInterrupt from its own start on, and `site` is nearly all 
 
 import gc
 
-from flows.interrupts import interrupts
-from flows.switch_threads import switch_threads_often
+from flows.interrupts import interrupts, switch_threads_often
 
 _OBJECTS = 100_000
 

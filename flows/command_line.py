@@ -11,28 +11,30 @@ from typing import Any, NoReturn
 import click
 from pydantic import ValidationError
 
-from flows.arguments import (
+from flows.interrupts import interrupts
+from flows.options import (
     ESTIMATE_OPTIONS,
     JSON,
     MICRO_BATCH_OPTIONS,
     PLAN_OPTIONS,
     RECORD_OPTIONS,
     TRAIN_OPTIONS,
+    Commands,
+    Section,
+    TypedCommand,
+    TypedOrReadCommand,
     method_options,
     tune_options,
     with_options,
 )
-from flows.command_group import Commands, Section, TypedCommand, TypedOrReadCommand
-from flows.interrupts import interrupts
-from flows.process_limit import OUT_OF_PROCESSES, is_out_of_processes
-from flows.servers.running_servers import log_in
-from flows.servers.service import ServerError
+from flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes
+from flows.running_servers import log_in
 from flows.terminal import open_streams, say_error
-from trial_lib.command.launchers import launchers_listed
+from trial_lib.inputs.launchers import launchers_listed
+from trial_lib.messages.errors import InputError
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.kept.disk_room import FolderError
-from trial_lib.wire.errors import InputError
+from trial_lib.study.data_folder import FolderError
 
 FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 
@@ -97,7 +99,7 @@ def resume(study: Path, as_json: bool) -> None:
 
     STUDY is its folder in zerotune-studies. A study whose full experiment failed is resumed as well.
     """
-    from flows.commands.tuning import resume_command
+    from flows.tuning import resume_command
 
     _run(lambda: resume_command(study, as_json))
 
@@ -112,7 +114,7 @@ def show(study: str | None, as_json: bool) -> None:
     study in zerotune-studies is shown. The study may be running, completed or interrupted. It may also be the folder or
     the id of a plan.
     """
-    from flows.commands.show import show_command
+    from flows.records import show_command
 
     _run(lambda: show_command(study, as_json))
 
@@ -128,9 +130,9 @@ def _plan(
     """
 
     def command() -> int:
-        from flows.commands.plan import plan_command
-        from trial_lib.foresee.plan.plan_arguments import PlanArguments
-        from trial_lib.study.opening.typed_command import check_mappings, check_vary
+        from flows.planning import plan_command
+        from trial_lib.plan.plan_record import PlanArguments
+        from trial_lib.study.typed_command import check_mappings, check_vary
 
         given = {**options, "command": typed, "arg_mappings": check_mappings(mappings), "vary": check_vary(varied)}
         if typed:
@@ -156,7 +158,7 @@ def _estimate(**options: Any) -> None:
     """
 
     def command() -> int:
-        from flows.commands.estimate import estimate_command
+        from flows.planning import estimate_command
 
         return estimate_command(**options)
 
@@ -173,8 +175,8 @@ def _train(resume: bool, as_json: bool, **options: Any) -> None:
     """
 
     def command() -> int:
-        from flows.commands.train import train_command
-        from trial_lib.full_experiment.driver import TrainingArguments
+        from flows.tuning import train_command
+        from trial_lib.study.full_experiment import TrainingArguments
 
         return train_command(TrainingArguments(**options), resume, as_json)
 
@@ -206,7 +208,7 @@ def up(prefect_port: int, mlflow_port: int) -> None:
     """
 
     def command() -> int:
-        from flows.servers.up import up_command
+        from flows.up import up_command
 
         return up_command(prefect_port, mlflow_port)
 
@@ -221,7 +223,7 @@ def down() -> None:
     """
 
     def command() -> int:
-        from flows.servers.up import down_command
+        from flows.up import down_command
 
         return down_command()
 
@@ -235,7 +237,7 @@ def doctor(as_json: bool) -> None:
 
     Each problem is listed with its remedy. The exit code is 1 if a check fails.
     """
-    from flows.commands.doctor import doctor_command
+    from flows.doctor import doctor_command
 
     _run(lambda: doctor_command(as_json))
 
@@ -247,7 +249,7 @@ def sync(folder: Path) -> None:
 
     FOLDER is a study, a full experiment or a plan that ran while MLflow did not answer.
     """
-    from flows.commands.sync import sync_command
+    from flows.records import sync_command
 
     _run(lambda: sync_command(folder))
 
@@ -278,7 +280,7 @@ def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **op
     """
 
     def command() -> int:
-        from flows.commands.record import record_command
+        from flows.records import record_command
 
         arguments = _checked("record", "adaptive", {}, options)
         return record_command(arguments, sorted(set(micro_batch_sizes)), repeats, output)
@@ -295,7 +297,7 @@ def _tune(method: str, options: dict[str, Any]) -> None:
     settings = {name: value for name, value in own.items() if value is not None}
 
     def command() -> int:
-        from flows.commands.tuning import tune_command
+        from flows.tuning import tune_command
 
         return tune_command(_checked(method, method, settings, options), as_json)
 
@@ -317,8 +319,8 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
         options["metric"] = "throughput"
 
     def command() -> int:
-        from flows.commands.tuning import tune_command
-        from trial_lib.study.opening.typed_command import check_mappings, check_vary
+        from flows.tuning import tune_command
+        from trial_lib.study.typed_command import check_mappings, check_vary
 
         given = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
         given["vary"] = check_vary(varied)

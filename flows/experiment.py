@@ -11,12 +11,12 @@ from prefect.states import Cancelled, Completed, Failed, State
 from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
 from tasks.cancellation import is_interrupt, outlive_worker
-from tasks.experiment import report_training, train
-from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
-from trial_lib.full_experiment.open import new_full_experiment, resume_full_experiment
-from trial_lib.records.study_folder import FULL_EXPERIMENTS, StudyStatus
-from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
+from tasks.results import report_training, train
+from tasks.telling import keep_secrets_from_prefect
+from trial_lib.records.folders import FULL_EXPERIMENTS, StudyStatus
+from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.open_full_experiment import new_full_experiment, resume_full_experiment
 
 
 def _flow(function: Callable[..., State[Any]]) -> Flow[..., State[Any]]:

@@ -4,13 +4,17 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flows.interrupts import Aside, interrupts
-from flows.servers.prefect_server import PrefectServer, require_configured_server
+from flows.prefect_server import PrefectServer, require_configured_server
+from trial_lib.records.folders import FullExperimentRecord, StudyRecord, StudyStatus
+from trial_lib.study.open_study import OpenStudy
 
 if TYPE_CHECKING:
     from prefect import Flow
+
 
 # Some fifteen seconds for a Prefect server that does not answer. The command's own has been started again by then.
 _RETRIES = 3
@@ -62,7 +66,7 @@ def run_flow(
     flow = interrupts.aside(load)
     if server is not None:
         server.start()
-    from tasks.without_secrets import keep_secrets_from_prefect
+    from tasks.telling import keep_secrets_from_prefect
 
     keep_secrets_from_prefect()
     keep_lines_of_prefect(log)
@@ -125,7 +129,7 @@ def _until_begun(
                 if not is_silent or has_begun() or interrupts.heard:
                     raise
                 if time.monotonic() > until:
-                    from tasks.unrecorded import run_unrecorded
+                    from tasks.telling import run_unrecorded
 
                     run_unrecorded(flow, parameters, log, f"{type(error).__name__}: {error}")
                     return
@@ -164,7 +168,7 @@ class _Run:
             temporary_settings,
         )
 
-        from tasks.run_history import wait_for_history
+        from tasks.telling import wait_for_history
 
         patience = {PREFECT_CLIENT_MAX_RETRIES: _RETRIES, PREFECT_API_REQUEST_TIMEOUT: _PATIENCE_S}
         unheard = {} if self._has_heartbeats else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
@@ -252,3 +256,98 @@ class _Kept(logging.Handler):
             said = str(record.msg)
         cut = said if len(said) <= _LONGEST_LINE else f"{said[:_LONGEST_LINE]}…"
         self._log.debug("%s: %s", record.name, cut)
+
+
+# The study of a run, as the flow and the command that started it share it.
+
+
+@dataclass
+class RunningStudy:
+    """The study that a flow runs.
+
+    A command opens its study before the flow starts, so that the fork server is primed while Prefect starts. It hands
+    this object to the flow (`flows.tune.tune_open`), and reads here how the flow left the study.
+
+    Attributes:
+        study: the open study. The flow replaces it when it resumes a search that failed.
+        is_refused: whether the study has failed because the input is wrong. False if it was interrupted.
+        training_failure: why the full experiment failed; None if it did not.
+        has_begun: whether the flow has come to the study.
+    """
+
+    study: OpenStudy
+    is_refused: bool = False
+    training_failure: str | None = None
+    has_begun: bool = False
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Leaves the study here. Prefect sends the flow to Ray with each task, which needs only its name."""
+        return _StudyElsewhere, ()
+
+    def interrupt(self) -> None:
+        """Interrupts the study. It may be called from any thread."""
+        self.study.interrupt()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of the study is left to do."""
+        return self.study.is_down
+
+
+class _StudyElsewhere:
+    """Replaces a `RunningStudy` in a process that does not run it."""
+
+
+# The end of a study: its record and its report.
+
+
+def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
+    """Writes how a study ended, and its report.
+
+    Args:
+        study: no trial of it is running.
+        status: how it ended.
+        reason: why it ended. Empty if it completed.
+    """
+    study.finish(status, reason)
+    # A cancelled run has seconds to end in, and its study may be resumed. `zerotune show` reads it meanwhile.
+    if status is not StudyStatus.CANCELLED:
+        _report(study)
+
+
+def missing_files(study: OpenStudy) -> list[str]:
+    """Returns the names of the files that a completed study should have, and does not."""
+    paths = study.paths
+    answer = [paths.best_ds_config, paths.best_command, paths.best_ds_metrics, paths.report]
+    return [path.name for path in answer if study.record.status is StudyStatus.COMPLETED and not path.is_file()]
+
+
+def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRecord], see: str) -> Callable[[], str]:
+    """Returns a function for `Interrupts.ended`. What has ended before this call counts as not ended: it is resumed.
+
+    Args:
+        what: what the record is of.
+        record: called for the newest record.
+        see: how to see the end.
+    """
+    before = record().ended_at
+
+    def sentence() -> str:
+        now = record()
+        has_ended = now.status in (StudyStatus.COMPLETED, StudyStatus.FAILED) and now.ended_at != before
+        return f"Interrupted after {what} had {now.status.value}. See {see}" if has_ended else ""
+
+    return sentence
+
+
+def _report(study: OpenStudy) -> None:
+    """Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`)."""
+    # If the study has searched, it is loaded already (`load_ahead.py`).
+    from trial_lib.report.html_report import write_report
+
+    try:
+        write_report(study.paths)
+    except Exception:
+        # The folder has all that the report would show.
+        study.driver.log.warning("the report was not written", exc_info=True)
+    study.tracker.notify()

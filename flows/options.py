@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,7 +12,12 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trial_lib.records.named import NameOf
+from trial_lib.plan.plan_record import PlanArguments
+from trial_lib.records.candidate import NameOf
+from trial_lib.records.result import SEARCH_METRICS
+from trial_lib.search.methods import METHODS, Method
+from trial_lib.search.settings import SearchSettings
+from trial_lib.study.arguments import BATCH_POLICY, OLDER_NAMES, StudyArguments
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -114,3 +120,353 @@ def _kind_of(annotation: Any) -> dict[str, Any]:
     if annotation is bool:
         return {"is_flag": True}
     return {"type": click.Path(path_type=Path) if annotation is Path else annotation}
+
+
+# The arguments and flags of the commands. Most flags are made from the records that they fill.
+
+
+EXPERIMENT: list[Decorator] = [
+    click.argument("config_path", type=click.Path(path_type=Path)),
+    click.argument("model_dir", type=click.Path(path_type=Path)),
+]
+_MAP: Decorator = click.option(
+    "--map",
+    "mappings",
+    multiple=True,
+    metavar="KEY=TARGET",
+    help="Say what sets a DeepSpeed key in your command, such as train_micro_batch_size_per_gpu=--batch-size. TARGET "
+    "is an option, a variable (BATCH), an override (trainer.batch), a value in a file (conf.yaml:trainer.batch) or a "
+    "word by its number (argv:2). You can repeat this option.",
+)
+_VARY: Decorator = click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    metavar="PLACE=VALUES",
+    help="Vary a setting of your program together with DeepSpeed's, such as '--gradient_checkpointing=true,false' or "
+    "OMP_NUM_THREADS=1,2. PLACE is what TARGET is in --map. With true and false an option is there or left out. You "
+    "can repeat this option.",
+)
+JSON: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON document on standard output."
+)
+
+
+def _of_study(field: str, *flags: str, more: str = "") -> Decorator:
+    older = tuple(f"--{name}" for name, present in OLDER_NAMES.items() if present == field)
+    return option(StudyArguments, field, *flags, more=more, older=older)
+
+
+def _zero_stages(default: str) -> Decorator:
+    return option(StudyArguments, "zero_stages", "-z", "--zero-stages", default=default)
+
+
+def _units() -> str:
+    return f"The metrics are {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
+
+
+INCLUDE = _of_study("include", "-i", "--include")
+_MAX_TRIALS = _of_study("max_trials", "-mt", "--max-trials")
+_MAX_SLOTS = _of_study("max_slots", "-ms", "--max-slots")
+_MAX_MICRO_BATCH = _of_study("max_micro_batch")
+_WINDOW = [_of_study("start_profile_step"), _of_study("end_profile_step")]
+_START = _of_study("start")
+_OPTIONS: list[Decorator] = [
+    INCLUDE,
+    _MAX_TRIALS,
+    _of_study("max_minutes"),
+    _MAX_SLOTS,
+    _MAX_MICRO_BATCH,
+    _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
+    _of_study("metric", "-m", "--metric", more=_units()),
+    _of_study("from_earlier"),
+    _of_study("foresee"),
+    _of_study("plan"),
+    _of_study("run_full_experiment"),
+    _of_study("ray_address", "--ray"),
+    *_WINDOW,
+    _of_study("random_seed", "-r", "--random-seed"),
+    _of_study("max_search_runner_restarts"),
+    _START,
+    JSON,
+]
+_BATCH_POLICY = [_of_study(field) for field in BATCH_POLICY]
+
+
+def _stages_of_methods() -> str:
+    """Returns which stages each method searches, such as `adaptive: 0 1 2 3; asha, binary: 1 2 3`."""
+    methods = [method for method in METHODS.values() if method.confirms_winner]
+    named = {stages: [each.name for each in methods if each.stages == stages] for stages in {m.stages for m in methods}}
+    return "; ".join(f"{', '.join(names)}: {_numbers(stages)}" for stages, names in sorted(named.items()))
+
+
+def _numbers(stages: tuple[int, ...]) -> str:
+    return " ".join(map(str, stages))
+
+
+def tune_options() -> list[Decorator]:
+    """Returns the flags of `zerotune tune`."""
+    method = click.option(
+        "--method",
+        type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
+        default=StudyArguments.model_fields["method"].default,
+        show_default=True,
+        help="Search with this method and its default settings. `zerotune METHOD --help` shows them.",
+    )
+    return [method, _MAP, _VARY, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
+
+
+MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _START, JSON]
+
+
+def method_options(method: Method) -> list[Decorator]:
+    """Returns the arguments and flags of the command of one method."""
+    policy = _BATCH_POLICY if method.has_batch_policy else []
+    known = {*SearchSettings.model_fields, *StudyArguments.model_fields}
+    own = [option(method.settings, field) for field in method.settings.model_fields if field not in known]
+    return [*EXPERIMENT, _zero_stages(_numbers(method.stages)), *_OPTIONS, *policy, *own]
+
+
+def with_options(command: Callable[..., None], options: list[Decorator]) -> Callable[..., None]:
+    """Gives a command its arguments and flags."""
+    for each in reversed(options):
+        command = each(command)
+    return command
+
+
+RECORD_OPTIONS: list[Decorator] = [
+    *EXPERIMENT,
+    click.option(
+        "-o",
+        "--output",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="Write the table to this file, as JSON lines.",
+    ),
+    click.option(
+        "-b",
+        "--micro-batch-sizes",
+        required=True,
+        multiple=True,
+        type=click.IntRange(min=1),
+        help="Measure these micro-batch sizes, in samples, such as -b 1 2 4 8.",
+    ),
+    click.option(
+        "--repeats",
+        type=click.IntRange(min=1),
+        default=2,
+        show_default=True,
+        help="Measure each candidate this often.",
+    ),
+    _zero_stages("0 1 2 3"),
+    INCLUDE,
+    *_WINDOW,
+    _START,
+]
+
+ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of_study("memory_headroom"), JSON]
+
+
+def _of_plan(field: str, *flags: str, default: str | None = None) -> Decorator:
+    return option(PlanArguments, field, *flags, default=default)
+
+
+PLAN_OPTIONS: list[Decorator] = [
+    click.argument("config_path", required=False, type=click.Path(path_type=Path)),
+    click.argument("model_dir", required=False, type=click.Path(path_type=Path)),
+    _of_plan("on"),
+    _of_plan("price"),
+    _of_plan("devices"),
+    _MAP,
+    _VARY,
+    _of_plan("zero_stages", "-z", "--zero-stages", default="0 1 2 3"),
+    _of_plan("train_batch_size"),
+    _of_plan("free_batch"),
+    _of_plan("max_micro_batch"),
+    _of_plan("memory_headroom"),
+    _of_plan("deadline"),
+    _of_plan("max_processes"),
+    _of_plan("from_earlier"),
+    _of_plan("include", "-i", "--include"),
+    JSON,
+]
+
+TRAIN_OPTIONS: list[Decorator] = [
+    *EXPERIMENT,
+    click.option(
+        "--ds-config",
+        type=click.Path(path_type=Path),
+        help="Merge this DeepSpeed configuration, such as a study's best_ds_config.json, into that of the experiment.",
+    ),
+    INCLUDE,
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Resume the newest full experiment of this name, in this folder, that has not reached its end.",
+    ),
+    JSON,
+]
+
+
+# How the commands are read and listed: by section, lists with spaces or commas, a training command behind `--`.
+
+
+LONGEST_LINE = 45
+"""Characters that the line of a command may have."""
+_FIRST = {"tune": "-- deepspeed train.py", "show": "", "resume": "STUDY"}
+
+
+class Section(str, Enum):
+    """The headings of the list of commands, in its order."""
+
+    TUNE = "Tune"
+    TRAIN = "Train"
+    SERVERS = "Servers"
+    METHODS = "Search methods and tables"
+
+
+class Command(click.Command):
+    """A command. The first sentence of its help is its line in the list of all commands.
+
+    Args:
+        section: the heading that it is listed under.
+        *arguments: of click's command.
+        **options: of click's command.
+    """
+
+    def __init__(self, *arguments: Any, section: Section, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.section = section
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses zerotune's own words."""
+        return super().parse_args(ctx, self.spread(args))
+
+    def spread(self, args: list[str]) -> list[str]:
+        """Returns words with lists as click understands them."""
+        return spread_lists(args, self.params)
+
+
+class TypedCommand(Command):
+    """A command that takes a training command, word for word, behind `--`. It arrives as `typed`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words before the first `--`, and keeps those behind it.
+
+        Raises:
+            UsageError: no command follows.
+        """
+        own, typed = list(args), []
+        if "--" in args:
+            position = args.index("--")
+            own, typed = args[:position], args[position + 1 :]
+        if not typed and "--help" not in own:
+            missing = "Nothing follows `--`." if "--" in args else "There is no `--` with a command behind it."
+            remedy = f"Write what you start your training with: `{ctx.command_path} -- deepspeed train.py ARGUMENTS`."
+            raise click.UsageError(f"{missing} {remedy}", ctx)
+        remaining = super().parse_args(ctx, own)
+        ctx.params["typed"] = tuple(typed)
+        return remaining
+
+
+class TypedOrReadCommand(TypedCommand):
+    """A command that takes a training command behind `--`, or an experiment's YAML and its folder.
+
+    A word after a flag is never the flag's second value, because it may be the YAML.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the words.
+
+        Raises:
+            UsageError: there is neither, or there are both.
+        """
+        own = args[: args.index("--")] if "--" in args else args
+        if "--" in args or "--help" in own:
+            remaining = super().parse_args(ctx, args)
+            if ctx.params.get("config_path") is not None:
+                extra = f"`{ctx.params['config_path']}` stands before `--`, so there are two things to plan."
+                raise click.UsageError(f"{extra} Leave one of them out.", ctx)
+            return remaining
+        remaining = Command.parse_args(self, ctx, own)
+        if ctx.params.get("config_path") is None or ctx.params.get("model_dir") is None:
+            raise click.UsageError(
+                f"There is no training to look at. Write `{ctx.command_path} -- deepspeed train.py ARGUMENTS`, or "
+                f"`{ctx.command_path} CONFIG_PATH MODEL_DIR`.",
+                ctx,
+            )
+        ctx.params["typed"] = ()
+        return remaining
+
+    def spread(self, args: list[str]) -> list[str]:
+        """Returns words with lists of numbers spread, and no others."""
+        return spread_lists(args, [param for param in self.params if _is_number_list(param)])
+
+
+class Commands(click.Group):
+    """All commands, listed by section."""
+
+    command_class = Command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list of commands. The columns of all sections line up."""
+        width = max(map(len, self.commands))
+        for section in Section:
+            commands = [command for command in self.commands.values() if command.section == section]
+            with formatter.section(section.value):
+                formatter.write_dl([(f"{command.name:{width}}", line_of(command)) for command in commands])
+
+    def first_steps(self) -> str:
+        """Returns what `zerotune` alone prints: what it is, and three commands to begin with."""
+        formatter = click.HelpFormatter()
+        formatter.write_text("ZeroTune finds the DeepSpeed configuration that trains your model fastest.")
+        steps = [(f"zerotune {name} {words}".rstrip(), line_of(self.commands[name])) for name, words in _FIRST.items()]
+        with formatter.section("Three commands to begin with"):
+            formatter.write_dl(steps, col_max=40)
+        formatter.write_paragraph()
+        formatter.write_text("`zerotune --help` lists all commands.")
+        return formatter.getvalue().rstrip()
+
+
+def line_of(command: click.Command) -> str:
+    """Returns the line of a command in a list: the first sentence of its help, without its full stop."""
+    return command.get_short_help_str(limit=LONGEST_LINE + 1).rstrip(".")
+
+
+def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
+    """Returns words with `-z 1 2` and `-z 1,2` written as `-z 1 -z 2`, which click understands.
+
+    The lists of Determined's `dsat` are separated by spaces. Only numbers are split at commas, because a file's name
+    may contain one.
+
+    Args:
+        words: before any `--`.
+        params: of the command. Options that may be repeated are lists.
+    """
+    lists = {flag: param for param in params if getattr(param, "multiple", False) for flag in param.opts}
+    spread: list[str] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        flag, is_joined, joined = word.partition("=")
+        if flag not in lists or (is_joined and not _is_number_list(lists[flag])):
+            spread.append(word)
+            continue
+        values = [joined] if is_joined else []
+        while not is_joined and remaining and _belongs(remaining[0], lists[flag]):
+            values.append(remaining.pop(0))
+        if _is_number_list(lists[flag]):
+            values = [part for value in values for part in value.split(",") if part]
+        if not values:
+            spread.append(word)
+        for value in values:
+            spread += [flag, value]
+    return spread
+
+
+def _is_number_list(param: click.Parameter) -> bool:
+    return isinstance(param.type, click.types.IntParamType)
+
+
+def _belongs(word: str, param: click.Parameter) -> bool:
+    return word.replace(",", "").isdigit() if _is_number_list(param) else not word.startswith("-")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 _ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
 _Function = Callable[..., Any]

@@ -10,10 +10,10 @@ from flows.interrupts import interrupts
 from flows.parameters import checked, shows, work_folder
 from flows.plan_to_end import plan_to_end
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
-from tasks.plan import report_plan
-from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.foresee.plan.planning import ProgramNotForeseenError
+from tasks.results import report_plan
+from tasks.telling import keep_secrets_from_prefect
+from trial_lib.plan.plan_record import PlanArguments
+from trial_lib.plan.planning import ProgramNotForeseenError
 
 
 @flow(name="plan", persist_result=False, validate_parameters=True)

@@ -15,14 +15,12 @@ from pathlib import Path
 
 from flows.interrupts import interrupts
 from flows.terminal import telling_still
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.foresee.plan.plan_record import PlanPaths, PlanRecord
-from trial_lib.report.foreseen.write_plan_page import write_plan_page
-from trial_lib.study.kept.folder import remove_folder
-from trial_lib.study.planning.foreseer import Foreseer
-from trial_lib.study.planning.open_plan import ReadPlan, open_plan, read_plan
-from trial_lib.study.planning.plan_run import run_plan
-from trial_lib.tracking.plan_sync import PlanSync
+from trial_lib.plan.plan_record import PlanArguments, PlanPaths, PlanRecord
+from trial_lib.report.plan_page import write_plan_page
+from trial_lib.study.folder import remove_folder
+from trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
+from trial_lib.study.plan_run import Foreseer, run_plan
+from trial_lib.tracking.sync import PlanSync
 from trial_lib.tracking.tracker import Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.interrupts import interrupts
-from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import rank_environment
+from trial_lib.device.this_host import this_host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.op_builds import OpBuilds
 from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.starters import rank_environment
+from trial_lib.messages.errors import InputError
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.build_folder import with_build_folder
-from trial_lib.study.opening.needed_ops import supposed_ops
-from trial_lib.wire.errors import InputError
+from trial_lib.study.needed_ops import supposed_ops
+from trial_lib.study.program import with_build_folder
 
 COMMON_OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")
 
@@ -31,7 +31,7 @@ def prepare() -> int:
     An operator that cannot be built is named on standard error, and is no failure: the machine may never need it.
     """
     # Only here: Prefect may not be installed yet where the operators of a study are built ahead.
-    from flows.servers.prefect_server import is_configured, migrate_own_database
+    from flows.prefect_server import is_configured, migrate_own_database
 
     if not is_configured():
         say("migrating Prefect's database")

@@ -1,7 +1,11 @@
 """The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
 
+import contextlib
+import functools
+import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,45 +15,77 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.ending import finish
 from flows.experiment import experiment_open, run_experiment
-from flows.interrupts import interrupts
-from flows.load_ahead import load_ahead
+from flows.flow_run import RunningStudy, finish
+from flows.interrupts import interrupts, switch_threads_often
 from flows.parameters import checked, shows, work_folder
-from flows.running_study import RunningStudy
-from flows.switch_threads import switch_threads_often
-from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
-from tasks.confirm import tell_finding, tell_leader
-from tasks.known_winner import tell_since_last, tell_start
-from tasks.profile import tell_profile
-from tasks.progress import Progress
-from tasks.report import report, report_none
-from tasks.slot_waits import SlotWaits
+from tasks.cancellation import SlotWaits, hear_cancellation, is_interrupt, outlive_worker
+from tasks.results import (
+    Progress,
+    report,
+    report_none,
+    tell_finding,
+    tell_leader,
+    tell_profile,
+    tell_since_last,
+    tell_start,
+)
 from tasks.submit import TrialFuture, submit
-from tasks.telling import impatient_if_away
-from tasks.without_secrets import keep_secrets_from_prefect
-from trial_lib.full_experiment.driver import LONGEST_END_S
-from trial_lib.full_experiment.open import full_experiment_of
-from trial_lib.launch.classify import REFUSED
+from tasks.telling import impatient_if_away, keep_secrets_from_prefect
+from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import STUDIES, StudyPaths, StudyStatus
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import STUDIES, StudyPaths, StudyStatus
 from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
-from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan, no_answer
+from trial_lib.study.accepted_config import require_accepted_config
+from trial_lib.study.arguments import MINUTES_OVER, OLDER_NAMES, StudyArguments
+from trial_lib.study.confirm import answer_of, next_confirming_plan, no_answer
+from trial_lib.study.data_folder import FolderError, folder_error_told
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier.earlier_studies import record_of
-from trial_lib.study.earlier.known_winner import holds, next_known_plan
-from trial_lib.study.kept.disk_room import FolderError, folder_error_told
-from trial_lib.study.kept.folder import INTERRUPTED, FinishedError, begun_by
-from trial_lib.study.kept.waiting import waiting_trials
-from trial_lib.study.opening.accepted_config import require_accepted_config
-from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
-from trial_lib.study.profile.profile_report import had_engine, profile_failure
+from trial_lib.study.earlier import record_of
+from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.full_experiment import LONGEST_END_S
+from trial_lib.study.history import ElsewhereError, waiting_trials
+from trial_lib.study.known_winner import holds, next_known_plan
+from trial_lib.study.open_full_experiment import full_experiment_of
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
-from trial_lib.study.study_time import MINUTES_OVER
-from trial_lib.study.unfinished import ElsewhereError
-from trial_lib.wire.errors import InputError
+
+# Loads in a thread, while trials run, what a study imports later. No device then waits for an import of the search.
+
+
+@functools.cache
+def load_ahead(modules: tuple[str, ...]) -> None:
+    """Loads modules, and then what a report needs, in a thread. A later call does nothing.
+
+    Args:
+        modules: their names, as `Method.loaded_ahead` has them.
+    """
+    threading.Thread(target=_load, args=(modules,), daemon=True, name="load-ahead").start()
+
+
+def _load(modules: tuple[str, ...]) -> None:
+    # What cannot be loaded fails again where it is needed.
+    for module in modules:
+        with contextlib.suppress(Exception):
+            import_module(module)
+    with contextlib.suppress(Exception):
+        _load_report()
+
+
+def _load_report() -> None:
+    from trial_lib.report.figures import empty_figure
+    from trial_lib.report.html_report import FIGURE, REPORT, await_imports, packed_plotly, page_template
+
+    await_imports()
+    packed_plotly()
+    for name in (REPORT, FIGURE):
+        page_template(name)
+    # Plotly reads its own defaults for the first figure.
+    empty_figure("", "").to_json()
+
 
 Running = list[tuple[Work, TrialFuture]]
 """Running work, with its task runs."""

@@ -6,18 +6,21 @@ it has no worker     so does a command's run, and that of a full experiment with
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 from uuid import UUID
 
+from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
+from prefect.states import Running
 from rich.console import Console
 
-from tasks.telling import impatient
+from tasks.telling import impatient, told_if_possible
 
 _PERIOD_S, _PATIENCE_S = 3.0, 4.0
 # Read at the start of this process, when a process worker is still its parent.
@@ -88,3 +91,45 @@ def is_interrupt(error: BaseException) -> bool:
     A deployment's run that receives SIGTERM is left to its worker, which knows the reason and sets the state.
     """
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, TerminationSignal) and deployment.id is None)
+
+
+# Waits for slots, in Prefect: the run's log has a word now and then, and its state is named after the wait.
+
+
+STATE = "Waiting for slots"
+_FIRST_WORD_S, _RAREST_S = 30.0, 600.0
+
+
+class SlotWaits:
+    """Tells Prefect while all that a run has started waits for slots.
+
+    Args:
+        log: gets what Prefect does not take.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._began = self._next_word = 0.0
+
+    def tell(self, waits: list[str], running: int) -> None:
+        """Takes what waits now.
+
+        Args:
+            waits: a sentence for each wait.
+            running: the number of all that has started and not ended.
+        """
+        is_waiting, was_waiting = 0 < len(waits) == running, bool(self._began)
+        if is_waiting and time.monotonic() >= self._next_word:
+            self._began = self._began or time.monotonic()
+            seconds = time.monotonic() - self._began
+            self._next_word = time.monotonic() + min(max(_FIRST_WORD_S, seconds), _RAREST_S)
+            for wait in waits:
+                get_run_logger().info("waiting for slots: %s", wait)
+        if is_waiting != was_waiting:
+            if not is_waiting:
+                self._began = self._next_word = 0.0
+                get_run_logger().info("the wait for slots is over")
+            # Not forced, so a cancellation in between stays.
+            state = Running(name=STATE, message=waits[0]) if is_waiting else Running()
+            with told_if_possible(self._log):
+                get_client(sync_client=True).set_flow_run_state(flow_run.id, state)

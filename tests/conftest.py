@@ -20,24 +20,23 @@ from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
-from flows.servers.owners_only import drawn_credential
+from flows.owners_only import drawn_credential
 from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdStarter, rank_environment
+from trial_lib.device.this_host import this_host
 from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.trial import Program, TrialPlan, run_trial
 from trial_lib.launch.trial_files import layer_refusal
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import TrialResult
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.wire.step_window import StepWindow
 
 if TYPE_CHECKING:
     from full_experiment_fixtures import Folder
     from playwright.sync_api import Browser
 
-    from flows.servers.prefect_server import PrefectServer
+    from flows.prefect_server import PrefectServer
 
 # As in an activated environment: another ninja than the one that built DeepSpeed's ops builds them again.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
 from trial_lib.launch.program import Program
-from trial_lib.launch.warm import WarmStarter
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.launch.starters import WarmStarter
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 
 PROGRAMS = Path(__file__).parent / "programs"
 

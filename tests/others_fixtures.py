@@ -15,7 +15,7 @@ from server_fixtures import free_port
 from study_fixtures import Study, Zerotune, left_in
 
 from benchmarks.programs.commands import read
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from trial_lib.foresee.plan.plan_record import (
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+from trial_lib.plan.plan_record import (
     ForeseenRange,
     PlannedArm,
     PlannedAsk,
@@ -13,7 +14,6 @@ from trial_lib.foresee.plan.plan_record import (
     PlanRecord,
     write_run,
 )
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Operation, Storage
 
 MIB, GIB = 2**20, 2**30
 MARKUP = "</script><script>document.title = 'broken'</script>"

@@ -11,14 +11,14 @@ import yaml
 
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.study_folder import StudyStatus
 from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm.of_study import answer_of, next_confirming_plan
+from trial_lib.study.confirm import answer_of, next_confirming_plan
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier.known_winner import holds, next_known_plan
-from trial_lib.study.opening.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.known_winner import holds, next_known_plan
+from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.runner import Work
 
 BASE: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from study_fixtures import Study, Zerotune
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 SWITCHED = Path(__file__).parent / "programs" / "switched"

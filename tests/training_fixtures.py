@@ -13,13 +13,12 @@ from typing import Any
 from beside_fixtures import own_first
 from device_fixtures import need
 
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import rank_environment
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
-from trial_lib.slots.ports import reserved_port
-from trial_lib.wire.rank_order import TrainingOrder
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
+from trial_lib.launch.starters import rank_environment
+from trial_lib.messages.orders import SPEC_VARIABLE, TrainingOrder, TrainingSpec
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TRIAL_CLASSES = Path(__file__).parent / "programs" / "trial_classes"
@@ -190,7 +189,7 @@ class Trainings:
             ranks = rank_requests(program, host, (own_first(host.slots) * slots)[:slots], port, logs)
             request = LaunchRequest(
                 sys.executable,
-                "trial_lib.measure.rank:train",
+                "trial_lib.rank.rank:train",
                 order.to_json(),
                 str(program.model_dir),
                 ranks,

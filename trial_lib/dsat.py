@@ -6,7 +6,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
-from trial_lib.integrations.huggingface_arguments import get_hf_args_with_overwrites as get_hf_args_with_overwrites
+from trial_lib.training.huggingface_arguments import get_hf_args_with_overwrites as get_hf_args_with_overwrites
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.few_layers import zero_of_few
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.program import Program
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.scaling import by_size
 
 LAYERS = 64
 RESULT = Path(__file__).parents[1] / "results" / "foreseen_many_layers.json"

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.program_list import ROOT, Foreseeable, all_programs
-from trial_lib.device.host.this_host import this_host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
+from trial_lib.device.this_host import this_host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.study.build_program import environment_of, program_of
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.messages.foreseen_run import PLACES, ForeseenRun
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.records.folders import TrialPaths
+from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.spec_for_ranks import trial_spec
-from trial_lib.wire.foreseen_run import PLACES, ForeseenRun
+from trial_lib.study.typed_command import read_command
 
 RESULT = ROOT / "benchmarks" / "results" / "foreseen_programs.json"
 DEADLINE_S = 120.0

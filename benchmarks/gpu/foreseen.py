@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.memory.constants import outside_pytorch, workspaces
-from trial_lib.foresee.memory.replay import replay
 from trial_lib.launch.program import Program
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.fits import outside_pytorch, workspaces
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.live_bytes import replay
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEASURED = RESULTS / "gpu_h200_memory.json"

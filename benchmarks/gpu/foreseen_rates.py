@@ -17,12 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.foreseen_steps import DEVICE, RESULTS, rounded
-from trial_lib.foresee.inside.operation_costs import cost_of
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.efficiencies import Efficiencies
-from trial_lib.foresee.time.kernels import kernel_seconds
-from trial_lib.foresee.time.links import copy_seconds
-from trial_lib.wire.foreseen_run import Operation
+from trial_lib.messages.foreseen_run import Operation
+from trial_lib.plan.devices import Cluster, Efficiencies, copy_seconds, kernel_seconds, known_devices
+from trial_lib.plan.simulate.logs import cost_of
 
 OUTPUT = RESULTS / "gpu_h200_rates_foreseen.json"
 _CLUSTER, _CONSTANTS = Cluster(device=known_devices()[DEVICE]), Efficiencies()

@@ -18,14 +18,14 @@ from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES, Shape
 from benchmarks.gpu.stages.switches import CASES
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.memory.constants import workspaces
-from trial_lib.foresee.memory.replay import replay
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.refit import MeasuredStep, refit
-from trial_lib.foresee.time.step_time import foresee_step
 from trial_lib.launch.program import Program
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.devices import Cluster, known_devices
+from trial_lib.plan.fits import workspaces
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.live_bytes import replay
+from trial_lib.plan.step_time import foresee_step
+from trial_lib.study.against_plan import MeasuredStep, refit
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTPUT = RESULTS / "gpu_h200_steps_foreseen.json"

@@ -7,10 +7,10 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm.of_study import Answer, answer_of, next_confirming_plan, no_answer
+from trial_lib.study.confirm import Answer, answer_of, next_confirming_plan, no_answer
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.opening.open_study import OpenStudy, new_study
-from trial_lib.study.profile.profile_report import had_engine, profile_failure
+from trial_lib.study.open_study import OpenStudy, new_study
+from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work
 
 

@@ -13,22 +13,19 @@ from typing import Any, TypeVar
 
 from benchmarks.gpu.report import Report
 from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.launch.cold import ColdStarter, rank_environment
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of
+from trial_lib.launch.locks import host_lock_dir, reserved_port
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.slots import held_slots
+from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.messages.orders import StepWindow, TrainingSpec
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
+from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.slots.lock_dir import host_lock_dir
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import held_slots
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.training_spec import TrainingSpec
 
 Case = TypeVar("Case")
 MODELS = Path(__file__).with_name("models")

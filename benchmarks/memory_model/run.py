@@ -11,14 +11,14 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
-from trial_lib.memory.foreseen_bytes import ForeseenArm
-from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel
-from trial_lib.memory.zero_settings import arm_label
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableRow, read_table
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.memory_model import MemoryModel
 from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.zero_settings import arm_label
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"
 FORESEEN = Path(__file__).parent / "foreseen"

@@ -10,8 +10,7 @@ from typing import Any
 
 from trial_lib.launch.processes import channel
 from trial_lib.launch.rank_starter import Launched, LaunchRequest
-from trial_lib.wire.imported import Import
-from trial_lib.wire.rank_order import RankOrder, SizeOrder
+from trial_lib.messages.orders import Import, RankOrder, SizeOrder
 
 MIB = 2**20
 PROFILE = {

@@ -67,10 +67,9 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     os.chdir(folder)
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
     from benchmarks.operations.instant_starter import InstantStarter, stand_in
-    from flows import live
-    from flows.commands import tuning
+    from flows import terminal, tuning
+    from trial_lib.study import choose_place
     from trial_lib.study.arguments import StudyArguments
-    from trial_lib.study.opening import choose_place
     from trial_lib.tracking import sync
 
     refreshes: list[tuple[int, float]] = []  # trials so far, seconds that a refresh of the table took
@@ -91,9 +90,9 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     launched = InstantStarter.launched
     stand_in(choose_place, "WarmStarter", lambda _: InstantStarter)
     for step in ("_read", "_picture"):
-        stand_in(live.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
+        stand_in(terminal.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))
-    shown = moments_of_updates(live.Live)
+    shown = moments_of_updates(terminal.Live)
     config = folder / "experiment.yaml"
     config.write_text((MODEL / "deepspeed.yaml").read_text() + _SPACE)
     arguments = StudyArguments(
@@ -168,7 +167,7 @@ def home() -> Iterator[Path]:
         os.environ["XDG_DATA_HOME"] = f"{folder}/home"
         for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             os.environ.pop(name, None)
-        migrate = "from flows.servers.prefect_server import migrate_own_database; migrate_own_database()"
+        migrate = "from flows.prefect_server import migrate_own_database; migrate_own_database()"
         subprocess.run([sys.executable, "-c", migrate], check=True)
         yield Path(folder)
 

@@ -12,9 +12,9 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.opening.open_study import new_study
-from trial_lib.study.opening.typed_command import check_mappings
+from trial_lib.study.open_study import new_study
 from trial_lib.study.runner import Work
+from trial_lib.study.typed_command import check_mappings
 
 
 class Trials:

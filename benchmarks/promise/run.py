@@ -17,10 +17,10 @@ from typing import Any
 
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.open_study import new_study
+from trial_lib.study.open_study import new_study
 from trial_lib.study.runner import Work
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,16 +5,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trial_lib.command.switches import PROGRAM, switches_of
 from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.experiment.program_section import coarse_switches
-from trial_lib.space.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
-from trial_lib.wire.turned import is_turned
+from trial_lib.inputs.program_section import coarse_switches
+from trial_lib.messages.turned import is_turned
+from trial_lib.records.switches import PROGRAM, switches_of
+from trial_lib.search.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob
 
 _ZERO, _LAYOUT = "zero_optimization", AUTOTP.partition(".")[0]
 _COARSE = ("stage", "offload_optimizer", "offload_param")
 
-# The best guess, which stands first, as in `trial_lib/space/catalogue.py`: DeepSpeed's defaults
+# The best guess, which stands first, as in `trial_lib/search/catalogue.py`: DeepSpeed's defaults
 # (deepspeed/runtime/zero/config.py, `DeepSpeedZeroConfig`; `overlap_comm` is None there, which its validator makes True
 # at stage 3 and False below), and on a CPU, where all tables come from, gradients that are not copied.
 _FIRST: Mapping[str, float] = {

@@ -22,14 +22,14 @@ from typing import Any
 from benchmarks.replay.denoise import Cell, expected_logs
 from benchmarks.replay.space_of_table import nearest, space_of
 from benchmarks.replay.world import START_UP, World
-from trial_lib.command.switches import switches_of
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.messages.turned import WORKERS
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, Outcome, TrialResult
+from trial_lib.records.switches import switches_of
 from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.base import SearchProblem
-from trial_lib.space.knobs import SearchSpace
-from trial_lib.wire.turned import WORKERS
+from trial_lib.search.knobs import SearchSpace
 
 _ANSWER = "--answer-ms"  # of the program with a slow store (switched_programs)
 

@@ -16,12 +16,10 @@ from typing import Any
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.adaptive import AdaptiveSearch
-from trial_lib.search.asha import AshaSearch
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.binary import BinarySearch
-from trial_lib.search.random import RandomSearch
+from trial_lib.search.dsat import AshaSearch, BinarySearch, RandomSearch
+from trial_lib.search.knobs import Arm, Knob, SearchSpace
 from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
-from trial_lib.space.knobs import Arm, Knob, SearchSpace
 
 RESULTS = Path(__file__).parents[1] / "results" / "search_cost.json"
 METHODS = {

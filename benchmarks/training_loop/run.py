@@ -16,13 +16,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trial_lib import DataLoader, DeepSpeedTrial, PyTorchCallback
-from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.starters import rank_environment
+from trial_lib.messages.orders import TrainingSpec
 from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.data.loaders import build_loaders
-from trial_lib.training.device import rank_device
-from trial_lib.training.distributed import DistributedContext
+from trial_lib.training.distributed import DistributedContext, rank_device
+from trial_lib.training.loaders import build_loaders
 from trial_lib.training.loop import TrainingLoop
-from trial_lib.wire.training_spec import TrainingSpec
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "training_loop.json"
 CONFIG = {

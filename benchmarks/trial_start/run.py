@@ -14,18 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
-from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdStarter, rank_environment
+from trial_lib.deepspeed_config.overrides import config_hash, read_deepspeed_json
+from trial_lib.device.this_host import this_host
 from trial_lib.launch.program import Program
 from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.trial import TrialPlan, run_trial
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import TrialResult
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.wire.step_window import StepWindow
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "trial_start.json"

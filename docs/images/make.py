@@ -29,10 +29,10 @@ from browser_fixtures import open_browser  # noqa: E402
 from report_fixtures import PICTURED, recorded_study, with_results  # noqa: E402
 from server_fixtures import mlflow_server  # noqa: E402
 
-from flows.live import LiveView  # noqa: E402
-from trial_lib.records.study_folder import StudyPaths, StudyRecord  # noqa: E402
+from flows.terminal import LiveView  # noqa: E402
+from trial_lib.records.folders import StudyPaths, StudyRecord  # noqa: E402
+from trial_lib.report.html_report import write_report  # noqa: E402
 from trial_lib.report.read_study import read_study  # noqa: E402
-from trial_lib.report.write_report import write_report  # noqa: E402
 from trial_lib.study.arguments import StudyArguments  # noqa: E402
 from trial_lib.tracking.tracker import StudyTracker  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 from disk_fixtures import CannotMountError, fill, small_disk
 from study_fixtures import Zerotune
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]

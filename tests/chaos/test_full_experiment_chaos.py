@@ -10,10 +10,10 @@ import pytest
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Running, is_alive
 
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment.open import new_full_experiment, resume_newest
-from trial_lib.study import build_program
-from trial_lib.wire.metrics_file import MetricsReader
+from flows.prefect_server import PrefectServer
+from trial_lib.messages.files import MetricsReader
+from trial_lib.study import program
+from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 
 def start(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Running:
@@ -73,7 +73,7 @@ def test_sigkill_and_ctrl_c_leave_no_process_and_resume_starts_from_the_last_che
 def test_a_killed_rank_or_guard_costs_the_work_since_the_last_checkpoint(
     folder: Folder, victim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     arguments = folder.write_class(batches=40, period=5, max_restarts=1, hparams={"step_seconds": 0.05})
     full_experiment = new_full_experiment(arguments, folder.root)
     full_experiment.begin()

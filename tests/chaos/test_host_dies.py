@@ -17,12 +17,12 @@ from hosts_fixtures import HOSTS, part_of
 from ray_fixtures import LocalCluster, local_cluster
 from study_fixtures import Zerotune, is_alive, words_of
 
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import rank_environment
-from trial_lib.launch.hosts.starter import HostfileStarter
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.hosts import HostfileStarter
+from trial_lib.launch.starters import rank_environment
 from trial_lib.launch.trial import TrialPlan, run_trial
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.result import Outcome
-from trial_lib.wire.step_window import StepWindow
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.devices(2, "cpu")]

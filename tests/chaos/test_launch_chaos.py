@@ -12,12 +12,11 @@ import psutil
 import pytest
 from conftest import PROGRAMS
 
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import ColdStarter, rank_environment
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.slots import held_slots
+from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.trial import run_trial
-from trial_lib.launch.warm import WarmStarter
-from trial_lib.slots.slots import held_slots
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.orders import StepWindow
 
 SPAWN = multiprocessing.get_context("spawn")
 BUILDERS = ["ShareMemCommBuilder"]

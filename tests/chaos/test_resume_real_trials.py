@@ -8,7 +8,7 @@ import pytest
 from study_fixtures import Study, Zerotune
 from worker_fixtures import alive, pids_of
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 

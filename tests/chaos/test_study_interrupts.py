@@ -9,7 +9,7 @@ import pytest
 from study_fixtures import Study, Zerotune, words_of
 
 from trial_lib.records.candidate import Purpose
-from trial_lib.study.kept.history import Asked, AskedSweep, Told, Withdrawn
+from trial_lib.study.history import Asked, AskedSweep, Told, Withdrawn
 
 SEARCH = ("binary", "-mt", "4", "-z", "1", "-mct", "1")
 # Long enough to be caught in the middle of it.

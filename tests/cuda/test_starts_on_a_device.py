@@ -8,7 +8,7 @@ import pynvml
 import pytest
 from device_fixtures import host_of_tests
 
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

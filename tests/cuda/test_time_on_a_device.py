@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.orders import StepWindow
 
 pytestmark = pytest.mark.devices(1, "cuda")
 

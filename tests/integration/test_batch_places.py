@@ -22,21 +22,20 @@ from device_fixtures import TRAINER_FLAGS
 from others_fixtures import Triple, engine_in, engine_of
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.device.host.this_host import this_host
-from trial_lib.launch.cold import rank_environment
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from trial_lib.launch.starters import WarmStarter, rank_environment
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.slots.ports import reserved_port
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.opening.typed_command import read_command
 from trial_lib.study.runner import Work
 from trial_lib.study.setup import StudySetup
+from trial_lib.study.typed_command import read_command
 
 KEYS = {"micro": MICRO_BATCH, "accumulation": ACCUMULATION, "total": TRAIN_BATCH}
 MICRO, ACCUMULATED = 4, 2

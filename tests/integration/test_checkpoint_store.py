@@ -11,10 +11,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
-from trial_lib.training.saved import checkpoints, random_states, universal
-from trial_lib.training.saved.checkpoints import CheckpointStore, load_rank_state, save_rank_state
+from trial_lib.training import checkpoints, universal
+from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 RANKS = 3
 
@@ -162,14 +161,14 @@ def test_an_error_of_rank_0_is_one_of_all(on_all_ranks, tmp_path):
 def save_and_draw(distributed, root):
     random.seed(distributed.rank)
     CheckpointStore(root, distributed, smaller_is_better=True).save(
-        10, None, {}, lambda folder: save_rank_state(folder, distributed.rank, random_states.capture())
+        10, None, {}, lambda folder: save_rank_state(folder, distributed.rank, checkpoints.capture())
     )
     return random.random()
 
 
 def load_and_draw(distributed, root):
     found, _ = find(distributed, root)
-    random_states.restore(load_rank_state(found.path, distributed.rank))
+    checkpoints.restore(load_rank_state(found.path, distributed.rank))
     return random.random()
 
 

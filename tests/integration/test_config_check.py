@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from study_fixtures import Zerotune
 
-from trial_lib.launch.cold import ColdStarter
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.launch.starters import ColdStarter, WarmStarter
 from trial_lib.records.result import Outcome
 
 SOUND: dict[str, Any] = {

@@ -12,14 +12,11 @@ from study_fixtures import Study, Zerotune
 from test_tracking import add_trial, new_study
 from worker_fixtures import is_training
 
-from flows.commands.sync import sync_command
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.records.whereabouts import whereabouts_of
-from trial_lib.study.kept.folder import hold_lock
-from trial_lib.study.kept.record_file import read_record, write_study_record
-from trial_lib.wire.errors import InputError
+from flows.prefect_server import PrefectServer
+from flows.records import sync_command
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, whereabouts_of
+from trial_lib.study.folder import hold_lock, read_record, write_study_record
 
 
 def runs_by_study(uri: str, name: str) -> dict[str, list[Run]]:

@@ -14,15 +14,13 @@ from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 from training_fixtures import Training, Trainings
 
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
-from trial_lib.full_experiment.open import new_full_experiment, resume_newest
-from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from flows.prefect_server import PrefectServer
+from trial_lib.messages.folders import StopRequest
+from trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
+from trial_lib.records.folders import FullExperimentPaths, StudyStatus
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyStatus
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.stop_request import StopRequest
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ANY = PROGRAMS / "any"

@@ -31,11 +31,11 @@ from prefect_kubernetes import KubernetesWorker
 
 from flows.experiment import experiment
 from flows.tune import tune
-from trial_lib.full_experiment.driver import TrainingArguments
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.full_experiment import TrainingArguments
 
 if TYPE_CHECKING:
-    from flows.servers.prefect_server import PrefectServer
+    from flows.prefect_server import PrefectServer
 
 DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
 PREFECT_FILE = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())

@@ -17,13 +17,12 @@ import pytest
 from server_fixtures import free_port
 from tls_fixtures import serve_by_https
 
-from flows.servers.prefect_check import check_prefect
-from trial_lib.device.host.this_host import this_host
-from trial_lib.doctor import builds
-from trial_lib.doctor.check import Verdict
-from trial_lib.doctor.mlflow import check_mlflow
+from flows.doctor import check_prefect
+from trial_lib import doctor as builds
+from trial_lib.device.this_host import this_host
+from trial_lib.doctor import Verdict, check_mlflow
 from trial_lib.launch.processes import tried_devices
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 BIN = Path(sys.executable).parent
 IN_SECONDS = 30.0  # some five on an idle machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trial_lib.launch.processes import log_bounds
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.orders import StepWindow
 
 # Never enough by itself: a program ends first.
 UNTIL_THE_END = StepWindow(3, 5, max_steps=1000, max_seconds=60, relative_error=0.0)

@@ -9,7 +9,7 @@ import pytest
 from others_fixtures import Triple, engine_of, stage_of
 from study_fixtures import Study, Zerotune
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 

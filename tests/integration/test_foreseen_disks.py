@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from foreseen_fixtures import program_named
 
-from trial_lib.foresee.foreseen import Pretended, foresee
-from trial_lib.launch.warm import WarmStarter
-from trial_lib.wire.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
+from trial_lib.launch.starters import WarmStarter
+from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
+from trial_lib.plan.foreseen import Pretended, foresee
 
 # DeepSpeed swaps no tensor below 1 MiB.
 LAYERS, WIDTH = 6, 1024

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from trial_lib.foresee.memory.by_size import by_size
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.step_time import foresee_step
+from trial_lib.plan.devices import Cluster, known_devices
+from trial_lib.plan.scaling import by_size
+from trial_lib.plan.step_time import foresee_step
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.foresee.program_list import Foreseeable, all_programs
 from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
-from trial_lib.foresee.foreseen import starter_for
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.wire.foreseen_run import KINDS, OPERATIONS, PLACES
+from trial_lib.messages.foreseen_run import KINDS, OPERATIONS, PLACES
+from trial_lib.plan.devices import Cluster, known_devices
+from trial_lib.plan.foreseen import starter_for
+from trial_lib.plan.step_time import foresee_step
 
 ROWS = {row.name: row for row in all_programs()}
 # One of each way in which a training is written, as many as fit a minute.

@@ -8,11 +8,11 @@ import pytest
 from foreseen_fixtures import PROGRAMS, program_named
 
 from benchmarks.foresee.few_layers import zero_of_few
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.foresee.memory.by_size import by_size
 from trial_lib.launch.trial_files import layer_refusal
-from trial_lib.records.study_folder import PLANS
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.scaling import by_size
+from trial_lib.records.folders import PLANS
 
 PASSES = ("forward", "backward")
 BASE = {

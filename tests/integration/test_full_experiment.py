@@ -10,12 +10,12 @@ from full_experiment_fixtures import Folder, run_to_its_end, runs_of
 from mlflow.tracking import MlflowClient
 from study_fixtures import Zerotune, query
 
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment.open import new_full_experiment, resume_newest
-from trial_lib.records.study_folder import StudyStatus
-from trial_lib.study import build_program
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.metrics_file import MetricsReader
+from flows.prefect_server import PrefectServer
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import MetricsReader
+from trial_lib.records.folders import StudyStatus
+from trial_lib.study import program
+from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 BUCKETS = {"reduce_bucket_size": 1000000, "allgather_bucket_size": 1000000}
 
@@ -23,7 +23,7 @@ BUCKETS = {"reduce_bucket_size": 1000000, "allgather_bucket_size": 1000000}
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of a trial class that need no torch: what the driver sees of them is the same."""
-    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
 
 
 def run(folder: Folder, home: Path, server: PrefectServer, *options: str) -> Any:

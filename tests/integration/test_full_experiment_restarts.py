@@ -11,14 +11,13 @@ import pytest
 from full_experiment_fixtures import Folder, run_to_its_end
 from study_fixtures import Zerotune
 
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.full_experiment import driver
-from trial_lib.full_experiment.open import new_full_experiment, resume_newest
+from flows.prefect_server import PrefectServer
 from trial_lib.launch import full_training
-from trial_lib.launch.cold import ColdStarter
-from trial_lib.records.study_folder import StudyStatus
-from trial_lib.study import build_program
-from trial_lib.wire.errors import InputError
+from trial_lib.launch.starters import ColdStarter
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import StudyStatus
+from trial_lib.study import full_experiment, program
+from trial_lib.study.open_full_experiment import new_full_experiment, resume_newest
 
 
 @pytest.mark.long
@@ -33,7 +32,7 @@ def test_a_crash_that_repeats_itself_is_not_repeated_to_the_end(folder: Folder) 
 
 @pytest.mark.long
 def test_the_same_crash_further_on_is_started_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     monkeypatch.setattr(full_training, "_FIRST_PAUSE_S", 0.1)
     arguments = folder.write_class(batches=6, max_restarts=5, hparams={"fails_after": 2})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
@@ -86,7 +85,7 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
         may_end.wait(30)
 
     monkeypatch.setattr(ColdStarter, "_build", held)
-    monkeypatch.setattr(driver, "_CANCEL_S", 0.2)
+    monkeypatch.setattr(full_experiment, "_CANCEL_S", 0.2)
     arguments = folder.write_script()
     running = new_full_experiment(arguments, folder.root)
     running.begin()
@@ -103,7 +102,7 @@ def test_a_folder_stays_locked_until_the_training_s_processes_are_gone(
 
 
 def test_what_holds_hyperparameters_is_for_the_user_alone(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_program, "TRIAL_CLASS_MODULE", "stand_in")
+    monkeypatch.setattr(program, "TRIAL_CLASS_MODULE", "stand_in")
     arguments = folder.write_class(batches=2, hparams={"api_key": "a_secret"})
     assert run_to_its_end(new_full_experiment(arguments, folder.root)).completed
     for file in folder.paths.root.rglob("*"):

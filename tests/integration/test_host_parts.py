@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from conftest import Trials
 
-from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.locks import own_folder
 from trial_lib.launch.program import HostRanks
 from trial_lib.launch.rank_starter import ProcessesEnd
-from trial_lib.launch.ray.host import HostSetup, RayHost
-from trial_lib.launch.ray.transfer import unpack
+from trial_lib.launch.ray_host import HostSetup, RayHost
+from trial_lib.launch.ray_messages import unpack
+from trial_lib.launch.starters import rank_environment
 from trial_lib.launch.trial import take_result
-from trial_lib.slots.lock_dir import own_folder
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.orders import StepWindow
 
 # Parts of this machine stand for hosts, each with a core of its own.
 pytestmark = pytest.mark.devices(2, "cpu")
@@ -61,7 +61,7 @@ def test_a_part_that_cannot_be_prepared_gives_its_port_back(
     plan.paths.root.mkdir(parents=True)
     one = host(trials, "first")
     given_back = []
-    monkeypatch.setattr("trial_lib.launch.ray.host.reserved_port", lambda: nullcontext(4711))
+    monkeypatch.setattr("trial_lib.launch.ray_host.reserved_port", lambda: nullcontext(4711))
     port = one.meet(plan.trial_id)
     one._meetings[plan.trial_id].callback(given_back.append, port)
     monkeypatch.setattr(one._starter, "prepare", lambda *_: 1 / 0)

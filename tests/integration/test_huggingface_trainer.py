@@ -11,12 +11,11 @@ import pytest
 from device_fixtures import TRAINER_FLAGS
 
 from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.launch.cold import rank_environment
-from trial_lib.memory.states import FULL, HALF, state_bytes
-from trial_lib.memory.zero_settings import ZeroSettings
+from trial_lib.launch.starters import rank_environment
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Purpose
-from trial_lib.study.known_program import completed_config
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.search.zero_settings import FULL, HALF, ZeroSettings, state_bytes
+from trial_lib.study.program import completed_config
 
 ANY = Path(__file__).parents[1] / "programs" / "any"
 AUTO = json.loads((ANY / "ds_auto.json").read_text())

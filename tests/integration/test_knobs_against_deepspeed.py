@@ -17,12 +17,10 @@ import pytest
 
 from trial_lib.deepspeed_config.layout import AUTOEP
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.space.arms import RequestedKnob, without_effect
-from trial_lib.space.catalogue import KNOBS
-from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import STAGE, ZERO_STAGES, set_knob
-from trial_lib.space.known_knobs.adam import TORCH_ADAM
-from trial_lib.space.known_knobs.offload import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
+from trial_lib.search.arms import RequestedKnob, without_effect
+from trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, TORCH_ADAM
+from trial_lib.search.effects import Surroundings
+from trial_lib.search.knobs import STAGE, ZERO_STAGES, set_knob
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.cold import rank_environment
+from trial_lib.launch.starters import rank_environment
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Purpose
-from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 
@@ -96,9 +96,9 @@ def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow()
         from trial_lib.launch.processes import fork_server
         from trial_lib.launch.processes import guard
         from trial_lib.launch.processes import jit_builds
-        from trial_lib.launch.processes import leash
+        from trial_lib.launch.processes import keeper as leash
         from trial_lib.launch.processes import rank_process
-        from trial_lib.measure import probe, rank
+        from trial_lib.rank import probe, rank
         print([name for name in ("pydantic", "prefect", "mlflow", "deepspeed", "click") if name in sys.modules])
     """
     command = [sys.executable, "-c", textwrap.dedent(source)]

@@ -12,12 +12,11 @@ import time
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.slots import ports
-from trial_lib.slots.lock_dir import own_folder
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import held_slots
-from trial_lib.wire.errors import InputError
+from trial_lib.device.base import Host
+from trial_lib.launch import locks as ports
+from trial_lib.launch.locks import own_folder, reserved_port
+from trial_lib.launch.slots import held_slots
+from trial_lib.messages.errors import InputError
 
 SPAWN = multiprocessing.get_context("spawn")
 SLOTS = ["0", "1", "2"]

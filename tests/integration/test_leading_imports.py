@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch import warm
-from trial_lib.launch.cold import rank_environment
+from trial_lib.launch import starters
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.launch.starters import WarmStarter, rank_environment
 
 MODULES = {
     "leads": "import os\nclass Lazy: pass\nos.environ['LEADS'] = 'set'",
@@ -80,14 +79,14 @@ def test_one_that_needs_a_device_is_left_to_the_ranks(shown: Shown) -> None:
 
 @pytest.mark.long
 def test_the_time_is_that_of_all_attempts(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_PATIENCE_S", 2.0)
+    monkeypatch.setattr(starters, "_PATIENCE_S", 2.0)
     modules, notes = shown("import takes_a_second", "import spoils", "import takes_a_second_too", "import follows")
     assert modules == "None"
     assert notes == ["the code's imports took more than 2 s: they are left to the ranks"]
 
 
 def test_all_are_left_to_the_ranks_if_one_never_ends(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(starters, "_PATIENCE_S", 1.0)
     modules, notes = shown("import leads", "import waits", "import follows")
     assert modules == "None"
     assert notes == ["the code's imports took more than 1 s: they are left to the ranks"]

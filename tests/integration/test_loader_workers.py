@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
 
-from trial_lib.measure.libraries import data_loaders
-from trial_lib.measure.libraries.data_loaders import PERSISTENT, PREFETCH, WORKERS
+from trial_lib.rank import torch_functions
+from trial_lib.rank.torch_functions import PERSISTENT, PREFETCH, WORKERS
 
 WORKS = {WORKERS: 2, PREFETCH: 3}
 
@@ -47,7 +47,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("__init__", "__iter__"):
         monkeypatch.setattr(DataLoader, name, getattr(DataLoader, name))
     settings: dict[str, Any] = {}
-    data_loaders.install(lambda: settings)
+    torch_functions.install(lambda: settings)
     return settings
 
 
@@ -111,13 +111,13 @@ def test_random_numbers_of_the_data_set_differ_from_worker_to_worker(wanted: dic
 
 def test_a_loader_that_nobody_has_noted_has_no_line() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4)))
-    assert data_loaders.LoaderOrigins().of(loader) == ("", False)
+    assert torch_functions.LoaderOrigins().of(loader) == ("", False)
 
 
 def test_the_line_that_made_a_loader_is_its_user_s(wanted: dict[str, Any]) -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4)))
-    line, by_trainer = data_loaders.origins.of(loader)
+    line, by_trainer = torch_functions.origins.of(loader)
     assert line.startswith("tests/integration/test_loader_workers.py:")
     assert not by_trainer
     again = DataLoader(loader.dataset)
-    assert data_loaders.origins.of(again)[0] == line
+    assert torch_functions.origins.of(again)[0] == line

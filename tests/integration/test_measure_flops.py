@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from trial_lib.messages.measurement import Arrival
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Purpose
-from trial_lib.wire.arrival import Arrival
-from trial_lib.wire.step_window import StepWindow
 
 VOCABULARY, LENGTH, HIDDEN, LAYERS = 384, 64, 128, 3
 # Of one sample, forward. An embedding is a look-up, and costs none.

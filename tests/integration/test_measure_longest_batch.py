@@ -11,10 +11,9 @@ from device_fixtures import TRAINER_FLAGS
 from training_fixtures import TRIAL_CLASSES
 
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.messages.orders import StepWindow, TrainingSpec
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.training_spec import TrainingSpec
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 LONGEST = 40

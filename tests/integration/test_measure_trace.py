@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from trial_lib.messages.measurement import TracedStep
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.result import TrialResult
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.traced_step import TracedStep
 
 SHORT = StepWindow(start_step=2, end_step=4, max_steps=3)
 

@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from report_fixtures import STUDY_ID, study_with_failures, with_results
 from server_fixtures import Server, mlflow_server
 
-from trial_lib.records.study_folder import StudyPaths, StudyRecord
+from trial_lib.records.folders import StudyPaths, StudyRecord
 from trial_lib.tracking.tracker import StudyTracker
 
 DESK = {"width": 1440, "height": 900}

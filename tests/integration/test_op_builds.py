@@ -21,8 +21,8 @@ from conftest import PROGRAMS, Trials
 from study_fixtures import BIN, Zerotune
 
 from trial_lib.launch import op_builds
-from trial_lib.launch.cold import ColdStarter, rank_environment
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
+from trial_lib.launch.starters import ColdStarter, rank_environment
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import TrialResult
 

@@ -9,10 +9,10 @@ from conftest import CONFIG, Trials
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.profile.profiling import profile_candidates, run_profile
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.study.profile import profile_candidates, run_profile
 
 ONE_STEP = StepWindow(1, 1, max_steps=1)
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import pytest
 from conftest import Trials
 
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import TrialResult
-from trial_lib.wire.step_window import StepWindow
 
 OWN = {
     "train_micro_batch_size_per_gpu": 1,

@@ -10,7 +10,7 @@ import pytest
 from others_fixtures import Copied, Triple, Tuned, Typed, engine_of, expect_answered, stage_of
 from study_fixtures import query
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.report.read_study import read_study
 

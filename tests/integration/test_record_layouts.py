@@ -8,7 +8,7 @@ from study_fixtures import Zerotune
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.result import Outcome
 from trial_lib.records.table import read_table
-from trial_lib.space.knobs import get_knob
+from trial_lib.search.knobs import get_knob
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "divided"
 EXPERIMENT = """

@@ -11,10 +11,10 @@ from conftest import CONFIG, Trials
 from foreseen_fixtures import PROGRAMS, program_named
 from server_fixtures import free_port
 
-from trial_lib.foresee.foreseen import Pretended, foresee
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.launch.starters import WarmStarter
+from trial_lib.messages.orders import StepWindow
+from trial_lib.plan.foreseen import Pretended, foresee
 from trial_lib.records.candidate import Purpose
-from trial_lib.wire.step_window import StepWindow
 
 SHORT = StepWindow(1, 3, max_steps=2)
 STAGE = 2

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from trial_lib.deepspeed_config.batch import BatchSizes, resolve_batch
-from trial_lib.deepspeed_config.divisibility import ModelShape
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "optimizer": ADAM}

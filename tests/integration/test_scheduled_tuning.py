@@ -15,7 +15,7 @@ from study_fixtures import Study, Zerotune, query
 from trial_lib.records.candidate import Purpose
 
 if TYPE_CHECKING:
-    from flows.servers.prefect_server import PrefectServer
+    from flows.prefect_server import PrefectServer
 
 pytestmark = pytest.mark.long
 

@@ -19,14 +19,13 @@ from device_fixtures import TRAINER_FLAGS
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
 from trial_lib.deepspeed_config.overrides import config_hash
-from trial_lib.device.host.this_host import this_host
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.starters import WarmStarter
 from trial_lib.launch.sweep import run_sweep
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.messages.orders import SPEC_VARIABLE, StepWindow, TrainingSpec
 from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 GIB = 2**30

@@ -12,10 +12,10 @@ from switched_fixtures import COMMAND, SHOWN, ran_with, switched, switched_with
 from worker_fixtures import process_worker
 
 from benchmarks.replay.table import TableWorld
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.command.switches import switches_of
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
+from trial_lib.records.switches import switches_of
 from trial_lib.records.table import read_table
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ import yaml
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 ANY = Path(__file__).parents[1] / "programs" / "any"

@@ -21,17 +21,16 @@ from mlflow.tracking import MlflowClient
 from server_fixtures import free_port
 
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.tracking.sync import StudySync
+from trial_lib.tracking.sync import StudySync, trials_view
 from trial_lib.tracking.tracker import StudyTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
-from trial_lib.tracking.trials_view import trials_view
 
 SYNC = """
 import sys
 from pathlib import Path
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.records.folders import StudyPaths
 from trial_lib.tracking.sync import StudySync
 print("ready", flush=True)
 StudySync(StudyPaths(Path(sys.argv[1])), sys.argv[2]).run()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from training_fixtures import DS_CONFIG, TRIAL_CLASSES, Training, Trainings
 
+from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
 from trial_lib.records.result import Outcome
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
 
 
 @pytest.fixture

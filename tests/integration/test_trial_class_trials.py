@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from training_fixtures import EXAMPLES, TRIAL_CLASSES
 
+from trial_lib.messages.orders import TrainingSpec
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.wire.training_spec import TrainingSpec
 
 
 def run(

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from training_fixtures import EXAMPLES, Trainings
 
-from trial_lib.experiment.hparams import merged_hparams
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.warm import WarmStarter
+from trial_lib.inputs.read_experiment import read_experiment
+from trial_lib.launch.starters import WarmStarter
+from trial_lib.study.spec_for_ranks import merged_hparams
 
 
 @pytest.mark.parametrize(

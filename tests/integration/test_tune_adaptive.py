@@ -10,7 +10,7 @@ from study_fixtures import Study, Zerotune, query
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
-from trial_lib.study.kept.history import AskedSweep, Withdrawn
+from trial_lib.study.history import AskedSweep, Withdrawn
 
 pytestmark = pytest.mark.timeout(400)
 

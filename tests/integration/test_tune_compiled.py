@@ -11,7 +11,7 @@ import pytest
 from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Study, Zerotune, query
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]

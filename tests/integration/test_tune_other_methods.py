@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Running, Zerotune, query
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 

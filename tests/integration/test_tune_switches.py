@@ -12,7 +12,7 @@ from device_fixtures import TRAINER_FLAGS
 from study_fixtures import Zerotune
 from switched_fixtures import COMMAND, SHOWN, SWITCHED, ran_with, switched_with
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 

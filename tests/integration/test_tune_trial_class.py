@@ -11,8 +11,8 @@ from full_experiment_fixtures import runs_of
 from study_fixtures import Zerotune
 from training_fixtures import TRIAL_CLASSES
 
-from flows.servers.prefect_server import PrefectServer
-from trial_lib.records.full_experiment_folder import FullExperimentPaths
+from flows.prefect_server import PrefectServer
+from trial_lib.records.folders import FullExperimentPaths
 from trial_lib.records.result import Outcome
 
 EXPERIMENT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
 from trial_lib.records.result import Outcome
 
 TURNED = Path(__file__).parents[1] / "programs" / "turned"

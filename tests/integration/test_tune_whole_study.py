@@ -18,7 +18,7 @@ from study_fixtures import Running, Study, Zerotune, query
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.space.candidate_names import CandidateNames
+from trial_lib.search.arms import CandidateNames
 
 # Hugging Face's hub reads it when it is imported.
 SETS_A_VARIABLE = """\

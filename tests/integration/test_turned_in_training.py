@@ -12,10 +12,10 @@ import yaml
 from conftest import CONFIG, PROGRAMS
 from study_fixtures import Zerotune
 
-from flows.servers.prefect_server import PrefectServer
+from flows.prefect_server import PrefectServer
+from trial_lib.messages.orders import StepWindow
+from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, PERSISTENT, PINNED, PREFETCH, WORKERS
 from trial_lib.records.result import Outcome
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE, FUSED, PERSISTENT, PINNED, PREFETCH, WORKERS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 

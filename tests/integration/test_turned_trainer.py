@@ -10,10 +10,10 @@ from conftest import PROGRAMS
 from device_fixtures import TRAINER_FLAGS
 
 from trial_lib.deepspeed_config.overrides import config_hash
+from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.space.turned_in_code import left_to_write, trainer_options
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.study.training_command import left_to_write, trainer_options
 
 ANY = PROGRAMS / "any"
 PLACE = "model:activation_checkpointing"

@@ -26,7 +26,7 @@ from benchmarks.programs.trials import Trials
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.open_study import new_study
+from trial_lib.study.open_study import new_study
 from trial_lib.study.training_command import training_command
 
 BIN = Path(sys.executable).parent

@@ -95,7 +95,7 @@ def write(engines, folder):
 
 def save(ranks, root):
     """Trains, saves, and trains on: what the others have to repeat."""
-    from trial_lib.training.saved.checkpoints import CheckpointStore
+    from trial_lib.training.checkpoints import CheckpointStore
 
     engines = build_all(ranks)
     for engine in engines.values():
@@ -106,8 +106,8 @@ def save(ranks, root):
 
 
 def resume(ranks, root):
-    from trial_lib.training.saved.checkpoints import Checkpoint, CheckpointStore
-    from trial_lib.training.saved.universal import loadable, world_size_problem
+    from trial_lib.training.checkpoints import Checkpoint, CheckpointStore
+    from trial_lib.training.universal import loadable, world_size_problem
 
     engines = build_all(ranks)
     store = CheckpointStore(root, ranks, True)

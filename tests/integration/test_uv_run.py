@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.device.host.base import Host
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.device.base import Host
+from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.build_program import environment_of, interpreter_of
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.opening.followed import followed
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.followed import followed
+from trial_lib.study.program import KnownProgram, environment_of, interpreter_of
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.training_command import training_command
-from trial_lib.wire.errors import InputError
+from trial_lib.study.typed_command import read_command
 
 UV = """#!/bin/sh
 echo "$@" >> {folder}/uv.log

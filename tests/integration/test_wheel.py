@@ -129,8 +129,8 @@ def test_it_reads_a_study_and_draws_its_report(installed: Path, tmp_path: Path) 
     paths = recorded_study(tmp_path / "work")
     shown = run(installed / "zerotune", "show", STUDY_ID, "--json", folder=tmp_path)
     assert json.loads(shown.stdout)["status"] == "completed", shown.stderr
-    code = "import pathlib, sys; from trial_lib.report.write_report import write_report as write; "
-    code += "from trial_lib.records.study_folder import StudyPaths; write(StudyPaths(pathlib.Path(sys.argv[1])))"
+    code = "import pathlib, sys; from trial_lib.report.html_report import write_report as write; "
+    code += "from trial_lib.records.folders import StudyPaths; write(StudyPaths(pathlib.Path(sys.argv[1])))"
     paths.report.unlink(missing_ok=True)
     drawn = run(installed / "python", "-c", code, str(paths.root), folder=tmp_path)
     assert drawn.returncode == 0, drawn.stderr

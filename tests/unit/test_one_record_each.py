@@ -7,9 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITH_TOYS = """
-from trial_lib.command.launcher_options import followed, left_out
-from trial_lib.command.launchers import LAUNCHERS, UserLauncher
-from trial_lib.records import search_metrics
+from trial_lib.inputs.launchers import followed, left_out
+from trial_lib.inputs.launchers import LAUNCHERS, UserLauncher
+from trial_lib.records import result as search_metrics
 from trial_lib.search import methods
 from trial_lib.search.settings import RandomSettings
 
@@ -50,7 +50,7 @@ assert search.best is not None
 REPORT = """
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.report.leaderboard import leaderboard
+from trial_lib.report.study_view import leaderboard
 
 def ended(number, tokens):
     return TrialResult(
@@ -68,18 +68,18 @@ import os
 import sys
 from pathlib import Path
 
-from trial_lib.command.launcher_process import launcher_in
-from trial_lib.command.program_code import may_start_ranks
-from trial_lib.device.host.base import Host
+from trial_lib.inputs.launcher_process import launcher_in
+from trial_lib.inputs.program_code import may_start_ranks
+from trial_lib.device.base import Host
 from trial_lib.launch.program import rank_requests
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.build_program import program_of
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.program import program_of
+from trial_lib.study.program import KnownProgram
+from trial_lib.study.typed_command import read_command
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.training_command import training_command
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 folder, host = Path.cwd(), Host("cpu", ["0", "1"], 2**30)
 Path("train.py").touch()

@@ -8,22 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
-from trial_lib.launch.classify import RankRecord, classify, is_from_outside
+from trial_lib.device.base import Host, has_killed, kernel_kills
+from trial_lib.launch.locks import reserved_port
+from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, read_rank_record
 from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
-from trial_lib.launch.slot_wait import SlotWait
-from trial_lib.records.failure_cause import as_sentence
-from trial_lib.records.full_experiment_folder import FullExperimentPaths
-from trial_lib.records.result import Outcome
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import HeldSlots, held_slots
-from trial_lib.wire.metrics_file import MetricsReader
-from trial_lib.wire.rank_order import TrainingOrder
+from trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
+from trial_lib.messages.files import MetricsReader
+from trial_lib.messages.orders import TrainingOrder
+from trial_lib.records.folders import FullExperimentPaths
+from trial_lib.records.result import Outcome, as_sentence
 
-_ENTRY = "trial_lib.measure.rank:train"
+_ENTRY = "trial_lib.rank.rank:train"
 
 # The user's class breaks the API, and would do so again.
 _INVALID_TRIAL = "InvalidTrialError"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trial_lib.command.launchers import launcher_named
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.this_host import kind_of
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of
+from trial_lib.inputs.launchers import launcher_named
 from trial_lib.launch.rank_starter import RankRequest
 
 

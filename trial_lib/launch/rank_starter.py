@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from trial_lib.launch.processes import channel, rank_process
 from trial_lib.launch.processes.config_check import Judgement
-from trial_lib.wire.imported import Import
-from trial_lib.wire.layer import Layer
+from trial_lib.messages.folders import Layer
+from trial_lib.messages.orders import Import
 
 HOST, GUARD = "host", "guard"
 """Two causes of an end: a host has died, or the guard was killed."""
@@ -217,3 +217,48 @@ class RankStarter(Protocol):
 
     def close(self) -> None:
         """Ends everything."""
+
+
+# A starter whose running processes can be ended without ending the starter.
+
+
+class Launches(Protocol):
+    """Starts the processes of a run."""
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """See `RankStarter.launch`."""
+
+
+class EndableStarter:
+    """Starts the processes of some runs, which end together.
+
+    Args:
+        starter: starts them.
+
+    Attributes:
+        has_ended: whether `end` was called.
+    """
+
+    def __init__(self, starter: Launches) -> None:
+        self._starter = starter
+        self._lock = threading.Lock()
+        self._running: list[Launched] = []
+        self.has_ended = False
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """See `RankStarter.launch`."""
+        launched = self._starter.launch(request)
+        with self._lock:
+            self._running.append(launched)
+            ended = self.has_ended
+        if ended:
+            launched.cancel()
+        return launched
+
+    def end(self) -> None:
+        """Ends the processes that run, and those that still start. Any thread may call this."""
+        with self._lock:
+            was_ended, self.has_ended = self.has_ended, True
+            running = [] if was_ended else list(self._running)
+        for launched in running:
+            launched.cancel()

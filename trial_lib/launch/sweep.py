@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
-from trial_lib.launch.device_watch import tell_devices, watched
+from trial_lib.device.base import Host, has_killed, kernel_kills
+from trial_lib.launch.device_watch import tell_devices, told_of, watched
+from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
-from trial_lib.launch.slot_wait import SlotWait
-from trial_lib.launch.standing_ranks import told_of
+from trial_lib.launch.slots import SlotWait, held_slots
 from trial_lib.launch.trial import (
     TrialPlan,
     clear,
@@ -34,14 +33,11 @@ from trial_lib.launch.trial import (
     write_candidate,
 )
 from trial_lib.launch.trial_files import put_away
+from trial_lib.messages.build_times import seconds as build_seconds
+from trial_lib.messages.files import OWNERS_FOLDER
+from trial_lib.messages.orders import KEPT, RankOrder, seconds_since, since_boot
 from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import held_slots
-from trial_lib.wire.build_times import seconds as build_seconds
-from trial_lib.wire.moments import seconds_since, since_boot
-from trial_lib.wire.rank_order import KEPT, RankOrder
-from trial_lib.wire.whole_files import OWNERS_FOLDER
 
 _POLL_S = 0.05
 _MEASURED = (Outcome.COMPLETED, Outcome.TOO_SLOW)

@@ -5,25 +5,28 @@ import json
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.free_host_memory import has_killed, kernel_kills
-from trial_lib.launch.allocator_notes import allocator_note
-from trial_lib.launch.classify import classify, is_from_outside
-from trial_lib.launch.device_watch import tell_devices, watched
+from trial_lib.device.base import Host, has_killed, kernel_kills
+from trial_lib.launch.device_watch import tell_devices, told_of, watched
+from trial_lib.launch.locks import reserved_port
+from trial_lib.launch.outcome import classify, is_from_outside, read_rank_record
 from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_records import read_rank_record
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
-from trial_lib.launch.slot_wait import SlotWait
-from trial_lib.launch.standing_ranks import told_of
+from trial_lib.launch.slots import SlotWait, held_slots
 from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
+from trial_lib.messages import orders
+from trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
+from trial_lib.messages.measurement import TracedStep
+from trial_lib.messages.orders import ProbeSettings, RankOrder, SizeOrder, TrainingSpec
+from trial_lib.messages.shared_segments import OF_NCCL
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import (
     Memory,
     ModelProfile,
@@ -33,18 +36,52 @@ from trial_lib.records.result import (
     TrialResult,
     WaitedForSlots,
 )
-from trial_lib.records.study_folder import TrialPaths
 from trial_lib.records.units import bytes_shown
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import held_slots
-from trial_lib.wire import moments
-from trial_lib.wire.rank_order import ProbeSettings, RankOrder, SizeOrder
-from trial_lib.wire.shared_segments import OF_NCCL
-from trial_lib.wire.traced_step import TracedStep
-from trial_lib.wire.training_spec import TrainingSpec
-from trial_lib.wire.whole_files import OWNERS_FOLDER, write_all, write_whole
 
-ENTRY = "trial_lib.measure.rank:run"
+# Sentences for the user about CUDA's caching allocator in a trial. Pure functions.
+
+
+# A note appears if idle fragments take more than this share of the device.
+_LARGE = 0.1
+# The name of the setting since torch 2.9, and the older name.
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+
+
+def allocator_note(memory: Memory, environment: Mapping[str, str]) -> str:
+    """Returns a sentence on a trial's memory beyond its peak. Mostly there is nothing to say, and on a CPU never.
+
+    Args:
+        memory: the memory of its ranks.
+        environment: the environment variables of its ranks.
+    """
+    return " ".join(filter(None, (_retries(memory), _idle(memory, environment))))
+
+
+def _retries(memory: Memory) -> str:
+    if not memory.was_short:
+        return ""
+    return (
+        f"CUDA's allocator had to empty its cache {max(memory.counted_retries)} times in the measured steps, which "
+        "costs time: memory was short, and a longer training may run out of it."
+    )
+
+
+def _idle(memory: Memory, environment: Mapping[str, str]) -> str:
+    ranks = zip(memory.peak_reserved, memory.steps_peak, memory.least_free, strict=False)
+    idle, share = max(
+        ((reserved - peak, (reserved - peak) / (reserved + free)) for reserved, peak, free in ranks if reserved),
+        default=(0, 0.0),
+    )
+    if share < _LARGE or any(_EXPANDABLE in environment.get(name, "") for name in _SETTINGS):
+        return ""
+    return (
+        f"{bytes_shown(idle)} of the device ({share:.0%}) were reserved and held no tensor at the peak: "
+        f"PYTORCH_CUDA_ALLOC_CONF={_EXPANDABLE} may make them usable."
+    )
+
+
+ENTRY = "trial_lib.rank.rank:run"
 """The function that each rank of a trial calls."""
 
 _MOST_NAMES = 3
@@ -249,7 +286,7 @@ def order_of(plan: TrialPlan) -> RankOrder:
         protected_before=time.time() if plan.protected_before is None else plan.protected_before,
         patience_s=plan.patience_s,
         device=plan.device,
-        launched_at=moments.now(),
+        launched_at=orders.now(),
         sizes=(size_order_of(plan),),
         withdrawal=str(plan.paths.withdrawal),
         hidden=tuple(map(str, hidden_folders(plan.program.model_dir, [plan.paths.root]))),

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, PositiveInt
+from pydantic_core import CoreSchema, core_schema
 
-from trial_lib.command.switches import deepspeed_part, switches_of
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -18,7 +18,40 @@ from trial_lib.deepspeed_config.overrides import (
     config_hash,
     overwrite_deepspeed_config,
 )
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.switches import deepspeed_part, switches_of
+
+# The base of all records.
+
+
+# A longer integer is nothing that ZeroTune has written. No float and no array can hold it.
+_LARGEST = 2**63 - 1
+
+Seconds = Annotated[float, Field(gt=-(2.0**37), lt=2.0**37, allow_inf_nan=False)]
+"""A duration, or seconds since the epoch, that a calendar can show."""
+
+
+def _bound(schema: Any) -> None:
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        _bound(part)
+    if isinstance(schema, dict) and schema.get("type") == "int":
+        if "gt" not in schema:
+            schema.setdefault("ge", -_LARGEST)
+        if "lt" not in schema:
+            schema.setdefault("le", _LARGEST)
+
+
+class FrozenRecord(BaseModel):
+    """A record that does not change once it is made. It refuses unknown keys, and integers of more than 64 bits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """Bounds the integers of all fields, because a file that is read back may contain any."""
+        schema = handler(source)
+        _bound(schema)
+        return schema
 
 
 class Candidate(FrozenRecord):
@@ -136,3 +169,34 @@ class Purpose(str, Enum):
         if self is Purpose.CONFIRM:
             return f"confirm-{name}"
         return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else name
+
+
+# A field that accepts the names in a table. Prefect's form offers them as a choice.
+
+
+@dataclass(frozen=True, eq=False)
+class NameOf:
+    """Makes a `str` field take the names of a table: `Annotated[str, NameOf("metric", SEARCH_METRICS)]`.
+
+    The table is read when the field is. A new record in it is accepted at once.
+
+    Attributes:
+        what: the field, as an error calls it.
+        table: the records by name.
+    """
+
+    what: str
+    table: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Returns how pydantic reads the field."""
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Returns how a form shows it."""
+        return {**handler(schema), "enum": list(self.table)}
+
+    def _check(self, name: str) -> str:
+        if name not in self.table:
+            raise ValueError(f"the {self.what} must be one of {', '.join(self.table)} but is {name!r}")
+        return name

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.units import percent
 
 _RIGHT = 0.005

@@ -1,17 +1,18 @@
 """How a trial ended, and what it measured."""
 
+import re
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.divisibility import ModelShape
-from trial_lib.records.candidate import Purpose
-from trial_lib.records.frozen_record import FrozenRecord, Seconds
-from trial_lib.wire.arrival import Arrival
-from trial_lib.wire.imported import Import
-from trial_lib.wire.traced_step import TracedStep
+from trial_lib.deepspeed_config.layout import ModelShape
+from trial_lib.messages.measurement import Arrival, TracedStep
+from trial_lib.messages.orders import Import
+from trial_lib.records.candidate import FrozenRecord, NameOf, Purpose, Seconds
+from trial_lib.records.units import quantity
 
 
 class Outcome(str, Enum):
@@ -426,3 +427,85 @@ class TrialResult(FrozenRecord):
     def formats(self) -> tuple[str, ...]:
         """Number formats that the program computes with, as a profile trial found them; empty if unknown."""
         return () if self.program is None else tuple(self.program.formats)
+
+
+# The metrics that a search can optimise, one record each.
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a trial.
+
+    Attributes:
+        name: as in `--metric`, the trial's record and MLflow.
+        unit: for people.
+        smaller_is_better: the direction of the search.
+        is_throughput: whether the metric is the samples per second times a constant of the model. The intervals of two
+            such metrics have the same proportions.
+        instead: the metric that a study goes by if the model shows no figure for this one. Empty if it always does.
+    """
+
+    name: str
+    unit: str
+    smaller_is_better: bool = False
+    is_throughput: bool = False
+    instead: str = ""
+
+    def better(self, value: float, than: float) -> bool:
+        """Returns whether `value` is strictly better than `than`."""
+        return value < than if self.smaller_is_better else value > than
+
+    def shown(self, value: float | None) -> str:
+        """Returns a value for people; nothing for None."""
+        return "" if value is None else quantity(value, self.unit)
+
+
+SEARCH_METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("FLOPS_per_gpu", "FLOP/s", is_throughput=True, instead="throughput"),
+        Metric("throughput", "samples/s", is_throughput=True),
+        Metric("forward", "s", smaller_is_better=True),
+        Metric("backward", "s", smaller_is_better=True),
+        Metric("latency", "s", smaller_is_better=True),
+    )
+}
+
+MetricName = Annotated[str, NameOf("metric", SEARCH_METRICS)]
+
+
+# The common part of the reasons of trials that ended the same way.
+
+
+# Paths and numbers differ between such reasons.
+_PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")
+_NUMBER = re.compile(r"\d[\d,.]*")
+_LOG = re.compile(r"\s*Log: .*")
+
+
+def as_sentence(reason: str) -> str:
+    """Returns a reason with a full stop, so that another sentence can follow. An exception's message seldom has one.
+
+    No reason stays none.
+
+    Example:
+        >>> as_sentence("The program raised KeyError: 'labels'"), as_sentence("Did it end?")
+        ("The program raised KeyError: 'labels'.", 'Did it end?')
+    """
+    said = reason.rstrip()
+    return said if not said or said.endswith((".", "!", "?", ":")) else f"{said}."
+
+
+def cause_of(reason: str) -> str:
+    """Returns the reason of a failed trial without its paths and numbers.
+
+    Example:
+        >>> cause_of("Rank 1 left no result. Log: /tmp/trials/0003/rank1.log")
+        'Rank # left no result. Log: PATH'
+    """
+    return _NUMBER.sub("#", _PATH.sub("PATH", reason))
+
+
+def without_log(reason: str) -> str:
+    """Returns the reason of a failed trial without the path of its log."""
+    return _LOG.sub("", reason)

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.messages.measurement import STEP_PARTS
+from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.units import percent, quantity
-from trial_lib.wire.traced_step import STEP_PARTS
 
 WORTH_SAYING = 0.15
 """A part of a step that is no computation suggests something from this share on."""
@@ -93,7 +93,7 @@ def advice_on(
 ) -> str:
     """Returns what the largest part beside the computation suggests; empty if none is worth saying.
 
-    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/space/known_knobs`.
+    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/search/catalogue.py`.
 
     Args:
         shares: of a step, by the names of `STEP_PARTS`.

@@ -12,11 +12,10 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import LineReader, append
+from trial_lib.records.candidate import Candidate, FrozenRecord
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.json_lines import LineReader, append
 
 VERSION = 1
 # A table is a file of the user's that colleagues may read. The umask applies.

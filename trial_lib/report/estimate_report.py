@@ -5,18 +5,17 @@ from typing import Any
 
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.memory.host_memory import HostMemory
-from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.memory.zero_settings import arm_key, arm_label
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.frozen_record import FrozenRecord
+from trial_lib.device.this_host import kind_of
+from trial_lib.messages.errors import InputError
+from trial_lib.records.candidate import Candidate, FrozenRecord
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.space.knobs import ZERO_STAGES
-from trial_lib.study.earlier.known_trials import KnownTrials
-from trial_lib.study.opening.size_limit import SizeLimit
-from trial_lib.wire.errors import InputError
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.knobs import ZERO_STAGES
+from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
+from trial_lib.search.zero_settings import arm_key, arm_label
+from trial_lib.study.known_trials import KnownTrials
+from trial_lib.study.limits import SizeLimit
 
 CONFIDENCE = 0.9
 # Larger sizes are of no interest, however small the model.

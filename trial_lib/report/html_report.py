@@ -1,15 +1,68 @@
 """The report of a study: one self-contained HTML file, with plotly's drawing code."""
 
+import base64
+import contextlib
+import gzip
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.report.failures import failure_groups
-from trial_lib.report.figures import Drawn
-from trial_lib.report.foreseen.planned_rows import planned_rows
-from trial_lib.report.page_parts import drawings, packed_plotly, page_template
-from trial_lib.report.study_view import StudyView
-from trial_lib.wire.traced_step import STEP_PARTS
+import jinja2
+from plotly.offline import get_plotlyjs
+
+from trial_lib.inputs.known_secrets import KnownSecrets
+from trial_lib.messages.files import OWNERS_FOLDER, write_whole
+from trial_lib.messages.measurement import STEP_PARTS
+from trial_lib.records.folders import StudyPaths
+from trial_lib.records.result import SEARCH_METRICS
+from trial_lib.records.units import bytes_shown, duration, quantity
+from trial_lib.report.figures import Drawn, draw_figures
+from trial_lib.report.read_study import read_study
+from trial_lib.report.study_view import StudyView, failure_groups, setting_text
+from trial_lib.report.tables import planned_rows
+
+# The parts that all pages share: templates, filters, and plotly's drawing code.
+
+
+def drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
+    """Returns plotly's data, by the figures' keys."""
+    return {figure.key: json.loads(figure.figure.to_json()) for figure in figures if figure.figure is not None}
+
+
+@cache
+def packed_plotly() -> str:
+    """Returns plotly's code, compressed to two fifths; the page unpacks it."""
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
+
+
+@cache
+def page_template(name: str) -> jinja2.Template:
+    """Returns a file of `templates`. It escapes its values, and a value that it lacks is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trial_lib.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "bytes": _bytes}
+    environment.filters["setting"] = setting_text
+    return environment.get_template(name)
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else quantity(value, unit).rstrip()
+
+
+def _interval(ends: Sequence[float]) -> str:
+    return f"{ends[0]:.2f} to {ends[1]:.2f}"
+
+
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else bytes_shown(count)
+
 
 REPORT, FIGURE = "report.html.j2", "figure.html.j2"
 
@@ -49,3 +102,34 @@ def _compared(view: StudyView) -> list[tuple[str, str, str]]:
     shown = {name: SEARCH_METRICS[name].shown for name in dict.fromkeys((view.metric, "throughput"))}
     after: Mapping[str, float] = view.after
     return [(name, show(view.before.get(name)), show(after[name])) for name, show in shown.items() if name in after]
+
+
+# Writes a study's report and its figures into its folder.
+
+
+# MLflow imports them, in a thread of its own. Plotly looks for them among the modules that are there, and fails if one
+# is only half there.
+_OF_OTHERS = ("numpy", "pandas", "pyarrow")
+
+
+def await_imports() -> None:
+    """Imports what plotly would use if it were there, or waits for the thread that does. Call it before any drawing."""
+    for module in _OF_OTHERS:
+        with contextlib.suppress(Exception):
+            import_module(module)
+
+
+def write_report(paths: StudyPaths) -> None:
+    """Writes the report of a study in any state.
+
+    Raises:
+        InputError: the study's record or history is damaged.
+        OSError: the disk is full.
+    """
+    await_imports()
+    view = read_study(paths.root, KnownSecrets.of_study(paths))
+    figures = draw_figures(view)
+    write_whole(paths.report, render_report(view, figures))
+    paths.figures.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+    for key, page in render_figures(view, figures).items():
+        write_whole(paths.figures / f"{key}.html", page)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from trial_lib.command.switches import place_of
-from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.result import SEARCH_METRICS
+from trial_lib.records.switches import place_of
 from trial_lib.report.study_view import StudyView, TrialView
-from trial_lib.search.space_coordinates import Array
+from trial_lib.search.cost_model import Array
 
 MICRO_BATCH = "micro-batch"
 FEWEST_TRIALS = 5

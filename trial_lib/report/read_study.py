@@ -2,44 +2,209 @@
 
 import contextlib
 import fcntl
+import importlib.metadata
 import json
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trial_lib.command.switches import AS_TYPED, PROGRAM, is_switch
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
-from trial_lib.memory.zero_settings import arm_label
-from trial_lib.records.answer_line import NONE_FOUND, gain_line
+from trial_lib.inputs.known_secrets import KnownSecrets
+from trial_lib.launch.outcome import RankRecord, read_rank_record
+from trial_lib.messages.errors import InputError, plain
+from trial_lib.messages.secrets import redact
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus, TrialPaths
 from trial_lib.records.planned_trials import PlannedTrials
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from trial_lib.records.step_account import StepAccount
-from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.report.confirmed_view import confirmed_views
-from trial_lib.report.leaderboard import row_of
-from trial_lib.report.log_ends import LogEnds
-from trial_lib.report.memory_views import memory_views
-from trial_lib.report.shown_view import shown_view
-from trial_lib.report.study_facts import study_facts
-from trial_lib.report.study_view import INTERRUPTED, Interval, SettingChange, StudyView, TrialView
-from trial_lib.secrets.by_name import redact
-from trial_lib.secrets.by_value import KnownSecrets
-from trial_lib.space.knobs import get_knob, leaves
-from trial_lib.study.confirm.finding import Finding
-from trial_lib.study.foresight.kept_arms import foreseen_in
-from trial_lib.study.kept.history import read_history
-from trial_lib.study.kept.record_file import read_own_text, read_record
-from trial_lib.study.kept.waiting import waiting_trials
-from trial_lib.study.known_program import completed_config, learned_switches
-from trial_lib.study.state import StudyState
-from trial_lib.wire.errors import InputError
+from trial_lib.records.switches import AS_TYPED, PROGRAM, is_switch
+from trial_lib.records.units import NONE_FOUND, bytes_shown, gain_line
+from trial_lib.report.study_view import (
+    INTERRUPTED,
+    ConfirmedView,
+    Interval,
+    SettingChange,
+    StudyView,
+    TrialView,
+    device_of,
+    memory_views,
+    row_of,
+    shown_view,
+)
+from trial_lib.search.knobs import get_knob, leaves
+from trial_lib.search.zero_settings import arm_label
+from trial_lib.study.finding import Confirmed, Estimate, Finding
+from trial_lib.study.folder import read_own_text, read_record
+from trial_lib.study.foreseen_arms import foreseen_in
+from trial_lib.study.history import StudyState, read_history, waiting_trials
+from trial_lib.study.program import completed_config, learned_switches
+
+# The circumstances of a study: versions, hosts, devices, the model, the arguments.
+
+
+def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
+    """Returns the circumstances of a study, by name. If its trials differ, a fact has several values."""
+    by_number = {result.number: result for result in results}
+    profile = next((result.profile for result in by_number.values() if result.profile is not None), None)
+    facts = {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(record.started_at)),
+        "host": _values(result.host for result in by_number.values()),
+        "device": device_of(by_number.values()),
+        "slots of a trial": _values(
+            str(len(result.memory.peak)) for result in by_number.values() if result.memory.peak
+        ),
+    }
+    if profile is not None:
+        facts |= {
+            "parameters": f"{profile.num_params:,}, of which {profile.trainable_num_params:,} are trained",
+            "memory for the model on a slot": bytes_shown(profile.gpu_mem) if profile.gpu_mem else "no limit",
+            **({"memory of the host for each rank": bytes_shown(profile.host_mem)} if profile.host_mem else {}),
+            "activations of one sample": bytes_shown(profile.activation_mem_per_gpu),
+            "model replicas": str(profile.data_parallel_size),
+        }
+    names = dict.fromkeys(name for result in by_number.values() for name in result.versions)
+    facts |= {
+        name: _values(result.versions.get(name, "") for result in by_number.values() if result.versions)
+        for name in names
+    }
+    facts["zerotune"] = importlib.metadata.version("zerotune")
+    facts["model directory"] = record.model_dir
+    command = record.arguments.get("command") or ()
+    if command:
+        facts["command"] = shlex.join(command)
+    facts["search"] = _arguments(record.arguments)
+    facts["folder"] = str(paths.root)
+    return {name: value for name, value in facts.items() if value}
+
+
+def _values(found: Iterable[str]) -> str:
+    return ", ".join(value for value in dict.fromkeys(found) if value)
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    """Returns the arguments of a search that have a value."""
+    shown = redact({name: value for name, value in arguments.items() if name not in ("command", "settings")})
+    words = {**shown, **redact(arguments.get("settings") or {})}
+    return " ".join(f"{name}={_word(value)}" for name, value in words.items() if value not in (None, [], {}, (), ""))
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+# The configurations that were measured again, for the report and the terminal.
+
+
+def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
+    """Returns the configurations that a finding compares, the user's first.
+
+    Args:
+        finding: the study's.
+        candidates: its candidates, by the numbers of their trials.
+    """
+    measured = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
+    return tuple(
+        ConfirmedView(
+            name="your configuration" if one.verdict == "own" else one.name,
+            verdict=one.verdict,
+            trials=one.trials,
+            micro_batch_size=candidates[one.trials[0]].micro_batch_size,
+            throughput=_throughput_confirmed_view(one, finding.metric),
+            gain=_interval(one.gain),
+            is_winner=one == finding.winner,
+            note=one.reason or one.losses,
+        )
+        for one in measured
+        # The history may be missing.
+        if one.trials[0] in candidates
+    )
+
+
+def _interval(estimate: Estimate | None) -> Interval | None:
+    return None if estimate is None else Interval(estimate.value, estimate.low, estimate.high)
+
+
+def _throughput_confirmed_view(confirmed: Confirmed, metric: str) -> Interval | None:
+    value, estimate = confirmed.metrics.get("throughput"), confirmed.value
+    if value is None:
+        return None
+    if estimate is None or not SEARCH_METRICS[metric].is_throughput or not estimate.value:
+        return Interval(value, value, value)
+    return Interval(value, value * estimate.low / estimate.value, value * estimate.high / estimate.value)
+
+
+# The ends of trials' logs: enough for a failed trial, and no more than a page can hold for all together.
+
+
+_FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
+_ALL_CHARACTERS = 1_000_000
+
+
+class LogEnds:
+    """Reads the ends of the logs of one study.
+
+    Args:
+        paths: the study's files.
+        secrets: values to hide. None hides nothing.
+    """
+
+    def __init__(self, paths: StudyPaths, secrets: KnownSecrets | None) -> None:
+        self._paths = paths
+        self._secrets = secrets
+        self._left = _ALL_CHARACTERS
+
+    def of(self, result: TrialResult) -> tuple[str, str]:
+        """Returns the end of a trial's log, and the path of the whole log within the study's folder.
+
+        The log is that of the rank that failed first. If its program raised an exception, the traceback comes instead.
+        """
+        if not result.logs:
+            return "", ""
+        record = first_failed(result, self._paths)
+        log = Path(record.log)
+        text = record.log_tail
+        if record.failure is not None and not record.failure.get("ended_early"):
+            text = str(record.failure.get("traceback") or text)
+        # A secret at the cut would lose the part that it is known by.
+        text = text if self._secrets is None else self._secrets.hide(text)
+        shown = _end(text, *(_COMPLETED if result.outcome is Outcome.COMPLETED else _FAILED))
+        if len(shown) > self._left:
+            shown = ""
+        self._left -= len(shown)
+        return shown, str(log.relative_to(self._paths.root)) if log.is_relative_to(self._paths.root) else str(log)
+
+
+def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
+    """Returns the record of the rank that failed first; of rank 0 if none failed, or if an older record lacks it.
+
+    Args:
+        result: of a trial that has logs.
+        paths: the study's files, wherever its folder is now.
+    """
+    rank = result.failed_rank or 0
+    written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
+    # It is another trial's if that has run the same configuration.
+    folder = written.parent.parent if written.parent.name == typed else written.parent
+    run = TrialPaths(paths.trials / folder.name).run_of(result.logs[rank])
+    # In a folder that somebody has sent, a name or a link may lead to any file of this user's.
+    logs = [log for log in (run.log(rank), written) if log.resolve().is_relative_to(paths.root.resolve())]
+    log, *_ = [*filter(Path.exists, logs), *logs, paths.root]
+    return read_rank_record(run.measurement(rank), run.failure(rank), log)
+
+
+def _end(text: str, lines: int, characters: int) -> str:
+    # A progress bar rewrites its line. The last state counts.
+    last = [plain(line.rstrip("\r").rpartition("\r")[2]) for line in text.strip().split("\n")[-lines:]]
+    return "\n".join(last)[-characters:]
+
 
 _RESTORE = "Restore the file."
 _LARGEST = 1e300  # No figure is larger.

@@ -1,16 +1,129 @@
 """A study as plain data. The report, the terminal and `--json` all show this."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, Literal, TypeVar
 
-from trial_lib.command.switches import is_switch, place_of
-from trial_lib.records.candidate import Purpose
+from pydantic import BaseModel
+
+from trial_lib.inputs.known_secrets import KnownSecrets
+from trial_lib.messages.errors import plain
+from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
 from trial_lib.records.planned_trials import PlannedTrials
-from trial_lib.records.result import Outcome
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of
 from trial_lib.records.step_account import StepAccount
-from trial_lib.report.leaderboard import LeaderboardRow
+from trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch
+from trial_lib.records.units import bytes_shown
+from trial_lib.search.arms import CandidateNames
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
+
+# The trials of a study as rows, best first.
+
+
+class LeaderboardRow(FrozenRecord):
+    """One trial.
+
+    Attributes:
+        trial: its number.
+        purpose: why it ran.
+        label: its name for people, such as `z2-mbs16`.
+        micro_batch_size: samples a rank took in one forward pass.
+        measured: `fresh` in new processes, `swept` in processes that had measured other micro-batch sizes before.
+        outcome: how it ended.
+        reason: one sentence. Empty if it completed.
+        metric: the name of the optimised metric.
+        value: its value. None if the trial did not complete.
+        throughput: samples/s over all ranks.
+        peak_memory: bytes, of the rank that needed most.
+        knobs: its settings other than the batch.
+    """
+
+    trial: int
+    purpose: Purpose
+    label: str
+    micro_batch_size: int
+    measured: Literal["fresh", "swept"]
+    outcome: Outcome
+    reason: str
+    metric: str
+    value: float | None
+    throughput: float | None
+    peak_memory: int | None
+    knobs: dict[str, Any]
+
+    def for_people(self) -> dict[str, str]:
+        """Returns the cells of the row in a table."""
+        return {
+            "trial": f"{self.trial:04d}",
+            "candidate": self.label,
+            "measured": self.measured if self.value is not None else "",
+            "outcome": self.outcome.value,
+            self.metric: SEARCH_METRICS[self.metric].shown(self.value),
+            "samples/s": "" if self.throughput is None else f"{self.throughput:,.1f}",
+            "peak memory": "" if self.peak_memory is None else bytes_shown(self.peak_memory),
+            "knobs": flat_knobs(self.knobs),
+            "reason": self.reason,
+        }
+
+
+def flat_knobs(knobs: Mapping[str, Any]) -> str:
+    """Returns knobs as `key=value` words, without their sections, and switches as people read them."""
+    words = []
+    for key, value in knobs.items():
+        if key == PROGRAM:
+            words += [shown_switch(place, its) for place, its in value.items()]
+        else:
+            words.append(flat_knobs(value) if isinstance(value, Mapping) else f"{key}={value}")
+    return " ".join(words)
+
+
+def leaderboard(
+    results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
+) -> list[LeaderboardRow]:
+    """Returns the trials that have ended, without the profile. Completed ones come first, the best at the top."""
+    naming = CandidateNames()
+    names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
+    rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
+    return ranked(rows, metric)
+
+
+def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
+    """Returns the rows without the profile's. Completed ones come first, the best at the top."""
+    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
+    return sorted(
+        (row for row in rows if row.purpose is not Purpose.PROFILE),
+        key=lambda row: (row.value is None, 0.0 if row.value is None else sign * row.value, row.trial),
+    )
+
+
+def row_of(result: TrialResult, candidate: Candidate, name: str, metric: str) -> LeaderboardRow:
+    """Returns the row of a trial that has ended.
+
+    Args:
+        result: the trial's.
+        candidate: the candidate that ran.
+        name: the candidate's in the study, by `CandidateNames`.
+        metric: the optimised metric.
+    """
+    return LeaderboardRow(
+        trial=result.number,
+        purpose=result.purpose,
+        label=result.purpose.label(name),
+        micro_batch_size=candidate.micro_batch_size,
+        measured="swept" if result.swept else "fresh",
+        outcome=result.outcome,
+        reason=result.reason,
+        metric=metric,
+        value=result.metrics.get(metric),
+        throughput=result.metrics.get("throughput"),
+        peak_memory=max(result.memory.peak, default=None),
+        knobs=candidate.knobs,
+    )
+
 
 INTERRUPTED = "interrupted"
 
@@ -280,3 +393,121 @@ def _trial_document(trial: TrialView) -> dict[str, Any]:
         "memory": None if trial.memory is None else asdict(trial.memory),
         "log": trial.log_path or None,
     }
+
+
+View = TypeVar("View")
+
+
+def shown_view(view: View, secrets: KnownSecrets | None) -> View:
+    """Returns a view or a record without secrets and control characters, at any depth. Names of settings stay."""
+    shown: View = _shown(view, secrets)
+    return shown
+
+
+def _shown(value: Any, secrets: KnownSecrets | None) -> Any:
+    if isinstance(value, str):
+        if isinstance(value, Enum):
+            return value
+        return plain(value) if secrets is None else secrets.hide(plain(value))
+    if isinstance(value, Mapping):
+        return {_shown(name, None): _shown(inner, secrets) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shown(inner, secrets) for inner in value)
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={name: _shown(inner, secrets) for name, inner in value})
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _shown(getattr(value, one.name), secrets) for one in fields(value)})
+    return value
+
+
+# Groups the trials that did not complete by the cause of their end.
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Trials that ended the same way.
+
+    Attributes:
+        outcome: of all of them.
+        reason: that of the first trial. The others' differ only in numbers and paths.
+        trials: in the order of their numbers.
+    """
+
+    outcome: Outcome
+    reason: str
+    trials: tuple[TrialView, ...]
+
+    @property
+    def micro_batches(self) -> str:
+        """Their micro-batch sizes, from the smallest to the largest."""
+        sizes = sorted({trial.row.micro_batch_size for trial in self.trials})
+        return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+
+    @property
+    def arms(self) -> str:
+        """The arms of the trials."""
+        return ", ".join(sorted({trial.arm for trial in self.trials}))
+
+
+def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
+    """Returns the trials that did not complete, by cause, the most frequent cause first."""
+    groups: dict[tuple[Outcome, str], list[TrialView]] = {}
+    for trial in trials:
+        if not trial.completed:
+            groups.setdefault((trial.row.outcome, cause_of(trial.row.reason)), []).append(trial)
+    found = [FailureGroup(outcome, same[0].row.reason, tuple(same)) for (outcome, _), same in groups.items()]
+    return sorted(found, key=lambda group: (-len(group.trials), group.trials[0].number))
+
+
+# The memory model's prediction of each trial and the trial's actual memory. The model replays the trials in order.
+
+
+# After this many trials the predictions hardly differ from the measurements.
+_MOST_TRIALS = 400
+
+
+def memory_views(
+    base_config: Mapping[str, Any],
+    candidates: Mapping[int, Candidate],
+    results: Mapping[int, TrialResult],
+    foreseen: Sequence[ForeseenArm] = (),
+) -> dict[int, MemoryView]:
+    """Returns the prediction for each trial just before its result; nothing without a profile or a known device.
+
+    Args:
+        base_config: the user's DeepSpeed configuration, completed.
+        candidates: by number.
+        results: by number, in the order in which they came.
+        foreseen: the arms that the search began with.
+    """
+    profiles = [(number, result) for number, result in results.items() if result.profile is not None]
+    device = device_of(results.values())
+    if not profiles or device not in MODELLED:
+        return {}
+    profiled, profile = profiles[0]
+    assert profile.profile is not None
+    switches = {place for candidate in candidates.values() for place in candidate.switches}
+    slots = candidates[profiled].slots
+    model = MemoryModel(MemoryBasis(profile.profile, base_config, slots, device, foreseen), switches)
+    model.observe_profile(candidates[profiled], profile)
+    views: dict[int, MemoryView] = {}
+    for number, result in list(results.items())[:_MOST_TRIALS]:
+        if result.purpose is Purpose.PROFILE:
+            continue
+        candidate = candidates[number]
+        expected, left = model.above_initialize(candidate), model.available(candidate)
+        completed = result.outcome is Outcome.COMPLETED
+        if result.memory.available:
+            left = min(result.memory.available)
+        views[number] = MemoryView(
+            predicted=Interval(expected.value, expected.low, expected.high),
+            measured=measured_above_initialize(result.memory) if completed else None,
+            budget=left,
+        )
+        model.observe(candidate, result)
+    return views
+
+
+def device_of(results: Iterable[TrialResult]) -> str:
+    """Returns `cuda` or `cpu`; empty if no trial recorded it. Older versions do not record it."""
+    return next((result.trained_on for result in results if result.trained_on), "")

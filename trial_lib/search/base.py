@@ -1,21 +1,289 @@
 """The interface of every search: ask and tell, within a budget."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations_with_replacement
+from math import log, log1p
+from statistics import median
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import Replicas
-from trial_lib.deepspeed_config.overrides import ACCUMULATION
-from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.deepspeed_config.layout import LAYOUTS, Layout, Replicas
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, overwrite_deepspeed_config
 from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.search.expected_arms import ExpectedArm
+from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult, cause_of, without_log
+from trial_lib.records.switches import place_of, unforeseen_switches
+from trial_lib.search.cost_model import HALF_SIZE, plain, prior_costs
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves
 from trial_lib.search.settings import SearchSettings
-from trial_lib.search.shared_reasons import SharedReasons
-from trial_lib.space.knobs import SearchSpace
+from trial_lib.search.zero_settings import ArmKey, arm_key
+
+# The exclusions that follow from two failures of one reason: settings that both share and no completed trial has.
+# Pure.
+
+
+# A busy machine may miss a deadline, and data may make a loss infinite.
+_LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
+_BAD_LUCK = re.compile(
+    r"connection|address already in use|no space left|timed? ?out|signal|(?-i:\bSIG[A-Z]+\b)", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The possible causes of a candidate's failure: its stage, and its coarse knobs by path."""
+
+    stage: int
+    knobs: frozenset[tuple[str, str]]
+
+
+@dataclass
+class _Failed:
+    """Failures of one reason with one setting: the smallest micro-batch size (samples), and the trials' numbers."""
+
+    size: int
+    numbers: list[int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SharedReason:
+    """An exclusion, and its reason.
+
+    Attributes:
+        stages: the first and the last stage. None if the stage is not the cause.
+        knobs: the coarse knobs by path, as text.
+        size: the smallest micro-batch size (samples). None if all sizes are excluded.
+        numbers: of two trials that failed so.
+        reason: the reason of these trials.
+    """
+
+    stages: tuple[int, int] | None
+    knobs: frozenset[tuple[str, str]]
+    size: int | None
+    numbers: tuple[int, int]
+    reason: str
+
+    def covers(self, stage: int, knobs: frozenset[tuple[str, str]]) -> bool:
+        """Returns whether settings are excluded, at some size."""
+        return (self.stages is None or self.stages[0] <= stage <= self.stages[1]) and self.knobs <= knobs
+
+    def includes(self, other: "SharedReason") -> bool:
+        """Returns whether this excludes everything that another one excludes."""
+        stages = other.stages or (0, 3)
+        is_wide = self.covers(stages[0], other.knobs) and self.covers(stages[1], other.knobs)
+        return is_wide and (self.size is None or (other.size is not None and self.size <= other.size))
+
+    @property
+    def sentence(self) -> str:
+        """The exclusion in words, for people."""
+        words = [] if self.stages is None else [_stages(*self.stages)]
+        words += [f"{_short(path)} {'off' if value == 'None' else value}" for path, value in sorted(self.knobs)]
+        words += [] if self.size is None else [f"a micro-batch of {self.size} and more"]
+        first, second = self.numbers
+        return f"Left out after trials {first} and {second}, which failed alike: {' with '.join(words)}. {self.reason}"
+
+
+def _short(path: str) -> str:
+    return place_of(path).removeprefix("zero_optimization.").removesuffix(".device")
+
+
+def _stages(first: int, last: int) -> str:
+    if first == last:
+        return f"ZeRO stage {first}"
+    return f"ZeRO stage {first} and above" if last == 3 else f"ZeRO stages {first} to {last}"
+
+
+class SharedReasons:
+    """The failures of a search, and the exclusions that follow.
+
+    Args:
+        space: the search's.
+        base_config: the user's DeepSpeed configuration.
+    """
+
+    def __init__(self, space: SearchSpace, base_config: Mapping[str, Any]) -> None:
+        self._base_config = base_config
+        self._paths = sorted({path for arm in space.arms for path, _ in leaves(arm.knobs)} - {STAGE})
+        self._failed: dict[str, dict[_Settings, _Failed]] = {}
+        self._largest_run: dict[_Settings, int] = {}
+        self._found: tuple[SharedReason, ...] = ()
+
+    @property
+    def found(self) -> tuple[SharedReason, ...]:
+        """The known exclusions, one for each reason and each cause."""
+        return self._found
+
+    def tell(self, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
+        """Learns from a trial. If the search did not ask for it, only its completion counts."""
+        settings = self._settings(candidate)
+        if result.outcome is Outcome.COMPLETED:
+            size = candidate.micro_batch_size
+            self._largest_run[settings] = max(size, self._largest_run.get(settings, 0))
+        elif not asked or result.outcome not in _LIES_IN_SETTINGS or result.from_outside:
+            return
+        else:
+            reason = without_log(result.reason)
+            if not reason or _BAD_LUCK.search(reason):
+                return
+            alike = self._failed.setdefault(cause_of(reason), {})
+            failed = alike.setdefault(settings, _Failed(candidate.micro_batch_size, [], reason))
+            failed.size = min(failed.size, candidate.micro_batch_size)
+            failed.numbers.append(result.number)
+        self._found = self._causes()
+
+    def largest(self, knobs: Mapping[str, Any]) -> int | None:
+        """Returns the largest allowed size (samples) with some knobs; None for any, 0 for none."""
+        if not self._found:
+            return None
+        settings = self._settings(Candidate(knobs=dict(knobs), micro_batch_size=1, slots=1))
+        covering = [one for one in self._found if one.covers(settings.stage, settings.knobs)]
+        return min((0 if one.size is None else one.size - 1 for one in covering), default=None)
+
+    def _settings(self, candidate: Candidate) -> _Settings:
+        config = candidate.complete(self._base_config)
+        values = ((path, plain(get_knob(config, path))) for path in self._paths)
+        return _Settings(get_knob(config, STAGE, 0), frozenset((path, str(value)) for path, value in values))
+
+    def _causes(self) -> tuple[SharedReason, ...]:
+        found: list[SharedReason] = []
+        for alike in self._failed.values():
+            for one, other in combinations_with_replacement(alike, 2):
+                cause = self._cause(one, alike[one], other, alike[other])
+                if cause is not None and not any(known.includes(cause) for known in found):
+                    found = [known for known in found if not cause.includes(known)] + [cause]
+        return tuple(found)
+
+    def _cause(self, one: _Settings, failed: _Failed, other: _Settings, also: _Failed) -> SharedReason | None:
+        """Returns the settings that two failures share and no completed trial has; None if there are none."""
+        numbers = failed.numbers[:2] if one == other else [failed.numbers[0], also.numbers[0]]
+        if len(numbers) < 2:
+            return None
+        low, high = sorted((one.stage, other.stage))
+        stages = (low, high) if all(not low <= run.stage <= high for run in self._largest_run) else None
+        knobs = frozenset(
+            knob for knob in one.knobs & other.knobs if all(knob not in run.knobs for run in self._largest_run)
+        )
+        if stages is None and not knobs:
+            return None  # the cause may be the size, which the methods handle themselves
+        size = min(failed.size, also.size)
+        is_larger = all(size > largest for largest in self._largest_run.values())
+        first, second = sorted(numbers)
+        return SharedReason(
+            stages, knobs, size if is_larger and self._largest_run else None, (first, second), failed.reason
+        )
+
+
+# The arms of a search as a plan expects them: which comes first, in which order, and which cannot fit. Pure.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedArm:
+    """One arm of a plan.
+
+    Attributes:
+        key: of its configuration.
+        label: such as `z3-offload-optimizer`.
+        micro_batch: samples, the fastest of those that fit.
+        samples_per_s: at that micro-batch; 0 if the plan does not say.
+        is_first: whether it is the plan's answer.
+        no_room: why it cannot fit here, as a clause; empty if it may.
+        switches: the places of the program's switches that the plan's foreseen runs have set.
+    """
+
+    key: ArmKey
+    label: str
+    micro_batch: int = 1
+    samples_per_s: float = 0.0
+    is_first: bool = False
+    no_room: str = ""
+    switches: frozenset[str] = frozenset()
+
+    @property
+    def cost(self) -> float:
+        """The logarithm of a sample's cost at a large micro-batch, up to a constant of the plan."""
+        return -log(self.samples_per_s) - log1p(HALF_SIZE / self.micro_batch)
+
+
+def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
+    """Returns the places of the program's switches that a plan has foreseen."""
+    return frozenset(place for arm in expected for place in arm.switches)
+
+
+def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], foreseen: Collection[str]) -> ArmKey:
+    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's.
+
+    A plan keeps the user's layout, and does not record which switches are layouts.
+
+    Args:
+        config: a complete configuration.
+        base_config: the user's.
+        foreseen: the places of the switches that the plan has foreseen.
+    """
+    if Layout.of(config) != Layout.of(base_config):
+        return ()
+    return arm_key({key: value for key, value in config.items() if key != LAYOUTS}, foreseen)
+
+
+def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] = ()) -> ArmKey:
+    """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them.
+
+    Args:
+        arm: of a search space.
+        base_config: the user's DeepSpeed configuration.
+        foreseen: the places of the switches that the plan has foreseen.
+    """
+    key = key_in_plan(overwrite_deepspeed_config(base_config, arm.lineage(0)), base_config, foreseen)
+    return (*key, *unforeseen_switches(arm.knobs, base_config, foreseen))
+
+
+def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]) -> list[float]:
+    """Returns the expected cost of each arm beside the cheapest, as a logarithm.
+
+    The plan's speeds decide. An arm whose speed no plan says has the cost of the formulas, on the level of the others.
+
+    Args:
+        arms: of the space.
+        base_config: the user's DeepSpeed configuration.
+        expected: the arms of a plan; none without one.
+    """
+    formula = prior_costs(arms)
+    planned = {arm.key: arm.cost for arm in expected if arm.samples_per_s > 0}
+    foreseen = switches_in(expected)
+    found = [planned.get(key_of(arm, base_config, foreseen)) for arm in arms] if planned else [None] * len(arms)
+    levels = [cost - by_formula for cost, by_formula in zip(found, formula, strict=True) if cost is not None]
+    if not levels:
+        return formula
+    level = median(levels)
+    costs = [by_formula + level if cost is None else cost for cost, by_formula in zip(found, formula, strict=True)]
+    return [cost - min(costs) for cost in costs]
+
+
+def without_hopeless(
+    space: SearchSpace, base_config: Mapping[str, Any], expected: Sequence[ExpectedArm], ran: Container[ArmKey]
+) -> tuple[SearchSpace, list[str]]:
+    """Returns a space without the arms that cannot fit, and a sentence for each of them.
+
+    The space stays whole if no arm would be left.
+
+    Args:
+        space: the configurations that a study may try.
+        base_config: the user's DeepSpeed configuration.
+        expected: the arms of a plan.
+        ran: arms that have run here, whatever the plan says.
+    """
+    cannot = {arm.key: arm.no_room for arm in expected if arm.no_room and arm.key not in ran}
+    foreseen = switches_in(expected)
+    keys = [(arm, key_of(arm, base_config, foreseen)) for arm in space.arms] if cannot else []
+    kept = [arm for arm, key in keys if key not in cannot]
+    if not kept or len(kept) == len(space.arms):
+        return space, []
+    told = [f"{arm.label} is not tried: by the plan {cannot[key]}" for arm, key in keys if key in cannot]
+    return SearchSpace.of_arms(kept), told
+
 
 # The largest size (samples) before any has run, and the largest ratio to a size that has run.
 _LARGEST_FIRST, _GROWTH = 64, 8

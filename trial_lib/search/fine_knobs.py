@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trial_lib.space.knobs import Arm
+from trial_lib.search.knobs import Arm
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

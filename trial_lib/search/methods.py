@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
-from trial_lib.records.named import NameOf
+from trial_lib.records.candidate import NameOf
+from trial_lib.search.knobs import ZeroStage
 from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings, SearchSettings
-from trial_lib.space.knobs import ZeroStage
 
 if TYPE_CHECKING:
     from trial_lib.search.base import Search
@@ -72,19 +72,19 @@ METHODS = {
             "asha",
             "Promote random configurations that do well. Their micro-batch sizes are searched, and the better ones get "
             "more trials.",
-            "trial_lib.search.asha:AshaSearch",
+            "trial_lib.search.dsat:AshaSearch",
             AshaSettings,
         ),
         Method(
             "binary",
             "Bisect micro-batches of random configurations.",
-            "trial_lib.search.binary:BinarySearch",
+            "trial_lib.search.dsat:BinarySearch",
             BinarySettings,
         ),
         Method(
             "random",
             "Try random configurations. The search stops those early that cannot win.",
-            "trial_lib.search.random:RandomSearch",
+            "trial_lib.search.dsat:RandomSearch",
             RandomSettings,
         ),
         Method(

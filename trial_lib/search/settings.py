@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from trial_lib.records.frozen_record import FrozenRecord
-from trial_lib.records.search_metrics import MetricName
-from trial_lib.space.knobs import ZeroStage
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.result import MetricName
+from trial_lib.search.knobs import ZeroStage
 
 
 def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.rules import broken_rules
-from trial_lib.device.host.free_host_memory import available_bytes
-from trial_lib.device.host.this_host import kind_of
+from trial_lib.device.base import available_bytes
+from trial_lib.device.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.memory.foreseen_bytes import ForeseenArm
-from trial_lib.memory.host_memory import RESERVE, HostMemory
-from trial_lib.memory.memory_basis import MemoryBasis
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult, cause_of, without_log
 from trial_lib.records.units import bytes_shown
-from trial_lib.study.kept.history import Decided
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.host_memory import RESERVE, HostMemory
+from trial_lib.study.history import Asked, AskedSweep, Decided, Event, Told
 from trial_lib.study.runner import NotRun
 from trial_lib.study.setup import StudySetup
 
@@ -123,3 +123,104 @@ def _broken_rule(
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size, **layout)}
     rules = broken_rules(candidate.complete(base_config), device, pipeline, replicas, **layout)
     return next((rule.reason for rule in rules if rule.name not in own), None)
+
+
+# The measured configurations of a study. None runs twice because it has two names or two purposes. Pure.
+
+
+class MeasuredConfigs:
+    """The trials of a study, by the complete configuration that they ran."""
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._first: dict[str, int] = {}
+        self._searched: set[tuple[str, str]] = set()
+
+    def add(self, result: TrialResult, candidate: Candidate) -> None:
+        """Adds a trial. One that was killed from outside says nothing about its configuration, and is not added."""
+        if result.from_outside:
+            return
+        self._first.setdefault(result.config_hash, result.number)
+        if result.purpose is Purpose.SEARCH:
+            self._searched.add((result.config_hash, candidate.lineage))
+
+    def known(self, config_hash: str, candidate: Candidate) -> int | None:
+        """Returns the number of the trial that has measured a candidate of the search already.
+
+        It is None if the candidate has to run: no trial had its configuration, or the search asks for it again by the
+        same name to measure it once more.
+
+        Args:
+            config_hash: the hash of the candidate's complete configuration.
+            candidate: the candidate.
+        """
+        is_asked_again = (config_hash, candidate.lineage) in self._searched
+        return None if is_asked_again else self._first.get(config_hash)
+
+
+# Second tries: a failure that may be chance is tried once more before the search learns of it. Pure.
+
+
+class SecondTries:
+    """The candidates of a search that run once more. It depends only on the results, so a resumed study has the same.
+
+    Attributes:
+        waiting: candidates whose second trial has not begun, in order.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self.waiting: list[Candidate] = []
+        self._first: dict[tuple[str, int], str] = {}
+        self._repeated: set[str] = set()
+
+    def takes(self, candidate: Candidate, result: TrialResult, spend: Callable[[], bool]) -> bool:
+        """Returns whether a candidate runs once more, so that the search does not learn of its result.
+
+        Args:
+            candidate: the candidate of a trial of the search.
+            result: how the trial ended.
+            spend: takes one trial of the budget, and returns False if none is left.
+        """
+        key, cause = _key(candidate), cause_of(without_log(result.reason))
+        before = self._first.pop(key, None)
+        # A lack of memory or of data follows from the size, and a second deadline costs more than it tells. A search
+        # itself asks again for a candidate that was killed from outside.
+        if result.outcome is not Outcome.CRASHED or result.from_outside:
+            return False
+        if before is not None:
+            self._repeated |= {cause} if cause == before else set()
+            return False
+        if cause in self._repeated or not spend():
+            return False
+        self._first[key] = cause
+        self.waiting.append(candidate)
+        return True
+
+    def begins(self, candidate: Candidate) -> bool:
+        """Takes the start of a trial. Returns whether it is a second try, for which the search has not asked."""
+        if candidate not in self.waiting:
+            return False
+        self.waiting.remove(candidate)
+        return True
+
+
+def not_tried_again(events: Sequence[Event]) -> set[int]:
+    """Returns the numbers of the crashed trials whose candidate was not tried again before the search went on.
+
+    Such a history is of an older version, whose search has learned of the crash at once.
+    """
+    asks = [event for event in events if isinstance(event, Asked | AskedSweep)]
+    keys = {number: _key(candidate) for event in asks for number, candidate in event.decided.numbered}
+    found: set[int] = set()
+    later: set[tuple[str, int]] = set()
+    for event in reversed(events):
+        if isinstance(event, AskedSweep) or (isinstance(event, Asked) and event.purpose is Purpose.SEARCH):
+            later |= {keys[number] for number, _ in event.decided.numbered}
+        elif isinstance(event, Told) and event.result.outcome is Outcome.CRASHED and later:
+            found |= {event.number} if keys[event.number] not in later else set()
+    return found
+
+
+def _key(candidate: Candidate) -> tuple[str, int]:
+    return candidate.lineage, candidate.micro_batch_size

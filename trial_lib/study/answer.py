@@ -4,17 +4,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trial_lib.command.switches import deepspeed_part
 from trial_lib.deepspeed_config.overrides import with_open_batch
+from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.study.kept.history import PROFILE_NUMBER
-from trial_lib.study.known_program import KnownProgram
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from trial_lib.records.switches import deepspeed_part
+from trial_lib.study.history import PROFILE_NUMBER, StudyState
+from trial_lib.study.program import KnownProgram
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.state import StudyState
 from trial_lib.study.training_command import training_command
-from trial_lib.wire.whole_files import write_whole
 
 
 def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:

@@ -1,14 +1,15 @@
 """The arguments of a study: the experiment, the search, and how the trials run."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from trial_lib.records.frozen_record import FrozenRecord
-from trial_lib.records.search_metrics import MetricName
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.result import SEARCH_METRICS, MetricName, ModelProfile, TrialResult
+from trial_lib.search.knobs import ZeroStage
 from trial_lib.search.methods import METHODS, MethodName
-from trial_lib.space.knobs import ZeroStage
 
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
 """Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves."""
@@ -150,3 +151,72 @@ class StudyArguments(FrozenRecord):
                 f"end_profile_step({self.end_profile_step}) comes before start_profile_step({self.start_profile_step})"
             )
         return self
+
+
+INSTEAD = (
+    "The study goes by throughput, because the model's FLOPs could not be counted for FLOPS_per_gpu. With one model "
+    "both metrics rank configurations alike."
+)
+
+
+def metric_with(asked: str, profiled: TrialResult | None) -> str:
+    """Returns the metric of a study.
+
+    Args:
+        asked: the metric in its arguments.
+        profiled: its profile trial; None if that has not ended.
+    """
+    profile: ModelProfile | None = None if profiled is None else profiled.profile
+    is_without_figure = profile is not None and not profile.flops_per_sample
+    return SEARCH_METRICS[asked].instead or asked if is_without_figure else asked
+
+
+# The time that a study may take (`--max-minutes`).
+
+
+MINUTES_OVER = "its minutes are over"
+"""The end of a search that has used up its time, as the history has it."""
+
+# A confirmation takes about half the time of the search before it.
+_OF_SEARCH = 2 / 3
+
+
+class StudyTime:
+    """Counts the time of a study, from its opening in this process on.
+
+    Args:
+        minutes: the limit; None for no limit.
+        seconds_before: the running time of the trials that the study had when it was opened again.
+        confirms: whether the search's winner is confirmed. The last third of the time is left for that.
+    """
+
+    def __init__(self, minutes: float | None, seconds_before: float, confirms: bool = True) -> None:
+        self._minutes = minutes
+        self._seconds_before = seconds_before
+        self._share = _OF_SEARCH if confirms else 1.0
+        self._opened = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the study may run no longer."""
+        return self._has_taken(1.0)
+
+    @property
+    def is_over_for_search(self) -> bool:
+        """Whether the search may start no further trial."""
+        return self._has_taken(self._share)
+
+    @property
+    def told(self) -> str:
+        """Why a trial is ended when it is over, as a sentence."""
+        return f"The {self._minutes:g} minutes of --max-minutes were over while it ran."
+
+    def check(self) -> None:
+        """Raises TimeoutError if the study may run no longer."""
+        if self.is_over:
+            raise TimeoutError(self.told)
+
+    def _has_taken(self, share: float) -> bool:
+        if self._minutes is None:
+            return False
+        return time.monotonic() - self._opened + self._seconds_before >= share * 60 * self._minutes

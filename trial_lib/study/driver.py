@@ -7,29 +7,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret
 from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, write_unstarted
-from trial_lib.memory.foreseen_bytes import ForeseenArm
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import Search
+from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.methods import METHODS
-from trial_lib.secrets.by_value import KnownSecrets, keep_secret
-from trial_lib.study.admission import Admission
+from trial_lib.study.admission import Admission, MeasuredConfigs, SecondTries, not_tried_again
+from trial_lib.study.against_plan import AgainstPlan, learned_speed
 from trial_lib.study.answer import best_result, ignored_batch_reason, untuned_batch
-from trial_lib.study.build_program import CommandChanges
-from trial_lib.study.earlier.earlier_studies import earlier_studies_of
-from trial_lib.study.earlier.fingerprint import fingerprint_in
-from trial_lib.study.earlier.head_start import HeadStart
-from trial_lib.study.foresight.against_plan import AgainstPlan
-from trial_lib.study.foresight.foreseen_steps import cluster_here, kept_steps
-from trial_lib.study.foresight.in_background import Foresight, is_foreseen_unasked
-from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms, keep_foreseen
-from trial_lib.study.foresight.learned_speed import learned_speed
-from trial_lib.study.foresight.study_plan import study_plan
-from trial_lib.study.kept.disk_room import folder_error_told
-from trial_lib.study.kept.edits import Edits
-from trial_lib.study.kept.history import (
+from trial_lib.study.arguments import StudyTime, metric_with
+from trial_lib.study.data_folder import folder_error_told
+from trial_lib.study.earlier import HeadStart, earlier_studies_of
+from trial_lib.study.edits import Edits
+from trial_lib.study.fingerprint import fingerprint_in
+from trial_lib.study.foreseen_arms import (
+    Foresight,
+    cluster_here,
+    foreseen_in,
+    is_foreseen_unasked,
+    keep_arms,
+    keep_foreseen,
+    kept_steps,
+)
+from trial_lib.study.history import (
     PROFILE_NUMBER,
     SUBMITTED_NUMBER,
     Asked,
@@ -38,24 +43,21 @@ from trial_lib.study.kept.history import (
     Event,
     History,
     Stopped,
+    StudyState,
     Told,
     Withdrawn,
+    left_of,
+    stays_open,
+    unheard,
 )
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.measured_configs import MeasuredConfigs
-from trial_lib.study.opening.open_search import open_search
+from trial_lib.study.open_search import open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
-from trial_lib.study.profile.own_reading import is_measured_beside, own_reading
-from trial_lib.study.profile.profile_run import profiled_candidate, run_profile_of_study
+from trial_lib.study.profile import profiled_candidate, run_profile_of_study
+from trial_lib.study.profile_report import is_measured_beside, own_reading
+from trial_lib.study.program import CommandChanges, KnownProgram
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
-from trial_lib.study.second_tries import SecondTries, not_tried_again
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.state import StudyState
-from trial_lib.study.study_metric import metric_with
-from trial_lib.study.study_time import StudyTime
-from trial_lib.study.unfinished import left_of, stays_open, unheard
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import write_whole
+from trial_lib.study.study_plan import study_plan
 
 # An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.
 _END_S = 10.0

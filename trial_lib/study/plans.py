@@ -5,27 +5,66 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from trial_lib.command.switches import SwitchValue, deepspeed_part
 from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.overrides import config_hash, with_open_batch
-from trial_lib.device.host.this_host import kind_of
+from trial_lib.device.this_host import kind_of
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.memory.host_bytes import host_bytes
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.measurement import Arrival
+from trial_lib.messages.orders import StepWindow
+from trial_lib.messages.turned import compiles, turned_among
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
-from trial_lib.records.search_metrics import SEARCH_METRICS
-from trial_lib.records.study_folder import TrialPaths
+from trial_lib.records.folders import TrialPaths
+from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.switches import SwitchValue, deepspeed_part
+from trial_lib.search.host_memory import host_bytes
 from trial_lib.search.methods import METHODS, MethodName
-from trial_lib.study.build_program import program_of
-from trial_lib.study.deadline import PROFILE_DEADLINE_S, deadline_s
-from trial_lib.study.known_program import KnownProgram, varied_options
+from trial_lib.study.program import KnownProgram, program_of, varied_options
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.spec_for_ranks import trial_spec
-from trial_lib.wire.arrival import Arrival
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.turned import turned_among
+
+# The deadline of a trial. A trial that runs longer hangs. Pure.
+
+
+# Nothing is known before this trial. It may read a large model from a slow disk.
+PROFILE_DEADLINE_S = 1800.0
+
+_FLOOR_S = 120.0
+_PATIENCE = 5.0
+# The least throughput of a rank's host. It makes and locks pages at one to two gigabytes a second. A disk for all ranks
+# is slower, and so is an update of offloaded states on few cores.
+_HOST_BYTES_PER_S = 1e9
+# Inductor compiles a model of some dozen layers in minutes. The profile trial has not compiled it.
+_COMPILATION_S = 900.0
+
+
+def deadline_s(
+    profile: TrialResult, profiled: Candidate, candidate: Candidate, window: StepWindow, offloaded: float = 0.0
+) -> float:
+    """Returns the deadline of a trial in seconds, from the times of the profile trial.
+
+    It is a floor plus five times the start, with its first step, plus five times the window's first steps at the
+    profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states comes on top,
+    because the profile trial did not show it. So does a compilation that a switch has turned on.
+
+    Args:
+        profile: the result of the profile trial.
+        profiled: its candidate.
+        candidate: the candidate of this trial.
+        window: the steps that the trial measures.
+        offloaded: bytes that each of its ranks moves to its host or to a disk.
+    """
+    # The profile trial's start also contains the priming and the builds. Later trials do not pay for these.
+    # Compilation happens in the first step of every trial.
+    setup = sum(profile.phases.get(phase, 0.0) for phase in ("import", "initialize", "first_step"))
+    samples = candidate.micro_batch_size * candidate.gradient_accumulation_steps
+    profiled_samples = profiled.micro_batch_size * profiled.gradient_accumulation_steps
+    step = profile.metrics["latency"] * samples / profiled_samples
+    moving = offloaded / _HOST_BYTES_PER_S * (1 + window.end_step)
+    compilation = _COMPILATION_S if compiles(candidate.switches) else 0.0
+    return compilation + _FLOOR_S + _PATIENCE * (setup + step * window.end_step + window.max_seconds + moving)
+
 
 # Sections of a DeepSpeed configuration that decide on number formats.
 _PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from trial_lib.deepspeed_config.layout import Replicas
 from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import drop_torn_tail
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
-from trial_lib.space.knobs import SearchSpace
+from trial_lib.search.knobs import SearchSpace
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.json_lines import drop_torn_tail
 
 
 def record_table(

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from trial_lib.command.switches import place_of
-from trial_lib.device.host.base import Host
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.experiment.search_space_section import read_search_space
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.records.folders import StudyPaths
+from trial_lib.records.switches import place_of
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.build_program import environment_of
+from trial_lib.study.program import environment_of
 
 
 @dataclass(frozen=True)

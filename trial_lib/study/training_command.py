@@ -7,33 +7,273 @@ import pkgutil
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.command.accelerate_launch import CONFIG_VARIABLE
-from trial_lib.command.accelerate_rewrite import accelerate_variables
-from trial_lib.command.entrypoint import Entrypoint, split_flag
-from trial_lib.command.file_targets import FileTarget
-from trial_lib.command.launchers import launcher_named, launcher_of
-from trial_lib.command.mapping_targets import without_option
-from trial_lib.command.switches import SwitchValue, deepspeed_part
-from trial_lib.command.trial_command import trial_command
+import yaml
+
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS, difference
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.secrets.by_name import redact
-from trial_lib.space.knobs import STAGE, get_knob
-from trial_lib.space.turned_in_code import left_to_write, lines_to_write, options_to_remove, trainer_options
-from trial_lib.study.best_experiment import write_best_experiment
-from trial_lib.study.build_program import interpreter_of
-from trial_lib.study.known_program import KnownProgram
+from trial_lib.device.this_host import kind_of
+from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
+from trial_lib.inputs.entrypoint import Entrypoint, split_flag
+from trial_lib.inputs.launchers import launcher_named, launcher_of
+from trial_lib.inputs.places import FileTarget, in_wrapper, is_variable, without_option
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.inputs.trial_command import trial_command
+from trial_lib.inputs.words import ASSIGNMENT, split_command
+from trial_lib.inputs.yaml_document import parse_yaml
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_all, write_whole
+from trial_lib.messages.secrets import redact
+from trial_lib.messages.turned import (
+    ATTENTION,
+    CHECKPOINTING,
+    COMPILE,
+    COMPILE_OPTION,
+    FUSED,
+    LOADER_OPTIONS,
+    OPTIMIZER_OPTION,
+    PERSISTENT,
+    PREFETCH,
+    WORKERS,
+    turned_among,
+)
+from trial_lib.records.folders import StudyPaths
+from trial_lib.records.result import ProgramProfile
+from trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part, text_of
+from trial_lib.search.knobs import STAGE, get_knob
+from trial_lib.study.program import KnownProgram, interpreter_of
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.wrapped_command import rewrapped, wrapped_command
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.turned import turned_among
-from trial_lib.wire.whole_files import write_all
+
+# The experiment with the winner's switches in its command, for a training at full length.
+
+
+_NEVER_FOLDED = 1_000_000_000  # columns, because a folded word would have a line break
+
+
+def write_best_experiment(
+    experiment: Experiment,
+    paths: StudyPaths,
+    arg_mappings: Mapping[str, str],
+    config: Mapping[str, Any],
+    environment: Mapping[str, str],
+    switches: Mapping[str, SwitchValue],
+) -> Path:
+    """Writes an experiment whose command has the winner's switches. Everything else in it stays as submitted.
+
+    Args:
+        experiment: what the user submitted.
+        paths: the study's files.
+        arg_mappings: the place in the command that sets each DeepSpeed key.
+        config: the winning DeepSpeed configuration.
+        environment: the environment of the ranks.
+        switches: the winner's, by their places.
+
+    Returns:
+        The file.
+    """
+    document = parse_yaml(experiment.text, experiment.source).data
+    # The training hands over configuration and batch itself. Only the copies of files have the batch too.
+    entrypoint = experiment.entrypoint.model_copy(update={"config_positions": (), "config_variables": ()})
+    of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, experiment.model_dir)
+    # The program's own words have what the wrapper makes of its files.
+    entrypoint, mappings = rewrapped(entrypoint, paths.best_ds_config, arg_mappings, config, experiment.model_dir)
+    in_files = {key: target for key, target in mappings.items() if FileTarget.read(target) is not None}
+    command = trial_command(
+        entrypoint, paths.best_ds_config, in_files, config, environment, experiment.model_dir, switches
+    )
+    write_all(command.files)
+    variables = {
+        place: text_of(value, environment.get(place, ""))
+        for place, value in switches.items()
+        if value is not None and is_variable(place, entrypoint.arguments)
+    }
+    typed = experiment.config.entrypoint
+    words = split_command(typed, "entrypoint") if isinstance(typed, str) else list(typed)
+    launcher = words[: len(words) - len(entrypoint.arguments)]
+    document["entrypoint"] = [*_assigned(launcher, variables), *command.arguments]
+    turned = {**experiment.config.turned, **turned_among(switches)}
+    document |= {"turned": turned} if turned else {}
+    if "arg_mappings" in document:
+        document["arg_mappings"] = {
+            key: _in_copy(target, command.copies)
+            for key, target in document["arg_mappings"].items()
+            if key not in of_wrapper
+        }
+    space = {key: value for key, value in document.pop("search_space", {}).items() if key != PROGRAM}
+    document |= {"search_space": space} if space else {}
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=_NEVER_FOLDED)
+    head = "# Written by zerotune: your experiment, with the winner's switches of the program.\n"
+    write_whole(paths.best_experiment, head + text, mode=0o600)
+    return paths.best_experiment
+
+
+def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Returns the words before a program's arguments with variables set, each in the place of a typed assignment."""
+    words, left = list(launcher), dict(variables)
+    begin = 1 if words[:1] == ["env"] else 0
+    position = begin
+    while position < len(words) and ASSIGNMENT.match(words[position]):
+        name = words[position].partition("=")[0]
+        if name in left:
+            words[position] = f"{name}={left.pop(name)}"
+        position += 1
+    return [*words[:begin], *(f"{name}={value}" for name, value in left.items()), *words[begin:]]
+
+
+def _in_copy(target: str, copies: Mapping[str, str]) -> str:
+    """Returns the target of a mapping, in the copy of its file if there is one."""
+    file = FileTarget.read(target)
+    return target if file is None or file.path not in copies else f"{copies[file.path]}:{file.key}"
+
+
+# How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure.
+
+
+_OF_WORKERS = (PREFETCH, PERSISTENT)
+"""Settings of workers. Torch and the Trainer refuse them if there are none."""
+
+_BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
+
+
+def _checkpointing(kind: Any) -> str:
+    if kind == "none":
+        return (
+            "model.gradient_checkpointing_disable() before deepspeed.initialize, so that no activation is recomputed."
+        )
+    which = "the repeated blocks" if kind == "full" else "every second repeated block, from the first one on"
+    return (
+        f"activation checkpointing of {which} before deepspeed.initialize: a Hugging Face model has "
+        f"gradient_checkpointing_enable with use_reentrant=False, and any other {_BY_CALL}."
+    )
+
+
+def _compile(is_on: Any) -> str:
+    return "engine.compile() behind deepspeed.initialize." if is_on else "no engine.compile()."
+
+
+def _attention(name: Any) -> str:
+    return f'attn_implementation="{name}" where the model is loaded, or model.set_attn_implementation("{name}").'
+
+
+_SAID: dict[str, Callable[[Any], str]] = {CHECKPOINTING: _checkpointing, COMPILE: _compile, ATTENTION: _attention}
+
+
+def _loader(place: str, value: Any, found: ProgramProfile) -> str:
+    name = place.partition(":")[2]
+    by_trainer = found.loading is not None and found.loading.by_trainer
+    refused = [f"{'dataloader_' if by_trainer else ''}{each.partition(':')[2]}" for each in _OF_WORKERS]
+    without = f", without {' and '.join(refused)}" if (place, value) == (WORKERS, 0) else ""
+    if by_trainer:
+        return f"{_typed(LOADER_OPTIONS[place].lstrip('-'), value)} of the training arguments{without}."
+    line = found.loading.made_at if found.loading is not None else ""
+    return f"{name}={value} in the DataLoader{f' at {line}' if line else ''}{without}."
+
+
+def _fused(value: Any, found: ProgramProfile) -> str:
+    if MICRO_BATCH in found.batch:
+        # Hugging Face's training arguments have the batch, so the Trainer makes the optimizer.
+        return f"{_typed(OPTIMIZER_OPTION.lstrip('-'), _adam(value))} of the training arguments."
+    # An explicit False would keep torch from its own choice of a form.
+    if not found.optimizer:
+        # DeepSpeed makes it, and hands on what `params` has beside `torch_adam` (deepspeed/runtime/engine.py).
+        word = '"fused": true' if value else 'no "fused"'
+        return f"{word} in optimizer.params of the DeepSpeed configuration."
+    optimizer = found.optimizer.rpartition(".")[2]
+    return f"fused=True in {optimizer}(...)." if value else f"{optimizer}(...) without fused=True."
+
+
+def _adam(is_fused: Any) -> str:
+    """Returns the name that the Trainer has for a form of torch's AdamW."""
+    return "adamw_torch_fused" if is_fused else "adamw_torch"
+
+
+def _typed(name: str, value: Any) -> str:
+    return f"--{name} {value}, or {name}={value!r},"
+
+
+def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: ProgramProfile | None = None) -> list[str]:
+    """Returns a sentence for each switch that the winner turned to another value than the program's own.
+
+    Args:
+        turned: the winner's, by name.
+        own: those of the program.
+        found: what the profile trial found of the program.
+    """
+
+    def said(place: str, value: Any) -> str:
+        if place in LOADER_OPTIONS:
+            return _loader(place, value, found or ProgramProfile())
+        return _fused(value, found or ProgramProfile()) if place == FUSED else _SAID[place](value)
+
+    return [
+        f"ZeroTune turned {place} in the trials. In the code that is {said(place, turned[place])}"
+        for place in differing(turned, own)
+    ]
+
+
+def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, str]:
+    """Returns the options of a Trainer's command line that set switches as the trials had them, with their values.
+
+    Args:
+        turned: the winner's, by name.
+        own: those of the program.
+        offered: options that the program's parser has, and that have an effect there.
+    """
+    options: dict[str, str] = {}
+    for place in differing(turned, own):
+        options |= _options_of(place, turned[place], offered)
+    return options
+
+
+def options_to_remove(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> list[str]:
+    """Returns the options of a Trainer's command line that it refuses with the options of `trainer_options`.
+
+    Args: as for `trainer_options`.
+    """
+    # Without workers the Trainer refuses the user's own settings of workers too.
+    has_none = trainer_options(turned, own, offered).get(LOADER_OPTIONS[WORKERS]) == "0"
+    return [LOADER_OPTIONS[place] for place in _OF_WORKERS] if has_none else []
+
+
+def left_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, Any]:
+    """Returns the switches that no option of the Trainer's sets.
+
+    Args: as for `trainer_options`.
+    """
+    return {place: turned[place] for place in differing(turned, own) if not _options_of(place, turned[place], offered)}
+
+
+def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Returns the switches with another value than the program's own, as far as they have an effect."""
+    others = [place for place, value in turned.items() if value != own.get(place)]
+    # Without workers ranks leave these out, because torch and the Trainer refuse them.
+    without = () if turned.get(WORKERS, own.get(WORKERS)) != 0 else _OF_WORKERS
+    return [place for place in others if place not in without]
+
+
+def _options_of(place: str, value: Any, offered: Collection[str]) -> dict[str, str]:
+    if place == ATTENTION:
+        options = {"--attn_implementation": str(value)}
+    elif place == COMPILE:
+        options = {COMPILE_OPTION: str(value)}
+    elif place == FUSED:
+        options = {OPTIMIZER_OPTION: _adam(value)}
+    elif place in LOADER_OPTIONS:
+        options = {LOADER_OPTIONS[place]: str(value)}
+    elif place != CHECKPOINTING or (value == "every_second" and "--activation_checkpointing" not in offered):
+        # Before transformers 5 a Trainer has all layers or none.
+        return {}
+    elif value == "none":
+        options = {"--gradient_checkpointing": "False"}
+    else:
+        more = {"every_n_layers": 2} if value == "every_second" else {}
+        how = json.dumps({**more, "use_reentrant": False})
+        options = {"--gradient_checkpointing": "True", "--gradient_checkpointing_kwargs": how}
+    return options if options.keys() <= set(offered) else {}
+
 
 _DEEPSPEED = "deepspeed"
 _NOTHING = ("", "~", "null")

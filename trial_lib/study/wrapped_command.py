@@ -13,15 +13,15 @@ from typing import Any
 
 import psutil
 
-from trial_lib.command.entrypoint import Entrypoint
-from trial_lib.command.file_targets import in_wrapper
-from trial_lib.command.trial_command import trial_command
-from trial_lib.command.words import ASSIGNMENT
 from trial_lib.deepspeed_config.overrides import setting_at
-from trial_lib.secrets.by_name import redact
-from trial_lib.study.opening.followed import followed
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import write_all
+from trial_lib.inputs.entrypoint import Entrypoint
+from trial_lib.inputs.places import in_wrapper
+from trial_lib.inputs.trial_command import trial_command
+from trial_lib.inputs.words import ASSIGNMENT
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_all
+from trial_lib.messages.secrets import redact
+from trial_lib.study.followed import followed
 
 _LONGEST_S, _LONGEST_OF_VALUE_S = 30.0, 180.0
 # A shell sets these by itself, or an environment that it has activated does.

@@ -1,9 +1,14 @@
 """Runs in MLflow that carry a record's id. Each is looked up before it is created, and can be sent again unchanged."""
 
 import contextlib
+import json
 import os
+import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,91 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from trial_lib.secrets.by_value import KnownSecrets
-from trial_lib.tracking.leavings import scratch_folder
-from trial_lib.tracking.run_content import KIND, RECORD_ID, RunContent
+from trial_lib.inputs.known_secrets import KnownSecrets, sent_document, sent_text
+from trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own
+from trial_lib.messages.orders import modules_in
+from trial_lib.tracking.run_content import IDS, KIND, PARAM_CHARACTERS, RECORD_ID, TAG_CHARACTERS, RunContent, cut
 from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
-from trial_lib.tracking.without_secrets import shown_copy, without_secrets
-from trial_lib.wire.whole_files import OWNERS_FILE, OWNERS_FOLDER, make_own
+
+# Removes known secrets from the content of runs, and from the copies of files that MLflow gets.
+
+
+_PAGES = (".html",)
+# Of a page: the user's commands and the ends of logs, which may hold anything. They are escaped, so no tag is in them.
+_OWN = re.compile(r'(<(pre|td) class="(?:any )?own"[^>]*>)[^<]*(?=</\2>)')
+_STAYS = r"\1(in the study's folder)"
+
+
+def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
+    """Returns the content of a run without secrets. Its files are unchanged."""
+    return replace(
+        content,
+        name=secrets.hide(content.name),
+        # Runs are found by these.
+        tags={
+            name: value if name in IDS else cut(secrets.hide(sent_text(value)), TAG_CHARACTERS)
+            for name, value in content.tags.items()
+        },
+        params={name: cut(secrets.hide(value), PARAM_CHARACTERS) for name, value in content.params.items()},
+        # ZeroTune writes no links. One in a folder that somebody has sent may lead to any file of this user's.
+        artifacts=[file for file in content.artifacts if not file.is_symlink()],
+    )
+
+
+def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
+    """Returns a copy of a file without secrets, under the same name.
+
+    Args:
+        file: of a study.
+        folder: for the copy.
+        secrets: values to hide.
+    """
+    copy = folder / file.name
+    document = _document(file)
+    if document is not None:
+        if isinstance(document, dict) and "imported" in document:
+            # What a program sets in its environment may be a secret that nothing shows.
+            document["imported"] = modules_in(document["imported"])
+        copy.write_text(json.dumps(secrets.hide_in(sent_document(document, _model_dir(document))), indent=2) + "\n")
+    elif file.suffix in _PAGES:
+        # The page is drawn from values that may be shown. Text in it that only looks like a secret belongs to a script.
+        copy.write_text(secrets.hide_values(_OWN.sub(_STAYS, file.read_text())))
+    else:
+        with (
+            file.open(errors="surrogateescape", newline="") as lines,
+            copy.open("w", errors="surrogateescape", newline="") as shown_lines,
+        ):
+            shown_lines.writelines(map(secrets.hide, lines))
+    shutil.copystat(file, copy)
+    return copy
+
+
+def _model_dir(document: Any) -> Path:
+    return Path(str(document.get("model_dir", "."))) if isinstance(document, dict) else Path()
+
+
+def _document(file: Path) -> Any:
+    """Returns the content of a JSON file; None for another file, or a damaged one."""
+    try:
+        return json.loads(file.read_text()) if file.suffix == ".json" else None
+    except ValueError:
+        return None
+
+
+leavings: list[Path] = []
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yields a new folder in the temporary folder, and removes it."""
+    with tempfile.TemporaryDirectory(prefix="zerotune-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        leavings.append(folder)
+        try:
+            yield folder
+        finally:
+            leavings.remove(folder)
+
 
 SENT = "sent"  # the tag that names the content of a run; set last
 _EXPERIMENT_KIND = "mlflow.experimentKind"

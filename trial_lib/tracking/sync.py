@@ -7,16 +7,119 @@ the store records what was sent, so no second record can disagree with it.
 """
 
 import hashlib
+import json
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from trial_lib.records.study_folder import StudyPaths, StudyRecord, TrialPaths, work_dir_of
-from trial_lib.secrets.by_value import KnownSecrets
-from trial_lib.tracking.run_content import STUDY_ID, RunContent, study_artifacts, study_content, trial_content
-from trial_lib.tracking.runs import SENT, Runs
+from trial_lib.inputs.known_secrets import KnownSecrets, sent_command
+from trial_lib.messages.files import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
+from trial_lib.plan.answer import fewest_sentence
+from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.records.folders import (
+    FullExperimentPaths,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    TrialPaths,
+    work_dir_of,
+)
+from trial_lib.records.result import SEARCH_METRICS
+from trial_lib.records.switches import path_of
+from trial_lib.tracking.run_content import (
+    ACCUMULATION_PARAM,
+    DESCRIPTION,
+    FULL_EXPERIMENT,
+    KIND,
+    MICRO_BATCH_PARAM,
+    PURPOSE,
+    RECORD_ID,
+    STAGE_PARAM,
+    STUDY_ID,
+    RunContent,
+    as_params,
+    as_points,
+    as_tags,
+    full_experiment_artifacts,
+    full_experiment_content,
+    legal_name,
+    study_artifacts,
+    study_content,
+    trial_content,
+)
+from trial_lib.tracking.runs import SENT, Runs, milliseconds
 from trial_lib.tracking.tracking_uri import run_page, trials_page
-from trial_lib.tracking.trials_view import trials_view, view_key
+
+# The view in which MLflow's pages show a study's trials: which runs, in what order, with which columns and charts.
+
+
+_TAG = "mlflow.sharedViewState."
+_KNOBS = (STAGE_PARAM, MICRO_BATCH_PARAM, ACCUMULATION_PARAM)
+# MLflow puts a chart of each metric into the section of this name. Without the section it shows none of them.
+_MLFLOWS_SECTION = "Model metrics"
+
+
+def view_key(study_id: str) -> str:
+    """Returns the key of a study's view in a link."""
+    return study_id
+
+
+def trials_view(record: StudyRecord) -> tuple[str, str]:
+    """Returns a study's view as an experiment's tag: its name and its value. The same record gives the same view."""
+    metric = SEARCH_METRICS[record.metric]
+    value = f"metrics.`{metric.name}`"
+    knobs = [*_KNOBS, *(legal_name(path_of(place)) for place in record.switches)]
+    params = [f"params.`{name}`" for name in knobs]
+    columns = [value, *params, "tags.`outcome`", "attributes.`Description`"]
+    state = {
+        # Only the trials. The study's own run would count as one of them.
+        "searchFilter": f"tags.{STUDY_ID} = '{record.study_id}' AND tags.{PURPOSE} LIKE '%'",
+        "orderByKey": value,
+        "orderByAsc": metric.smaller_is_better,
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        "runsHiddenMode": "SHOW_ALL",
+        **_charts(metric.name, knobs),
+    }
+    created_at = int(record.started_at * 1000)
+    view = {
+        "name": f"Trials of {record.study_id}",
+        "createdAt": created_at,
+        "updatedAt": created_at,
+        "state": json.dumps(state),
+    }
+    return f"{_TAG}{view_key(record.study_id)}", json.dumps(view)
+
+
+def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
+    """Returns the charts above MLflow's own: the metric by trial, by micro-batch size, and by knob."""
+    cards = [
+        {"type": "BAR", "metricKey": metric, "displayName": metric, "runsCountToCompare": 100},
+        {
+            "type": "SCATTER",
+            "xaxis": {"key": MICRO_BATCH_PARAM, "type": "PARAM"},
+            "yaxis": {"key": metric, "type": "METRIC"},
+            "runsCountToCompare": 100,
+        },
+        {
+            "type": "PARALLEL",
+            "selectedParams": list(knobs),
+            "selectedMetrics": [metric],
+            "showAllRuns": True,
+            "runsCountToCompare": 100,
+        },
+    ]
+    sections = ["The search", _MLFLOWS_SECTION]
+    everywhere = {"metricSectionId": sections[0], "deleted": False, "isGenerated": False}
+    return {
+        "compareRunCharts": [{"uuid": f"chart-{place}", **everywhere, **card} for place, card in enumerate(cards)],
+        "compareRunSections": [
+            {"uuid": name, "name": name, "display": True, "isReordered": False} for name in sections
+        ],
+    }
 
 
 class StudySync:
@@ -89,3 +192,243 @@ def files_hash(files: Iterable[Path]) -> str:
             content = file.read_bytes()
             digest.update(f"{file.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+# Makes MLflow have the content of a full experiment's folder: its record, and its metrics as they come.
+
+
+_MEASURED = (TRAINING, VALIDATION, SYSTEM)
+
+
+class NoStudyRunError(Exception):
+    """MLflow does not have the full experiment's study yet."""
+
+
+class FullExperimentSync:
+    """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one.
+
+    Attributes:
+        page: the path of the run's page; None before MLflow has it.
+        run_page: the same.
+    """
+
+    def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
+        self.page: str | None = None
+        self._paths = paths
+        self._tracking_uri = tracking_uri
+        self._runs: Runs | None = None
+        self._parent_run_id: str | None = None
+        self._files = {"metrics": paths.metrics, "system_metrics": paths.system_metrics}
+        self._readers = {name: MetricsReader(path) for name, path in self._files.items()}
+        self._sent = dict.fromkeys(self._files, 0)  # file -> bytes whose metrics MLflow has
+        self._content_sent = ""
+
+    @property
+    def run_page(self) -> str | None:
+        """The path of the run's page."""
+        return self.page
+
+    def run(self) -> None:
+        """Sends new content: metrics first, then the record, so that an ended run is complete.
+
+        Raises:
+            Exception: whatever MLflow raises, and NoStudyRunError. The part that has arrived stays.
+        """
+        paths = self._paths
+        fingerprint = files_hash([paths.record, *full_experiment_artifacts(paths)])
+        record = FullExperimentRecord.model_validate_json(paths.record.read_text())
+        runs = self._runs or self._connect(record)
+        content = full_experiment_content(record, paths, self._parent_run_id)
+        run_id = runs.run_of(content)
+        self.page = run_page(runs.experiment_id, run_id)
+        self._send_metrics(runs, run_id)
+        if self._content_sent != fingerprint:
+            runs.send(self._sendable(runs, content))
+            self._content_sent = fingerprint
+
+    def _connect(self, record: FullExperimentRecord) -> Runs:
+        wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
+        # The full experiment of a study is in the study's folder.
+        work_dir = work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
+        secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
+        runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
+        if record.study_id is not None:
+            study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)
+            if study is None:
+                raise NoStudyRunError(f"the study {record.study_id} has no run yet")
+            self._parent_run_id = study.info.run_id
+        found = runs.found.get(record.experiment_id)
+        if found is not None:
+            self._sent.update(self._still_there(found.data.tags.get(SENT, "")))
+        self._runs = runs
+        return runs
+
+    def _still_there(self, mark: str) -> dict[str, int]:
+        """Returns the number of sent bytes of each file; 0 for a file that has become shorter."""
+        sent: dict[str, int] = json.loads(mark) if mark else {}
+        return {
+            name: size
+            for name, size in sent.items()
+            if name in self._files and self._files[name].exists() and self._files[name].stat().st_size >= size
+        }
+
+    def _send_metrics(self, runs: Runs, run_id: str) -> None:
+        sent = dict(self._sent)
+        for name, reader in self._readers.items():
+            records = [record for record in reader.read() if record.end > sent[name]]
+            runs.log_metrics(run_id, _points(records))
+            if records:
+                sent[name] = records[-1].end
+        if sent != self._sent:
+            runs.mark(run_id, json.dumps(sent))
+        self._sent = sent
+
+    def _sendable(self, runs: Runs, content: RunContent) -> RunContent:
+        """Returns the content without the params that the run has, because MLflow accepts a param only once."""
+        found = runs.found.get(content.record_id)
+        if found is None:
+            return content
+        known = found.data.params
+        return replace(content, params={name: value for name, value in content.params.items() if name not in known})
+
+
+def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int]]:
+    """Returns the values of records for MLflow, under names such as `validation.loss`."""
+    return [
+        (legal_name(f"{record.kind}.{name}"), value, milliseconds(record.time), record.batch)
+        for record in records
+        if record.kind in _MEASURED
+        for name, value in record.metrics.items()
+        # MLflow turns an infinite value into the largest float, which then wins every comparison.
+        if math.isfinite(value)
+    ]
+
+
+# Makes MLflow have a plan as a run of its own, in the experiment of its studies.
+
+
+PLAN = "plan"
+"""The kind of a plan's run."""
+
+
+class PlanSync:
+    """Sends a plan's folder to MLflow, once. It can be sent again unchanged.
+
+    Attributes:
+        page: the path of the run's page; None before MLflow has it.
+        run_page: the same.
+    """
+
+    def __init__(self, paths: PlanPaths, tracking_uri: str) -> None:
+        self.page: str | None = None
+        self._paths = paths
+        self._tracking_uri = tracking_uri
+
+    @property
+    def run_page(self) -> str | None:
+        """The path of the run's page."""
+        return self.page
+
+    def run(self) -> None:
+        """Sends the plan.
+
+        Raises:
+            Exception: whatever MLflow raises. The part that has arrived stays.
+        """
+        paths = self._paths
+        fingerprint = files_hash([paths.record, *plan_artifacts(paths)])
+        record = PlanRecord.model_validate_json(paths.record.read_text())
+        wanted = f"tags.{RECORD_ID} = '{record.plan_id}'"
+        secrets = KnownSecrets.of(paths.experiment, paths.record)
+        runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir_of(paths.root), PLAN)
+        found = runs.found.get(record.plan_id)
+        content = plan_content(record, paths)
+        run_id = runs.run_of(content)
+        self.page = run_page(runs.experiment_id, run_id)
+        if found is None or found.data.tags.get(SENT) != fingerprint:
+            runs.send(content)
+            runs.mark(run_id, fingerprint)
+
+
+def plan_artifacts(paths: PlanPaths) -> list[Path]:
+    """Returns the files of a plan that go to MLflow."""
+    return [paths.record, paths.best_ds_config, paths.report]
+
+
+def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
+    """Returns the run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
+    chosen = record.chosen
+    best = {} if record.best is None else {"best_devices": record.devices[record.best].label}
+    tags = {
+        RECORD_ID: record.plan_id,
+        KIND: PLAN,
+        "finding": record.answer,
+        "reason": record.stopped,
+        **best,
+        **{f"version.{name}": version for name, version in record.versions.items()},
+        DESCRIPTION: _description(record),
+    }
+    params = {
+        "model_dir": record.model_dir,
+        "on": [devices.label for devices in record.devices],
+        "train_batch_size": record.train_batch_size,
+        **({} if chosen is None else {"best": chosen.label, STAGE_PARAM: _stage(chosen), **chosen.knobs}),
+    }
+    metrics = {
+        "parameters": float(record.parameters),
+        "plan.seconds": record.seconds,
+        "plan.peak_memory": float(record.peak_bytes),
+        **({} if chosen is None else dict(_metrics("foreseen.best", chosen))),
+    }
+    for devices in record.devices:
+        for arm in devices.arms:
+            metrics |= dict(_metrics(f"foreseen.{devices.label.replace(':', ' ')}.{arm.label}", arm))
+    return RunContent(
+        record_id=record.plan_id,
+        name=record.plan_id,
+        status="FAILED" if record.stopped else "FINISHED",
+        started_at=record.started_at,
+        ended_at=record.started_at + record.seconds,
+        tags=as_tags(tags),
+        params=as_params(params),
+        metrics=as_points(metrics),
+        artifacts=[file for file in plan_artifacts(paths) if file.exists()],
+    )
+
+
+def _stage(arm: PlannedArm) -> int:
+    stage: int = arm.ds_config.get("zero_optimization", {}).get("stage", 0)
+    return stage
+
+
+def _metrics(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
+    """Yields an arm's figures: shares, samples, bytes, samples and tokens a second."""
+    yield f"{prefix}.fits", arm.fits
+    yield f"{prefix}.largest_micro_batch", float(arm.largest_micro_batch)
+    ranges: dict[str, ForeseenRange | None] = {
+        "samples_per_s": arm.samples_per_s,
+        "tokens_per_s": arm.tokens_per_s,
+        "mfu": arm.mfu,
+        "cost_per_billion_tokens": arm.cost,
+        "peak_memory": arm.peak,
+    }
+    for name, figure in ranges.items():
+        if figure is not None:
+            yield f"{prefix}.{name}", figure.value
+
+
+def _description(record: PlanRecord) -> str:
+    lines = [f"**{record.answer or record.stopped}**"]
+    lines += [_of_devices(devices) for devices in record.devices]
+    if record.best_command:
+        command = sent_command(record.best_command, Path(record.model_dir))
+        lines.append(f"**To start there** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
+    lines.append(f"A plan for **{record.name}**. All figures are foreseen; no device has measured them.")
+    return "\n\n".join(lines)
+
+
+def _of_devices(devices: PlannedDevices) -> str:
+    sentences = [devices.answer, *devices.why, fewest_sentence(devices)]
+    return "\n".join(
+        [f"**{devices.label}**", "", *(f"- {sentence}" for sentence in dict.fromkeys(sentences) if sentence)]
+    )

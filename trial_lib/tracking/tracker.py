@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from trial_lib.records.full_experiment_folder import FullExperimentPaths
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.records.folders import FullExperimentPaths, StudyPaths
 from trial_lib.tracking import tracking_uri as uris
-from trial_lib.tracking.full_experiment_sync import FullExperimentSync
-from trial_lib.tracking.sync import StudySync
+from trial_lib.tracking.sync import FullExperimentSync, StudySync
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0

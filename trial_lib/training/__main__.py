@@ -5,15 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+from trial_lib.messages.orders import NextSize, TrainingSpec, read_training_spec
+from trial_lib.training.checkpoints import seed_everything
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.device import join_process_group, rank_device
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError, join_process_group, rank_device
 from trial_lib.training.loop import train_built
-from trial_lib.training.saved.random_states import seed_everything
-from trial_lib.wire.next_size import NextSize
-from trial_lib.wire.training_spec import TrainingSpec, read_training_spec
 
 
 def main(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import InvalidTrialError
 
 
 class PyTorchCallback:

@@ -1,21 +1,118 @@
 """The context of a `DeepSpeedTrial`: its hyperparameters, its place among the ranks, and its requests to the loop."""
 
-from collections.abc import Callable, Iterator
+import difflib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.engine_replicas import sequence_parallel_size
-from trial_lib.training import pipeline
-from trial_lib.training.attr_dict import AttrDict
-from trial_lib.training.device import move_to
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.deepspeed_config.batch import sequence_parallel_size
+from trial_lib.messages.orders import TrainingSpec
+from trial_lib.training import model_parallel
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError, move_to
 from trial_lib.training.length import Pace
+from trial_lib.training.metrics import MetricReducer, Reducers
 from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit, sequence_unit
-from trial_lib.training.reducers import MetricReducer, Reducers
-from trial_lib.wire.training_spec import TrainingSpec
+
+# Hyperparameters as a dict with attributes. Pure.
+
+
+class AttrDict(dict[str, Any]):
+    """A dict whose keys are attributes too: `hparams.lr` is `hparams["lr"]`.
+
+    It serves as the `args` of `deepspeed.initialize`. Mappings in it, also those in lists, become `AttrDict`s when they
+    are put in. An object that is appended to a list afterwards stays unchanged. A key with the name of an attribute of
+    dict (`items`, `update`, ...) can only be reached by index.
+
+    It takes the arguments of `dict`.
+    """
+
+    # Without a __dict__ nothing but a key can be an attribute.
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.update(*args, **kwargs)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Sets a key. Mappings in the value become `AttrDict`s."""
+        super().__setitem__(key, _readable(value))
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the value of a key that is no attribute of dict.
+
+        Raises:
+            AttributeError: there is no such key. The message names the nearest known ones.
+        """
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(self._unknown(name)) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a key.
+
+        Raises:
+            AttributeError: dict has an attribute of this name, so the key could not be read as one.
+        """
+        if hasattr(type(self), name):
+            raise AttributeError(f'"{name}" is an attribute of every dict: set it by index, hparams["{name}"] = ...')
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        """Removes a key.
+
+        Raises:
+            AttributeError: there is no such key.
+        """
+        try:
+            del self[name]
+        except KeyError:
+            raise AttributeError(self._unknown(name)) from None
+
+    def __or__(self, other: Any) -> Any:
+        """Returns the union as an AttrDict. dict's own would be a plain dict."""
+        if not isinstance(other, dict):
+            return NotImplemented
+        merged = self.copy()
+        merged.update(other)
+        return merged
+
+    def __ior__(self, other: Any) -> "AttrDict":  # type: ignore[override]
+        """Sets the other's keys, as `update`. dict's own would leave its mappings unchanged."""
+        self.update(other)
+        return self
+
+    def copy(self) -> "AttrDict":
+        """Returns a shallow copy."""
+        return type(self)(self)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Sets several keys, as `dict.update`."""
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Returns the value of a key, which is set to `default` if it is missing."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, [key for key in self if isinstance(key, str)])
+        hint = f"; nearest known: {', '.join(near)}" if near else ""
+        return f'There is no hyperparameter "{name}"{hint}.'
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value if isinstance(value, AttrDict) else AttrDict(value)
+    if isinstance(value, list):
+        items = [_readable(item) for item in value]
+        # A list without mappings stays the same object: a shallow copy of an AttrDict shares its values.
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+    return value
 
 
 class DeepSpeedTrialContext:
@@ -109,15 +206,15 @@ class DeepSpeedTrialContext:
         if any(model is registered for registered in self.models):
             raise InvalidTrialError("wrap_model_engine was given the same engine twice. Register each engine once.")
         self.models.append(model)
-        if pipeline.is_pipeline(model):
-            pipeline.supply_iterators(model, lambda: self.training_iterator, lambda: self.validation_iterator)
+        if model_parallel.is_pipeline(model):
+            model_parallel.supply_iterators(model, lambda: self.training_iterator, lambda: self.validation_iterator)
         if self._mpu is None:
             self._mpu = self._own_unit(model)
         return model
 
     def _own_unit(self, model: Any) -> ModelParallelUnit:
         """Returns the place of this rank as DeepSpeed's groups have it."""
-        if pipeline.is_pipeline(model):
+        if model_parallel.is_pipeline(model):
             return pipeline_unit(model.grid)
         if sequence_parallel_size(model) > 1:
             return sequence_unit(model, self.distributed)
@@ -160,13 +257,13 @@ class DeepSpeedTrialContext:
     @property
     def use_pipeline_parallel(self) -> bool:
         """Whether an engine is a pipeline. Then `train_batch` is called once for each batch."""
-        return any(pipeline.is_pipeline(model) for model in self.models)
+        return any(model_parallel.is_pipeline(model) for model in self.models)
 
     @property
     def needs_even_batches(self) -> bool:
         """Whether all batches must have one size, because the stages of a pipeline exchange their shapes once."""
         engine = self.models[0]
-        return pipeline.is_pipeline(engine) and not getattr(engine.module, "dynamic_shape", False)
+        return model_parallel.is_pipeline(engine) and not getattr(engine.module, "dynamic_shape", False)
 
     @property
     def train_micro_batch_size_per_gpu(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from trial_lib.training.callbacks import PyTorchCallback
 from trial_lib.training.context import DeepSpeedTrialContext
-from trial_lib.training.data.data_loader import TorchData
+from trial_lib.training.data import TorchData
 
 
 class DeepSpeedTrial(ABC):

@@ -1,12 +1,18 @@
 """The ranks of a training, and the exchange of objects between them."""
 
 import os
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from trial_lib.training.invalid_trial import InvalidTrialError
+
+class InvalidTrialError(Exception):
+    """The user's trial breaks the API. The message says what, where and the remedy."""
+
 
 _PATIENCE = timedelta(hours=24)
 """How long a rank waits for the others: one of them may validate, hash or convert for hours. Gloo notices at once when
@@ -227,3 +233,99 @@ def _is_initialized() -> bool:
 
 def _environment(*names: str, default: int) -> int:
     return next((int(os.environ[name]) for name in names if os.environ.get(name)), default)
+
+
+# Work that one rank does for all, and files that all ranks must see. Every rank returns, or every rank raises.
+
+
+_Result = TypeVar("_Result")
+
+
+def on_rank_0(distributed: DistributedContext, work: Callable[[], _Result]) -> _Result:
+    """Does something on rank 0 while the others wait. Call it on all ranks.
+
+    Returns:
+        The result of `work`, on every rank.
+
+    Raises:
+        OSError: `work` raised it; on every rank, with the same words.
+        InvalidTrialError: likewise.
+    """
+    result: _Result | None = None
+    failure: OSError | InvalidTrialError | None = None
+    if distributed.rank == 0:
+        try:
+            result = work()
+        except (OSError, InvalidTrialError) as error:
+            failure = error
+    told = None if failure is None else (isinstance(failure, OSError), str(failure))
+    agreed: _Result
+    agreed, problem = distributed.broadcast((result, told))
+    if problem is not None:
+        of_the_system, words = problem
+        raise (OSError if of_the_system else InvalidTrialError)(words) from failure
+    return agreed
+
+
+def must_be_seen(distributed: DistributedContext, folder: Path) -> None:
+    """Checks that all ranks see a folder that rank 0 has made. Call it on all ranks.
+
+    Raises:
+        OSError: one does not; on every rank.
+    """
+    sees = distributed.allgather(folder.is_dir())
+    if not all(sees):
+        raise OSError(
+            f"Rank {sees.index(False)} does not see the folder {folder}, which rank 0 does: checkpoints need a "
+            "folder on a file system that all hosts share."
+        )
+
+
+# The device of a rank, its process group, and moving data to it.
+
+
+# Determined's name, and ZeroTune's own.
+_MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")
+
+
+def rank_device(local_rank: int) -> torch.device:
+    """Returns the device of a rank and makes it the current one: its accelerator if it has one, else the CPU."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    if accelerator.device_name() == "cpu":
+        return torch.device("cpu")
+    accelerator.set_device(local_rank)
+    return torch.device(accelerator.device_name(local_rank))
+
+
+def join_process_group(device: torch.device) -> None:
+    """Initialises the process group for a rank's device, unless the trial does."""
+    if any(os.environ.get(name, "0").lower() not in ("", "0", "false") for name in _MANUAL_INIT):
+        return
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo" if device.type == "cpu" else None)
+
+
+def move_to(device: torch.device, data: Any) -> Any:
+    """Returns data on a device.
+
+    Args:
+        device: the device.
+        data: a tensor, an object with its own `to` (a packed sequence, a tokenizer's output), or mappings, lists and
+            tuples of those to any depth. Other values stay unchanged.
+    """
+    if isinstance(data, torch.Tensor):
+        # A copy from pinned memory runs beside the computation. The device's stream keeps the order.
+        return data.to(device, non_blocking=device.type != "cpu")
+    if hasattr(data, "to"):
+        return data.to(device)
+    if isinstance(data, Mapping):
+        moved = {key: move_to(device, value) for key, value in data.items()}
+        return moved if type(data) is dict else type(data)(moved)  # type: ignore[call-arg]
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(move_to(device, value) for value in data))
+    if isinstance(data, (list, tuple)):
+        return type(data)(move_to(device, value) for value in data)
+    return data

@@ -6,8 +6,8 @@ replica. If that is no multiple of the accumulation, an epoch ends within the ba
 
 from dataclasses import dataclass
 
-from trial_lib.training.invalid_trial import InvalidTrialError
-from trial_lib.wire.training_spec import UnitLength
+from trial_lib.messages.orders import UnitLength
+from trial_lib.training.distributed import InvalidTrialError
 
 
 @dataclass(frozen=True)

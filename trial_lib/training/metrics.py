@@ -1,14 +1,15 @@
 """The results of `train_batch` and `evaluate_batch`, averaged over batches and ranks."""
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 def as_metrics(returned: Any, where: str) -> dict[str, Any]:
@@ -188,3 +189,295 @@ def _difference(expected: Iterable[str], found: Iterable[str]) -> str:
     return "; ".join(
         f"{what}: {', '.join(map(str, names))}" for what, names in (("missing", missing), ("new", new)) if names
     )
+
+
+# Metrics that are no mean over batches: the trial's own reducers, over all batches and ranks.
+
+
+class MetricReducer(ABC):
+    """A metric that is reduced in two steps: on each rank, then over the ranks.
+
+    The trial passes values to it, for example by an `update` method.
+    """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets all values, because a training or validation phase begins."""
+
+    @abstractmethod
+    def per_slot_reduce(self) -> Any:
+        """Returns this rank's contribution, which is pickled. Tensors in containers arrive as CPU tensors."""
+
+    @abstractmethod
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Returns the metric (one number), or several in a dict if the reducer has no name.
+
+        It runs on rank 0 alone. The others receive its result.
+
+        Args:
+            per_slot_metrics: the results of `per_slot_reduce`, by rank, for each rank that contributes.
+        """
+
+
+class FunctionReducer(MetricReducer):
+    """Keeps all values and passes them to a function.
+
+    Args:
+        function: takes the list of all values since the last reset, rank by rank, in the order of the updates. Tensors
+            in it are detached and on the CPU. It returns as `cross_slot_reduce` does, and runs on rank 0 alone.
+    """
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._values: list[Any] = []
+
+    def update(self, value: Any) -> None:
+        """Adds a value without a copy. Clone a buffer that is written again.
+
+        Tensors on a device are copied to main memory, so that an epoch's predictions do not fill the device. From CUDA
+        the copy does not wait for the device.
+        """
+        self._values.append(_map_tensors(_leaving_the_device, value))
+
+    def reset(self) -> None:
+        """Forgets all values."""
+        self._values = []
+
+    def per_slot_reduce(self) -> list[Any]:
+        """Returns this rank's values."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # some may still be on their way
+        return self._values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
+        """Returns the function's result for all ranks' values."""
+        return self._function([value for values in per_slot_metrics for value in values])
+
+
+ReducerT = TypeVar("ReducerT", bound=MetricReducer)
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    reducer: MetricReducer
+    label: str
+    name: str | None
+    for_training: bool
+    for_validation: bool
+
+    def is_for(self, training: bool) -> bool:
+        return self.for_training if training else self.for_validation
+
+
+class Reducers:
+    """The reducers of a trial.
+
+    A reducer for training and validation has one store of values. So the loop reports the training metrics before it
+    validates, and resets before the first batch of each phase. No value counts in the other phase, and none is lost. A
+    validation splits a reporting period in two: the values before it are in the report before it, and those after it in
+    the next.
+    """
+
+    def __init__(self) -> None:
+        self._wrapped: list[_Wrapped] = []
+        self._agreed = False
+
+    @overload
+    def wrap(
+        self, reducer: ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
+    ) -> ReducerT: ...
+
+    @overload
+    def wrap(
+        self,
+        reducer: Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> FunctionReducer: ...
+
+    def wrap(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> MetricReducer:
+        """Adds a reducer; every rank has to add the same ones in the same order.
+
+        Args:
+            reducer: a `MetricReducer`, or a function for a `FunctionReducer`.
+            name: of its metric, for a reducer that returns one number; None: it returns a dict of numbers by name.
+            for_training: whether it makes a training metric.
+            for_validation: whether it makes a validation metric.
+
+        Returns:
+            The reducer itself, or, for a function, the `FunctionReducer` whose `update` takes the values.
+
+        Raises:
+            InvalidTrialError: it is neither, has a name that another one has, or is for neither phase.
+        """
+        label = _label(reducer, name)
+        if isinstance(reducer, type):
+            raise InvalidTrialError(f'The reducer "{label}" is a class: give an instance, {reducer.__name__}(...).')
+        if not isinstance(reducer, MetricReducer) and not callable(reducer):
+            raise InvalidTrialError(
+                f'The reducer "{label}" is {described(reducer)}: give a function that takes the list of all values, or '
+                "a MetricReducer."
+            )
+        if name is not None and not isinstance(name, str):
+            raise InvalidTrialError(f'The reducer "{label}" has {described(name)} for a name: it has to be a string.')
+        if not for_training and not for_validation:
+            raise InvalidTrialError(
+                f'The reducer "{label}" is for neither training nor validation: give for_training=True or '
+                "for_validation=True."
+            )
+        if name is not None and any(name == wrapped.name for wrapped in self._wrapped):
+            raise InvalidTrialError(f'The reducer "{name}" is wrapped twice: give each reducer a name of its own.')
+        kept = reducer if isinstance(reducer, MetricReducer) else FunctionReducer(reducer)
+        self._wrapped.append(_Wrapped(kept, label, name, for_training, for_validation))
+        return kept
+
+    def reset(self, for_training: bool) -> None:
+        """Makes the reducers of a phase forget their values. Call it before the first batch of the phase."""
+        for wrapped in self._wrapped:
+            if wrapped.is_for(for_training):
+                wrapped.reducer.reset()
+
+    def reduce(self, for_training: bool, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
+        """Returns the metrics of a phase's reducers since the last reset, the same on every rank.
+
+        Call it on every rank.
+
+        A rank that does not contribute is not asked for its part, because it may have no values. The values of all
+        ranks go to rank 0, which alone needs room for them.
+
+        Raises:
+            InvalidTrialError: a reducer returned a wrong type, two returned the same metric, a function failed for lack
+                of values, or the ranks wrapped different reducers. On every rank.
+            Exception: the reducer's own error, on rank 0. The others raise an InvalidTrialError.
+        """
+        self._agree(distributed)
+        phase = [wrapped for wrapped in self._wrapped if wrapped.is_for(for_training)]
+        if not phase:
+            return {}
+        mine = [_map_tensors(_on_cpu, wrapped.reducer.per_slot_reduce()) for wrapped in phase] if contributes else None
+        gathered = distributed.gather(mine)
+        metrics: dict[str, float] = {}
+        failure: Exception | None = None
+        if gathered is not None:
+            try:
+                metrics = _reduce_all(phase, [parts for parts in gathered if parts is not None], for_training)
+            except Exception as error:  # noqa: BLE001 - a reducer is the user's code, and the others wait to hear of it
+                failure = error
+        agreed: dict[str, float]
+        agreed, problem = distributed.broadcast((metrics, None if failure is None else _words(failure)))
+        if failure is not None:
+            raise failure
+        if problem is not None:
+            raise InvalidTrialError(problem)
+        return agreed
+
+    def _agree(self, distributed: DistributedContext) -> None:
+        """Checks once that all ranks have the same reducers. Otherwise later exchanges would be garbled."""
+        if self._agreed:
+            return
+        mine = [(wrapped.label, wrapped.for_training, wrapped.for_validation) for wrapped in self._wrapped]
+        ranks = distributed.allgather(mine)
+        for rank, theirs in enumerate(ranks):
+            if theirs != ranks[0]:
+                raise InvalidTrialError(
+                    f"The ranks have different reducers (rank 0: {_labels(ranks[0])}; rank {rank}: {_labels(theirs)}): "
+                    "wrap the same ones in the same order, for the same phases, on every rank."
+                )
+        self._agreed = True
+
+
+def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: bool) -> dict[str, float]:
+    """Returns the metrics of a phase's reducers from the parts of each rank that contributes."""
+    metrics: dict[str, float] = {}
+    if not ranks:
+        return metrics
+    for wrapped, per_slot in zip(phase, zip(*ranks, strict=True), strict=True):
+        for name, number in _reduce_over_ranks(wrapped, list(per_slot), for_training).items():
+            if name in metrics:
+                raise InvalidTrialError(
+                    f'The reducer "{wrapped.label}" returned the metric "{name}", which another reducer returned '
+                    "too: give one of them another name."
+                )
+            metrics[name] = number
+    return metrics
+
+
+def _words(failure: Exception) -> str:
+    """Returns the message that the other ranks get about a failure on rank 0."""
+    return str(failure) if isinstance(failure, InvalidTrialError) else f"A reducer failed on rank 0: {failure!r}."
+
+
+def _reduce_over_ranks(wrapped: _Wrapped, per_slot: list[Any], for_training: bool) -> dict[str, float]:
+    try:
+        reduced = wrapped.reducer.cross_slot_reduce(per_slot)
+    except Exception as error:
+        if isinstance(wrapped.reducer, FunctionReducer) and not any(per_slot):
+            phase, batch = ("training", "train_batch") if for_training else ("validation", "evaluate_batch")
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" failed on an empty list: no {batch} gave it a value. Call its update() '
+                f"there, or wrap it with for_{phase}=False."
+            ) from error
+        raise
+    if wrapped.name is not None:
+        number = as_number(reduced)
+        if number is None:
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" returned {described(reduced)}: with a name it has to return one '
+                "number; wrap it without a name to return several in a dict."
+            )
+        return {wrapped.name: number}
+    if not isinstance(reduced, dict):
+        raise InvalidTrialError(
+            f'The reducer "{wrapped.label}" returned {described(reduced)}: without a name it has to return a dict of '
+            "numbers by name; wrap it with a name to return one number."
+        )
+    metrics: dict[str, float] = {}
+    for name, value in reduced.items():
+        number = as_number(value)
+        if number is None or not isinstance(name, str):
+            raise InvalidTrialError(
+                f'The reducer "{wrapped.label}" returned {described(value)} as {name!r}: it has to return a dict of '
+                "numbers whose keys are strings."
+            )
+        metrics[name] = number
+    return metrics
+
+
+def _label(reducer: object, name: object) -> str:
+    if name is not None:
+        return str(name)
+    return str(getattr(reducer, "__name__", type(reducer).__name__))
+
+
+def _labels(reducers: list[tuple[str, bool, bool]]) -> str:
+    return ", ".join(label for label, *_ in reducers) or "none"
+
+
+def _leaving_the_device(tensor: torch.Tensor) -> torch.Tensor:
+    # A value with its graph would keep the activations of its batch.
+    return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
+
+
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns a value with a function applied to the tensors in it, in dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_tensors(function, item) for item in value]
+    if isinstance(value, tuple):
+        items = [_map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value

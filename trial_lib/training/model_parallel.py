@@ -1,11 +1,11 @@
 """The data that a rank reads and the metrics that it reports, if a model spans several devices."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.deepspeed_config.engine_replicas import replicas_of, sequence_parallel_size
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 @dataclass(frozen=True, init=False)
@@ -103,3 +103,38 @@ def pipeline_unit(grid: Any) -> ModelParallelUnit:
         should_report_metrics=is_last and grid.get_slice_parallel_rank() == 0,
         should_build_data_loader=stage == 0 or is_last,
     )
+
+
+# Pipeline engines, and the loop's data for them.
+
+
+Iterators = Callable[[], Iterator[Any] | None]
+
+
+def is_pipeline(engine: Any) -> bool:
+    """Returns whether an engine is DeepSpeed's `PipelineEngine`."""
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+
+    return isinstance(engine, PipelineEngine)
+
+
+def supply_iterators(engine: Any, training: Iterators, validation: Iterators) -> None:
+    """Lets `train_batch()` and `eval_batch()` of a pipeline engine be called without an iterator.
+
+    DeepSpeed's `eval_batch` needs one, but Determined's documents call it without.
+
+    Args:
+        engine: the pipeline engine, whose two methods are replaced.
+        training: returns the loop's training data; None on a stage that reads none.
+        validation: the same for the present validation.
+    """
+    train_batch, eval_batch = engine.train_batch, engine.eval_batch
+
+    def supplied_train_batch(data_iter: Iterator[Any] | None = None) -> Any:
+        return train_batch(training() if data_iter is None else data_iter)
+
+    def supplied_eval_batch(data_iter: Iterator[Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        return eval_batch(validation() if data_iter is None else data_iter, *args, **kwargs)
+
+    engine.train_batch = supplied_train_batch
+    engine.eval_batch = supplied_eval_batch

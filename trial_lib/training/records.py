@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.wire.json_lines import append
+from trial_lib.messages.files import append
 
 
 class Recorder:

@@ -6,14 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from trial_lib.messages.orders import TrainingSpec, UnitLength, training_spec_of_this_rank
+from trial_lib.training.checkpoints import seed_everything
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
-from trial_lib.training.device import join_process_group, rank_device
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError, join_process_group, rank_device
 from trial_lib.training.loop import train_built
-from trial_lib.training.saved.random_states import seed_everything
-from trial_lib.wire.training_spec import TrainingSpec, UnitLength, training_spec_of_this_rank
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trial_lib.foresee.inside.engine_moments import EngineMoments
-from trial_lib.foresee.inside.engine_tensors import name_gradients, name_kinds
-from trial_lib.foresee.inside.memory_log import MemoryLog
-from trial_lib.foresee.inside.operation_log import OperationLog
-from trial_lib.measure.libraries.interception import intercept
-from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.measure.user_program import run_program
-from trial_lib.wire.foreseen_run import ForeseenRun
-from trial_lib.wire.whole_files import write_whole
+from trial_lib.messages.files import write_whole
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.simulate.engine_moments import EngineMoments
+from trial_lib.plan.simulate.foreseeing import name_gradients, name_kinds
+from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
+from trial_lib.rank.interception import intercept
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.user_program import run_program
 
 
 class RealTensors(TorchDispatchMode):

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.foresee.foreseen import Pretended, foresee, starter_for
-from trial_lib.foresee.plan.arm_work import micro_batches_of_a_run
+from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.program import Program
-from trial_lib.slots.ports import reserved_port
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.wire.shared_segments import BUFFERS, FOLDER
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from trial_lib.messages.shared_segments import BUFFERS, FOLDER
+from trial_lib.plan.arm_work import micro_batches_of_a_run
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"

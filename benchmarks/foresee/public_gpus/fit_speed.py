@@ -1,6 +1,6 @@
 """Learns the constants of the foreseen time from public rows: `python -m benchmarks.foresee.public_gpus.fit_speed`.
 
-It prints what `trial_lib/foresee/time/efficiencies.py` has as defaults, and how far off each source is if its own rows
+It prints what `trial_lib/plan/devices.py` has as defaults, and how far off each source is if its own rows
 are left out. A source is a machine with its own peculiarities, so its rows are no independent measurements. Their
 weight grows with less than their number. A row that is far off weighs less, because it is rather misread than slow.
 """
@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, read_rows
 from benchmarks.foresee.public_gpus.speed import groups, left_out, runs_of, timed, wide_key
-from trial_lib.foresee.time.efficiencies import CONSTANTS, Constant, Efficiencies
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.devices import CONSTANTS, Constant, Efficiencies
 
 PRIOR = Efficiencies(
     matmul=Constant(0.7, 0.25),

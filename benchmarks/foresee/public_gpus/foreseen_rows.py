@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram
-from trial_lib.wire import moments
-from trial_lib.wire.foresee_order import ForeseeOrder
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages import orders
+from trial_lib.messages.foreseen_run import ForeseenRun, ForeseeOrder
 
 CACHE = Path(os.environ.get("FORESEEN_ROWS") or Path.home() / ".cache" / "zerotune" / "foreseen_rows")
 """The variable `FORESEEN_ROWS` puts it elsewhere."""
@@ -36,8 +35,8 @@ _IMPORTS = (
     "deepspeed",
     "deepspeed.runtime.zero.muon.original_muon",
     "transformers",
-    "trial_lib.foresee.inside.foreseeing",
-    "trial_lib.foresee.inside.rank",
+    "trial_lib.plan.simulate.foreseeing",
+    "trial_lib.plan.simulate.rank",
 )
 _TRAINING = Path(__file__).with_name("row_training.py")
 
@@ -112,7 +111,7 @@ def _run(program: RowProgram) -> ForeseenRun:
             device_bytes=_NO_ROOM if program.is_narrow else _ROOM,
             steps=STEPS,
             result=str(result),
-            launched_at=moments.now(),
+            launched_at=orders.now(),
         )
         # Imports take longer than a run, and a fork has them.
         _import_all()
@@ -142,7 +141,7 @@ def _become_the_rank(order: ForeseeOrder, program: RowProgram, place: Path) -> N
     os.dup2(output, 2)
     import torch
 
-    from trial_lib.foresee.inside.rank import run
+    from trial_lib.plan.simulate.rank import run
 
     # Else torch runs the backward pass in a thread of its own, and a fork has no modes there.
     torch._C._set_multithreading_enabled(False)

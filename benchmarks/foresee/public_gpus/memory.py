@@ -16,8 +16,8 @@ from benchmarks.foresee.public_gpus.model_of_row import ROWS, is_decided, lacks,
 from benchmarks.foresee.public_gpus.row_bytes import RowBytes
 from benchmarks.foresee.public_gpus.row_device import capacity, outside
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.foresee.memory.constants import GIB
-from trial_lib.foresee.memory.fits import (
+from trial_lib.plan.fits import (
+    GIB,
     GROWS,
     PIECES_ERROR,
     PROGRAM_ERROR,
@@ -27,8 +27,8 @@ from trial_lib.foresee.memory.fits import (
     interval,
     peak_interval,
 )
-from trial_lib.foresee.memory.live_bytes import LiveBytes
-from trial_lib.memory.budget import Uncertain
+from trial_lib.plan.live_bytes import LiveBytes
+from trial_lib.search.budget import Uncertain
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
 

@@ -19,11 +19,10 @@ from benchmarks.foresee.public_gpus.fsdp import adjusted
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, is_decided, lacks, program_of, read_rows
 from benchmarks.foresee.public_gpus.row_device import allocator, capability, room
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.foresee.memory.constants import workspaces
-from trial_lib.foresee.memory.live_bytes import live_bytes
-from trial_lib.foresee.memory.replay import least_reserved, replay
-from trial_lib.foresee.plan.arm_runs import divided_anew
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
+from trial_lib.plan.arm_runs import divided_anew
+from trial_lib.plan.fits import workspaces
+from trial_lib.plan.live_bytes import least_reserved, live_bytes, replay
 
 _UPDATE, _TEMPORARY = "update", KINDS.index("temporary")
 # The default of `sub_group_size` (deepspeed/runtime/zero/config.py, 0.19.8).

@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import Any
 
 from benchmarks.foresee.public_gpus.model_of_row import RowProgram
-from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.memory.constants import CONTEXT, CONTEXT_OF_ALL_KERNELS, GIB, outside_pytorch
-from trial_lib.foresee.time.devices import DeviceFigures, known_devices
-from trial_lib.memory.budget import Uncertain
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.devices import DeviceFigures, known_devices
+from trial_lib.plan.fits import CONTEXT, CONTEXT_OF_ALL_KERNELS, GIB, outside_pytorch
+from trial_lib.search.budget import Uncertain
 
 # How the names of devices end that are not on a maker's own board.
 _BOARDS = "pcie", "nvl"

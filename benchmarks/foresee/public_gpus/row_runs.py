@@ -18,10 +18,9 @@ from typing import Any
 from benchmarks.foresee.public_gpus.foreseen_rows import foreseen, is_known, sized, store_of
 from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, read_rows
 from benchmarks.foresee.public_gpus.more_layers import with_layers
-from trial_lib.foresee.time.by_size import at_size
-from trial_lib.foresee.time.by_world import at_world
-from trial_lib.foresee.time.work import step_of
-from trial_lib.wire.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
+from trial_lib.messages.foreseen_run import MOMENTS, ForeseenRun, Moment, Operation
+from trial_lib.plan.arm_runs import at_size, at_world
+from trial_lib.plan.work import step_of
 
 STORE = Path(__file__).with_name("row_runs.json.xz")
 _FEW = 4

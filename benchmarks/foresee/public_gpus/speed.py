@@ -21,11 +21,10 @@ from benchmarks.foresee.public_gpus.model_of_row import ROWS, RowProgram, has_no
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
-from trial_lib.foresee.time.devices import Cluster
-from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
-from trial_lib.foresee.time.step_time import ForeseenStep, foresee_step
-from trial_lib.foresee.time.work import model_flops
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
+from trial_lib.plan.step_time import ForeseenStep, foresee_step
+from trial_lib.plan.work import model_flops
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}

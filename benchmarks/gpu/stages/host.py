@@ -4,9 +4,9 @@ import sys
 from dataclasses import asdict
 
 from benchmarks.gpu.kit import Kit
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.doctor.builds import environment_report, tried_devices
-from trial_lib.launch.processes.blas_threads import NUMBER
+from trial_lib.device.this_host import kind_of
+from trial_lib.doctor import environment_report, tried_devices
+from trial_lib.launch.processes.rank_process import NUMBER
 
 # What a driver keeps of a card's memory for itself, at most.
 LEAST_SHARE = 0.95

@@ -14,10 +14,9 @@ from typing import Any
 
 from benchmarks.gpu.in_process import StudyFailedError, open_study, run_to_answer
 from benchmarks.gpu.kit import MODELS, Kit, Shape
-from trial_lib.device.host.this_host import kind_of
-from trial_lib.slots.lock_dir import host_lock_dir
-from trial_lib.slots.ports import reserved_port
-from trial_lib.slots.slots import held_slots
+from trial_lib.device.this_host import kind_of
+from trial_lib.launch.locks import host_lock_dir, reserved_port
+from trial_lib.launch.slots import held_slots
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import seconds_of

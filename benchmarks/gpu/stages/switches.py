@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks.gpu.kit import Kit, Shape
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.messages.orders import StepWindow
+from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
 from trial_lib.records.result import TrialResult
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.turned import ATTENTION, CHECKPOINTING, COMPILE
 
 WINDOW = StepWindow(start_step=3, end_step=12, max_steps=30)
 HUGGING_FACE = Path(__file__).resolve().parents[3] / "tests" / "programs" / "turned"

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer,
 import trial_lib as det
 from model import LENGTH, VOCABULARY, Sentences
 from trial_lib import dsat
-from trial_lib.integrations.huggingface import DetCallback
+from trial_lib.training.huggingface import DetCallback
 
 
 def collate(sentences):

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from trial_lib.command import accelerate_launch
-from trial_lib.command.accelerate_launch import CONFIG_VARIABLE, parse_accelerate
-from trial_lib.command.accelerate_rewrite import accelerate_words
-from trial_lib.command.entrypoint import Entrypoint
-from trial_lib.command.words import Words
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs import accelerate
+from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_words, parse_accelerate
+from trial_lib.inputs.entrypoint import Entrypoint
+from trial_lib.inputs.words import Words
+from trial_lib.messages.errors import InputError
 
 SHELL = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
 UNDER_DEEPSPEED = {
@@ -57,7 +56,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
             "arguments": settings.pop("arguments", []),
             "variables": variables,
         }
-        monkeypatch.setattr(accelerate_launch, "_ask", lambda words, interpreter: found)
+        monkeypatch.setattr(accelerate, "_ask", lambda words, interpreter: found)
 
     return set_answer
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.messages.errors import InputError
 
 
 @pytest.mark.parametrize("command", ["python3 train.py --lr 0.1", ["python", "train.py", "--lr", "0.1"]])

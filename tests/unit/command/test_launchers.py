@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.command import deepspeed_hosts
-from trial_lib.command.entrypoint import Entrypoint, parse_entrypoint
-from trial_lib.command.launcher_options import DEEPSPEED, TORCHRUN
-from trial_lib.command.launchers import LAUNCHERS
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs import deepspeed_hosts
+from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.inputs.launchers import DEEPSPEED, LAUNCHERS, TORCHRUN
+from trial_lib.messages.errors import InputError
 
 # {"localhost": [0, 1]}, as DeepSpeed's launcher writes it.
 WORLD = "--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19"

@@ -6,19 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trial_lib.command.entrypoint import parse_entrypoint
-from trial_lib.command.mapping_targets import typed_switch
-from trial_lib.command.switches import (
-    SwitchValue,
-    deepspeed_part,
-    path_of,
-    place_of,
-    shown_switch,
-    switches_of,
-)
-from trial_lib.command.trial_command import TrialCommand, trial_command
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs.entrypoint import parse_entrypoint
+from trial_lib.inputs.places import typed_switch
+from trial_lib.inputs.trial_command import TrialCommand, trial_command
+from trial_lib.messages.errors import InputError
+from trial_lib.records.switches import SwitchValue, deepspeed_part, path_of, place_of, shown_switch, switches_of
 
 
 def command(arguments: str, switches: dict[str, SwitchValue], folder: Path = Path(), **variables: str) -> TrialCommand:

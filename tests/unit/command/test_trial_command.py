@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trial_lib.command.batch_places import batch_places
-from trial_lib.command.entrypoint import parse_entrypoint
-from trial_lib.command.trial_command import TrialCommand, trial_command
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs.entrypoint import parse_entrypoint
+from trial_lib.inputs.places import batch_places
+from trial_lib.inputs.trial_command import TrialCommand, trial_command
+from trial_lib.messages.errors import InputError
 
 CONFIG = Path("/trial/ds_config.json")
 

@@ -18,7 +18,7 @@ from trial_lib.deepspeed_config.overrides import (
     overwrite_deepspeed_config,
     with_open_batch,
 )
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 # `zero_optimization` has meanings of its own, and tests of them.
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_opened_is_an_input_error(tmp_path: Path, name: st
         overwrite_deepspeed_config(tmp_path / name, {})
 
 
-@pytest.mark.parametrize("module", ["deepspeed_config.overrides", "deepspeed_config.deepspeed_json", "wire.errors"])
+@pytest.mark.parametrize("module", ["deepspeed_config.overrides", "messages.errors", "messages.orders"])
 def test_a_rank_needs_the_standard_library_only(module: str) -> None:
     code = f"import sys, json; import trial_lib.{module}; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.check_output([sys.executable, "-S", "-c", code], cwd=Path(__file__).parents[3]))

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config import processor_formats
-from trial_lib.deepspeed_config.processor_formats import processor_computes_fp16
-from trial_lib.deepspeed_config.rules import broken_rules
+from trial_lib.deepspeed_config import rules
+from trial_lib.deepspeed_config.rules import broken_rules, processor_computes_fp16
 
 FP16 = {"train_batch_size": 1, "fp16": {"enabled": True}}
 
@@ -19,7 +18,7 @@ def test_fp16_on_a_processor_that_has_it_breaks_no_rule(
     flags: str, computes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
-    monkeypatch.setattr(processor_formats, "_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(rules, "_INFO", tmp_path / "cpuinfo")
     processor_computes_fp16.cache_clear()
     try:
         broken = [rule.name for rule in broken_rules(FP16, "cpu", False, 1)]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.divisibility import ModelShape
-from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM
+from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 
 VALUES = st.recursive(

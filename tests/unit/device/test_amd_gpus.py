@@ -5,8 +5,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from trial_lib.device.host import cuda, kfd
-from trial_lib.device.host.this_host import kind_of, this_host
+from trial_lib.device import cuda
+from trial_lib.device.this_host import kind_of, this_host
 
 GIB = 2**30
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DS_ACCELERATOR")
@@ -20,8 +20,8 @@ class Machine:
         (self.dev / "dri").mkdir(parents=True)
         (self.dev / "kfd").touch()
         monkeypatch.setattr(cuda, "_DEV", self.dev)
-        monkeypatch.setattr(kfd, "_DEV", self.dev)
-        monkeypatch.setattr(kfd, "_NODES", self.nodes)
+        monkeypatch.setattr(cuda, "_KFD_DEV", self.dev)
+        monkeypatch.setattr(cuda, "_NODES", self.nodes)
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.host import cuda_order, forks
+from trial_lib.device import cuda_order
+from trial_lib.launch.processes import priming
 
 _SOURCE = r"""
 #include <stdlib.h>
@@ -59,7 +60,7 @@ def test_where_cuda_cannot_be_loaded_there_is_no_order(tmp_path: Path) -> None:
 
 _ASKS = """
 import ctypes, sys
-from trial_lib.device.host.forks import initialised_driver
+from trial_lib.launch.processes.priming import initialised_driver
 print(initialised_driver())
 cuda = ctypes.CDLL(sys.argv[1])
 print(initialised_driver())
@@ -87,5 +88,5 @@ def test_a_process_that_has_initialised_cuda_is_found_where_no_file_tells_of_it(
 def test_a_driver_is_initialised_once_its_own_file_is_open(
     monkeypatch: pytest.MonkeyPatch, opened: list[str], driver: str | None
 ) -> None:
-    monkeypatch.setattr(forks, "_open_files", lambda: opened)
-    assert forks.initialised_driver() == driver
+    monkeypatch.setattr(priming, "_open_files", lambda: opened)
+    assert priming.initialised_driver() == driver

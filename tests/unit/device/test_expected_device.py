@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trial_lib.device.rank import expected
-from trial_lib.device.rank.expected import OtherDeviceError, expect, require
+from trial_lib.rank import device
+from trial_lib.rank.device import OtherDeviceError, expect, require
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def told(
         cuda: the CUDA that torch is built for.
         hip: the ROCm.
     """
-    monkeypatch.setattr(expected, "found", lambda: found)
+    monkeypatch.setattr(device, "found", lambda: found)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.version, "hip", hip)
     expect(slots)
@@ -39,7 +39,7 @@ def told(
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_slots_and_ranks_of_one_kind_are_well(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(expected, "found", lambda: kind)
+    monkeypatch.setattr(device, "found", lambda: kind)
     expect(kind)
     require()
     expect(None)

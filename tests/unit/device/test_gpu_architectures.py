@@ -3,7 +3,7 @@
 import pytest
 
 from trial_lib.device.gpu_architectures import VARIABLE, unread_architectures
-from trial_lib.measure.ends.config_refusal import named_refusal
+from trial_lib.rank.endings import named_refusal
 
 
 @pytest.mark.parametrize("value", ["", "9.0", "8.0;9.0+PTX", "7.5 8.6  9.0", "10.0; 12.0"])

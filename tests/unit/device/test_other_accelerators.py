@@ -5,9 +5,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from trial_lib.device.host import cuda, kfd, others
-from trial_lib.device.host.this_host import this_host
-from trial_lib.wire.errors import InputError
+from trial_lib.device import cpu, cuda
+from trial_lib.device.this_host import this_host
+from trial_lib.messages.errors import InputError
 
 
 class Machine:
@@ -17,10 +17,10 @@ class Machine:
         self.dev, self.accel = root / "dev", root / "accel"
         self._monkeypatch = monkeypatch
         self.dev.mkdir()
-        for module in (cuda, kfd):
+        for module in (cuda, cuda):
             monkeypatch.setattr(module, "_DEV", self.dev)
         for name, folder in (("_DEV", self.dev), ("_ACCEL", self.accel)):
-            monkeypatch.setattr(others, name, folder)
+            monkeypatch.setattr(cpu, name, folder)
         for name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
             monkeypatch.delenv(name, raising=False)
         self.nvml(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
@@ -100,7 +100,7 @@ def test_intels_graphics_count_where_torch_can_train_on_them(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, torch: str, refused: bool
 ) -> None:
     machine.has("dri/renderD128")
-    monkeypatch.setattr(others.metadata, "version", lambda name: torch)
+    monkeypatch.setattr(cpu.metadata, "version", lambda name: torch)
     if not refused:
         assert this_host().device == "cpu"
         return

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.doctor.builds import check_compiler, check_environment, check_locks, check_ops
-from trial_lib.doctor.check import Verdict
+from trial_lib.doctor import Verdict, check_compiler, check_environment, check_locks, check_ops
 from trial_lib.launch.processes.environment_report import is_built
 
 BUILT = {"built": True, "can_build": True, "why": ""}

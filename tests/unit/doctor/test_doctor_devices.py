@@ -7,10 +7,9 @@ import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
-from trial_lib.device.host.base import DeviceCondition, Host
-from trial_lib.doctor.check import Check, Verdict
-from trial_lib.doctor.devices import DevicesFound, check_accelerators, check_devices
-from trial_lib.wire.errors import InputError
+from trial_lib.device.base import DeviceCondition, Host
+from trial_lib.doctor import Check, DevicesFound, Verdict, check_accelerators, check_devices
+from trial_lib.messages.errors import InputError
 
 GIB = 2**30
 GPU = DevicesFound(Host("cuda", ["0", "1"], 80 * GIB), "580.1")

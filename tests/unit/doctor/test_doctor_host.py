@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.doctor import host
-from trial_lib.doctor.check import Verdict
-from trial_lib.doctor.host import LOCKS, STUDIES, check_clock, check_layers, check_shared_memory, check_write_access
-from trial_lib.wire import shared_segments
+from trial_lib import doctor
+from trial_lib.doctor import HOST_LOCKS as LOCKS
+from trial_lib.doctor import STUDIES, Verdict, check_clock, check_layers, check_shared_memory, check_write_access
+from trial_lib.messages import shared_segments
 
 GIB = 2**30
 
@@ -22,7 +22,7 @@ class Usage:
 
 @pytest.mark.parametrize(("free", "verdict"), [(80 * GIB, Verdict.OK), (GIB, Verdict.WARN), (GIB // 10, Verdict.FAIL)])
 def test_little_room_is_told(free: int, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage(free))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(free))
     (check,) = check_write_access({STUDIES: tmp_path / "not" / "there" / "yet"})
     assert check.verdict is verdict
     assert not (tmp_path / "not").exists()
@@ -53,7 +53,7 @@ def test_small_shared_memory_is_told_with_the_ways_to_enlarge_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_segments, "FOLDER", tmp_path)
-    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: Usage(64 * 2**20))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(64 * 2**20))
     check = check_shared_memory()
     assert check.verdict is Verdict.FAIL
     assert "64 MiB free" in check.said
@@ -91,10 +91,10 @@ def test_buffers_that_dead_ranks_left_in_shared_memory_are_told_and_those_in_use
 def test_a_clock_that_differs_from_the_servers_is_told(
     server_time: float | None, verdict: Verdict, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_CLOCK_S", 0.01)
-    monkeypatch.setattr(host.time, "sleep", lambda _: None)
-    monkeypatch.setattr(host.time, "time", lambda: 1000.0)
-    monkeypatch.setattr(host.time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(doctor, "_CLOCK_S", 0.01)
+    monkeypatch.setattr(doctor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(doctor.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(doctor.time, "monotonic", lambda: 1.0)
     check = check_clock(server_time, 1000.0)
     assert check.verdict is verdict
     assert word in check.said
@@ -102,8 +102,8 @@ def test_a_clock_that_differs_from_the_servers_is_told(
 
 def test_a_clock_that_is_set_while_it_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([1000.0, 1003.0])
-    monkeypatch.setattr(host.time, "sleep", lambda _: None)
-    monkeypatch.setattr(host.time, "time", lambda: next(readings))
+    monkeypatch.setattr(doctor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(doctor.time, "time", lambda: next(readings))
     check = check_clock(None, 0.0)
     assert check.verdict is Verdict.WARN
     assert "while it ran" in check.said
@@ -120,7 +120,7 @@ def test_a_place_where_no_folder_of_locks_can_be_made_is_told(tmp_path: Path) ->
 def test_a_host_without_layers_is_a_warning_that_says_what_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trial_lib.doctor.host.layer_refusal", lambda folder: "Operation not permitted")
+    monkeypatch.setattr("trial_lib.doctor.layer_refusal", lambda folder: "Operation not permitted")
     check = check_layers(tmp_path)
     assert check.verdict is Verdict.WARN
     assert "Operation not permitted" in check.said

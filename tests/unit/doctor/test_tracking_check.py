@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.doctor.check import Check, Verdict
-from trial_lib.doctor.mlflow import check_mlflow
+from trial_lib.doctor import Check, Verdict, check_mlflow
 
 _ASKED: list[str | None] = []
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from trial_lib.command.entrypoint import parse_entrypoint
-from trial_lib.experiment.program_section import check_switches, read_vary, refuse_mapped
-from trial_lib.experiment.search_space_section import read_search_space
-from trial_lib.space.arms import RequestedKnob
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs.entrypoint import parse_entrypoint
+from trial_lib.inputs.program_section import check_switches, read_vary, refuse_mapped
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.messages.errors import InputError
+from trial_lib.search.arms import RequestedKnob
 
 STAGE = "zero_optimization.stage"
 

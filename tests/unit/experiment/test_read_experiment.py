@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
-from trial_lib.experiment.read_experiment import Experiment, read_experiment
-from trial_lib.wire.errors import InputError
+from trial_lib.deepspeed_config.overrides import read_deepspeed_json
+from trial_lib.inputs.read_experiment import Experiment, read_experiment
+from trial_lib.messages.errors import InputError
 
 MINIMAL = """\
 entrypoint: python3 train.py
@@ -409,7 +409,7 @@ def test_no_value_in_any_field_gives_anything_else_either(model_dir: Path, field
 
 def test_reading_imports_neither_torch_nor_deepspeed_nor_prefect() -> None:
     code = (
-        "import sys, trial_lib.experiment.read_experiment as _;"
+        "import sys, trial_lib.inputs.read_experiment as _;"
         "assert not {'torch', 'deepspeed', 'prefect', 'mlflow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.experiment.program_section import read_vary
-from trial_lib.experiment.search_space_section import read_search_space
-from trial_lib.wire.errors import InputError
+from trial_lib.inputs.program_section import read_vary
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.messages.errors import InputError
 
 
 def test_a_switch_without_values_has_all_of_them_and_is_coarse_by_its_table() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.flops.flop_shares import FlopShare, are_shares_of_one
+from trial_lib.rank.flops import FlopShare, are_shares_of_one
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.flops import grouped_products
+from trial_lib.rank import flops
 
 
 @pytest.mark.parametrize(
@@ -12,5 +12,5 @@ from trial_lib.flops import grouped_products
 )
 def test_a_version_without_an_operator_has_the_others(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
     operators = SimpleNamespace(aten=SimpleNamespace(), transformers=SimpleNamespace(**{name: name for name in names}))
-    monkeypatch.setattr(grouped_products, "torch", SimpleNamespace(ops=operators))
-    assert tuple(grouped_products.grouped_products()) == names
+    monkeypatch.setattr(flops, "torch", SimpleNamespace(ops=operators))
+    assert tuple(flops.grouped_products()) == names

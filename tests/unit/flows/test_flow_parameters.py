@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from flows.parameters import checked, shows, work_folder
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.full_experiment.driver import TrainingArguments
-from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.plan_record import PlanArguments
+from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
-from trial_lib.wire.errors import InputError
+from trial_lib.study.full_experiment import TrainingArguments
 
 
 @shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)

@@ -176,7 +176,7 @@ def test_a_flow_that_names_the_interrupts_can_be_sent_to_another_process_while_a
 @pytest.mark.parametrize("opened", ["", "with interrupts.opening(): pass"])
 def test_a_signal_that_ends_a_command_at_once_leaves_no_scratch_folder(opened: str) -> None:
     ended = _interrupted(f"""
-from trial_lib.tracking.leavings import scratch_folder
+from trial_lib.tracking.runs import scratch_folder
 {opened}
 with scratch_folder() as folder:
     (folder / "copy").touch()

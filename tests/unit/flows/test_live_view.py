@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.live import LiveView
-from trial_lib.records.study_folder import StudyPaths
+from flows.terminal import LiveView
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 
 RECORDED = Path(__file__).parents[2] / "recorded_study"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks import mlflow_links
-from tasks.mlflow_links import in_words, link_to_mlflow
-from trial_lib.secrets.by_value import KnownSecrets
+from tasks import telling
+from tasks.telling import in_words, link_to_mlflow
+from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.tracking.tracking_uri import trials_page, ways_to
 
 [PAGE] = ways_to("http://host:5000", trials_page("1", "my-model-1"))
@@ -26,6 +26,6 @@ def test_a_link_leads_to_a_server_that_runs(
     ways: tuple[str, ...], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: list[str] = []
-    monkeypatch.setattr(mlflow_links, "create_link_artifact", lambda link, **_: links.append(link))
+    monkeypatch.setattr(telling, "create_link_artifact", lambda link, **_: links.append(link))
     link_to_mlflow(ways, "mlflow", "The trials")
     assert links == made

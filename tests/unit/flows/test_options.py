@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel, PositiveInt
 
 from flows.options import descriptions, option
-from trial_lib.records.named import NameOf
+from trial_lib.records.candidate import NameOf
 
 
 class Base(BaseModel):

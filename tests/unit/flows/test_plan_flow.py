@@ -6,8 +6,8 @@ import pytest
 
 from flows.parameters import checked
 from flows.plan import plan
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.plan_record import PlanArguments
 
 
 def test_the_form_has_every_field_of_the_arguments() -> None:

@@ -6,11 +6,10 @@ import cloudpickle
 import pytest
 
 from flows import tune
-from flows.ending import told_if_ended
-from flows.running_study import RunningStudy
+from flows.flow_run import RunningStudy, told_if_ended
 from flows.tune import run_to_its_end, tune_open
-from trial_lib.records.study_folder import StudyStatus
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import StudyStatus
 
 
 def test_a_command_s_flow_can_be_sent_to_another_host_without_its_study() -> None:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
 
-from tasks import progress, telling
-from tasks.progress import Progress
+from tasks import results, telling
+from tasks.results import Progress
 from tasks.telling import is_of_server, say_once, told_if_possible
 
 LOG = logging.getLogger("telling")
@@ -87,9 +87,9 @@ def test_a_search_that_began_while_the_server_was_away_has_its_bar_when_it_is_ba
     def updates(*_: Any, **__: Any) -> None:
         told.append("update")
 
-    monkeypatch.setattr(progress, "create_table_artifact", tables)
-    monkeypatch.setattr(progress, "create_progress_artifact", creates)
-    monkeypatch.setattr(progress, "update_progress_artifact", updates)
+    monkeypatch.setattr(results, "create_table_artifact", tables)
+    monkeypatch.setattr(results, "create_progress_artifact", creates)
+    monkeypatch.setattr(results, "update_progress_artifact", updates)
     state = SimpleNamespace(results={}, candidates={}, searched=1)
     setup = SimpleNamespace(arguments=SimpleNamespace(max_trials=8))
     driver: Any = SimpleNamespace(log=LOG, state=state, setup=setup, metric="throughput")

@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.foresee.inside.libraries import checkpoint_headers
-from trial_lib.intercept.stand_in import stand_in
+from trial_lib.plan.simulate import checkpoint_headers
+from trial_lib.rank.patching import stand_in
 
 _GIGABYTES = 24
 

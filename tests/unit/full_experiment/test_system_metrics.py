@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
-from trial_lib.device.host.base import Host
-from trial_lib.full_experiment import system_metrics
-from trial_lib.full_experiment.system_metrics import SystemMonitor
-from trial_lib.wire.metrics_file import MetricsReader
+from trial_lib.device.base import Host
+from trial_lib.messages.files import MetricsReader
+from trial_lib.study import full_experiment
+from trial_lib.study.full_experiment import SystemMonitor
 
 CPU = Host("cpu", ["0"], 2**30)
 
@@ -18,7 +18,7 @@ CPU = Host("cpu", ["0"], 2**30)
 def test_a_sample_that_fails_costs_itself_alone_and_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(system_metrics, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(full_experiment, "_PERIOD_S", 0.01)
     asked: list[int] = []
 
     def batch() -> int:

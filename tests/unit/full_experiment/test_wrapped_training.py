@@ -9,17 +9,16 @@ import pytest
 from study_setups import setup_of
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import Experiment
-from trial_lib.full_experiment import open as opening
-from trial_lib.full_experiment.driver import FullExperiment, TrainingArguments
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.study import open_full_experiment as opening
 from trial_lib.study import wrapped_command
-from trial_lib.study.best_experiment import write_best_experiment
-from trial_lib.study.kept.folder import hold_lock, keep_experiment
-from trial_lib.study.kept.record_file import write_wrapper
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.folder import hold_lock, keep_experiment, write_wrapper
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
+from trial_lib.study.program import KnownProgram
 from trial_lib.study.setup import StudySetup
+from trial_lib.study.training_command import write_best_experiment
+from trial_lib.study.typed_command import read_command
 
 HOST = Host("cpu", ["0"], 2**30)
 WRAPPER = ("python", "deepy.py", "train.py", "small.yml")

@@ -10,9 +10,9 @@ import torch
 
 import trial_lib as det
 from trial_lib import core, dsat
-from trial_lib.training.invalid_trial import InvalidTrialError
-from trial_lib.wire.stop_request import StopRequest
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
+from trial_lib.messages.folders import StopRequest
+from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
+from trial_lib.training.distributed import InvalidTrialError
 
 
 class Rank:

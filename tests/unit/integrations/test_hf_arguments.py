@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trial_lib.dsat import get_hf_args_with_overwrites
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.training_spec import SPEC_VARIABLE, TrainingSpec
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.orders import SPEC_VARIABLE, TrainingSpec
 
 AUTO = {
     "train_batch_size": "auto",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.launch.allocator_notes import allocator_note
+from trial_lib.launch.trial import allocator_note
 from trial_lib.records.result import Memory
 
 GIB = 2**30

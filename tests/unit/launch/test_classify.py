@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from trial_lib.launch.classify import RankRecord, classify, is_from_outside
+from trial_lib.launch.outcome import RankRecord, classify, is_from_outside
 from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.records.result import Outcome
 

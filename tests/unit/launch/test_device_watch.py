@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
-from trial_lib.device.host.base import Host
+from trial_lib.device.base import Host
 from trial_lib.launch import device_watch
 from trial_lib.launch.device_watch import company_now, tell_devices, watched
 from trial_lib.records.result import TrialDevice

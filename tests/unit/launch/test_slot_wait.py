@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.slot_wait import SlotWait
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.slots.queue import QueueWait
+from trial_lib.launch.slots import QueueWait, SlotWait
+from trial_lib.records.folders import TrialPaths
 
 NOON = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, 0))
 

@@ -9,9 +9,9 @@ import pytest
 from trial_lib.launch import trial_files
 from trial_lib.launch.program import Program
 from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, uncovered, uncovered_after_all
-from trial_lib.leave_alone.layered_files import LayeredFiles
-from trial_lib.records.study_folder import FULL_EXPERIMENTS, PLANS, STUDIES
-from trial_lib.wire.layer import Layer, store_of
+from trial_lib.messages.folders import Layer, store_of
+from trial_lib.rank.user_files import LayeredFiles
+from trial_lib.records.folders import FULL_EXPERIMENTS, PLANS, STUDIES
 
 
 def write(folder: Path, *paths: str) -> None:

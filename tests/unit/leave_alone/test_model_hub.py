@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.leave_alone import model_hub
+from trial_lib.rank import huggingface_trainer
 
 
 class Hub:
@@ -67,9 +67,9 @@ def test_nothing_is_uploaded(is_older: bool, is_imported: bool) -> None:
     module = hub.module(is_older)
     if is_imported:
         model, own = hub.models(module)
-        model_hub._upload_nothing(module)
+        huggingface_trainer._upload_nothing(module)
     else:
-        model_hub._upload_nothing(module)
+        huggingface_trainer._upload_nothing(module)
         model, own = hub.models(module)
     assert model.save_pretrained("out", push_to_hub=True, repo_id="me/model") == "out"
     assert model.save_pretrained("out", False, True) == "out"

@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trial_lib.wire import swap_folders
+from trial_lib.messages import folders
 
 # As DeepSpeed reads them: the engine's configuration, zero.Init's, and one that was read before.
 RANK = """
 import json, sys
 from pathlib import Path
 sys.modules["mlflow"] = None
-from trial_lib.leave_alone.own_swaps import swap_into_own_folder
+from trial_lib.rank.redirects import swap_into_own_folder
 swap_into_own_folder(Path({scratch!r}))
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -40,13 +40,13 @@ def test_parameters_and_states_go_below_the_folder_that_is_named_and_the_configu
     assert ended.returncode == 0, ended.stderr
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("said ")]
     said, of_the_user = json.loads(line.removeprefix("said "))
-    own = str(swap_folders.own_folder(nvme, scratch))
+    own = str(folders.own_folder(nvme, scratch))
     assert own.startswith(f"{nvme}/zerotune-")
     assert said == [own, own, own, str(nvme), 7, True]
     assert of_the_user == str(nvme)
     # So that it is removed.
     Path(own, "zero_stage_3").mkdir(parents=True)
-    swap_folders.remove(scratch)
+    folders.remove(scratch)
     assert list(nvme.iterdir()) == []
 
 
@@ -56,11 +56,11 @@ def test_ranks_that_swap_nothing_need_no_such_path(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    own = str(swap_folders.own_folder(tmp_path, tmp_path))
+    own = str(folders.own_folder(tmp_path, tmp_path))
     assert f"[{json.dumps(own)}, {json.dumps(own)}" in ended.stdout
 
 
 def test_two_trials_have_two_folders_and_one_has_the_same_on_every_host(tmp_path: Path) -> None:
-    first, second = (swap_folders.own_folder(Path("/nvme"), tmp_path / name) for name in ("0001", "0002"))
+    first, second = (folders.own_folder(Path("/nvme"), tmp_path / name) for name in ("0001", "0002"))
     assert first != second
-    assert first == swap_folders.own_folder(first, tmp_path / "0001")
+    assert first == folders.own_folder(first, tmp_path / "0001")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.measure.libraries import fused_adam
-from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.rank import torch_functions
+from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.records.result import ProgramProfile
 
 
@@ -57,7 +57,7 @@ def test_an_optimizer_of_the_code_takes_the_option_of_the_trainer_away() -> None
     assert facts.turnable["optimizer:fused"] == [False, True]
     assert facts.trainer_options == ["--torch_compile"]
     facts = ProgramFacts(trainer_options=["--optim"])
-    fused_adam.of_the_trainer.add(adam)
+    torch_functions.of_the_trainer.add(adam)
     facts.note_typed_engine(engine(1, basic_optimizer=adam))
     assert facts.trainer_options == ["--optim"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trial_lib.launch.processes.priming import import_all
-from trial_lib.measure.imported_modules import ImportedModules
-from trial_lib.wire.imported import Import
+from trial_lib.messages.orders import Import
+from trial_lib.rank.imported_modules import ImportedModules
 
 LIBRARY = "import os\nPLACE = os.environ.get('LIBRARY_PLACE')\n"
 MODULES = {"first_library": "installed", "second_library": "installed", "own_module": "own"}

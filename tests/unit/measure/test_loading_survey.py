@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trial_lib.measure import loading_survey
-from trial_lib.measure.batches.loader_batches import LoaderBatches
-from trial_lib.measure.loading_survey import LoadingSurvey
-from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.wire.turned import PINNED, WORKERS
+from trial_lib.messages.turned import PINNED, WORKERS
+from trial_lib.rank import surveys
+from trial_lib.rank.loader_batches import LoaderBatches
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.surveys import LoadingSurvey
 
 
 def survey_of(facts: ProgramFacts) -> LoadingSurvey:
@@ -16,7 +16,7 @@ def survey_of(facts: ProgramFacts) -> LoadingSurvey:
 
 
 def test_a_program_without_a_data_loader_has_that_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading_survey, "loader_batches", LoaderBatches())
+    monkeypatch.setattr(surveys, "loader_batches", LoaderBatches())
     facts = ProgramFacts()
     assert not survey_of(facts).step_ended()
     assert facts.not_turnable[WORKERS] == "the program trains from no data loader of torch's"
@@ -27,7 +27,7 @@ def test_a_loader_that_gives_at_once_leaves_nothing_to_gain(monkeypatch: pytest.
     batches = LoaderBatches()
     loader = DataLoader(TensorDataset(torch.zeros(8)))
     monkeypatch.setattr(LoaderBatches, "training_loader", loader)
-    monkeypatch.setattr(loading_survey, "loader_batches", batches)
+    monkeypatch.setattr(surveys, "loader_batches", batches)
     facts = ProgramFacts(trainer_options=["--dataloader_num_workers", "--optim"])
     survey = survey_of(facts)
     assert survey.step_ended()

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trial_lib.device.rank import cpu
 from trial_lib.launch.processes import rank_process
-from trial_lib.measure.ends import waiting
+from trial_lib.rank import closing, device
 
 _SET_NAME, _GET_NAME = 15, 16
 # As long as a name may be: in the middle of a character.
@@ -26,11 +25,11 @@ def named() -> Iterator[None]:
 
 
 def test_memory_is_measured() -> None:
-    assert cpu.own_bytes("VmRSS") > 0
+    assert device.own_bytes("VmRSS") > 0
 
 
 def test_the_sleeps_of_a_thread_are_counted() -> None:
-    assert waiting._sleeps(threading.main_thread()) > 0
+    assert closing._sleeps(threading.main_thread()) > 0
 
 
 def test_a_process_is_seen_to_run() -> None:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.deepspeed_config.engine_replicas import replicas_of
-from trial_lib.measure import replicas
-from trial_lib.measure.replicas import refuse_other_replicas
+from trial_lib.deepspeed_config.batch import replicas_of
+from trial_lib.rank import engine_watch
+from trial_lib.rank.engine_watch import refuse_other_replicas
 
 
 def test_replicas_are_deepspeeds() -> None:
@@ -19,7 +19,7 @@ def test_under_ulysses_deepspeed_leaves_them_out() -> None:
 
 
 def test_an_engine_with_other_replicas_than_its_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas.torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(engine_watch.torch.distributed, "get_world_size", lambda: 2)
     told: list[tuple[str, str]] = []
     engine = SimpleNamespace(dp_world_size=2)
     for asked in (None, 2, 1):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
-from trial_lib.memory.host_memory import HostMemory
-from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.space.knobs import Arm, Knob
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.knobs import Arm, Knob
+from trial_lib.search.memory_model import MemoryModel
 
 GIB = 2**30
 SLOTS = 8

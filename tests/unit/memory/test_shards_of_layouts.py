@@ -3,12 +3,11 @@
 import pytest
 
 from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, Layout
-from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel
-from trial_lib.memory.states import activation_share, on_a_device
-from trial_lib.memory.zero_settings import arm_key
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.memory_model import MemoryModel
+from trial_lib.search.zero_settings import activation_share, arm_key, on_a_device
 
 GIB = 2**30
 PROFILE = ModelProfile(

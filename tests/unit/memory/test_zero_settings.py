@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.command.switches import PROGRAM
-from trial_lib.memory.zero_settings import ZeroSettings, arm_key, arm_label
-from trial_lib.space.catalogue import KNOBS
-from trial_lib.space.effects import Effect
-from trial_lib.space.knobs import STAGE, set_knob
-from trial_lib.wire.turned import COMPILE
+from trial_lib.messages.turned import COMPILE
+from trial_lib.records.switches import PROGRAM
+from trial_lib.search.catalogue import KNOBS
+from trial_lib.search.effects import Effect
+from trial_lib.search.knobs import STAGE, set_knob
+from trial_lib.search.zero_settings import ZeroSettings, arm_key, arm_label
 
 
 def config(**zero):

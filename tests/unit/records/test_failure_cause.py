@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.records.failure_cause import as_sentence
+from trial_lib.records.result import as_sentence
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import pytest
 
-from trial_lib.foresee.time.timeline import PARTS
+from trial_lib.messages.measurement import STEP_PARTS
+from trial_lib.plan.step_time import PARTS
 from trial_lib.records.step_account import StepAccount, advice_on
-from trial_lib.space.catalogue import KNOBS
-from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import STAGE
-from trial_lib.wire.traced_step import STEP_PARTS
+from trial_lib.search.catalogue import KNOBS
+from trial_lib.search.effects import Surroundings
+from trial_lib.search.knobs import STAGE
 
 REDUCED = {"compute": 0.8, "reducing": 0.2}
 SHARES = {"compute": 0.5, "gathering": 0.38, "update": 0.1, "reducing": 0.012, "data": 0.008}

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_with_failures
 
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.inputs.known_secrets import KnownSecrets
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.units import duration
 from trial_lib.report.figures import draw_figures
-from trial_lib.report.html_report import render_figures, render_report
+from trial_lib.report.html_report import render_figures, render_report, write_report
 from trial_lib.report.read_study import read_study
-from trial_lib.report.write_report import write_report
-from trial_lib.secrets.by_value import KnownSecrets
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.leaderboard import flat_knobs, leaderboard
+from trial_lib.report.study_view import flat_knobs, leaderboard
 
 CANDIDATES = {
     number: Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": True}}, micro_batch_size=number + 1)

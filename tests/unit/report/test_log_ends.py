@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.records.candidate import Purpose
+from trial_lib.records.folders import StudyPaths, TrialPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths, TrialPaths
-from trial_lib.report.log_ends import LogEnds, first_failed
-from trial_lib.secrets.by_value import KnownSecrets
+from trial_lib.report.read_study import LogEnds, first_failed
 
 
 def failed(number: int, ran: TrialPaths, purpose: Purpose = Purpose.SEARCH) -> TrialResult:

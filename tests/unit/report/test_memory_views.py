@@ -3,13 +3,13 @@
 import pytest
 
 from tests.unit.memory.test_foreseen_bytes import BASE, GIB, MIB, PROFILE, arm, candidate
-from trial_lib.memory.memory_basis import MemoryBasis
-from trial_lib.memory.memory_model import MemoryModel
+from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.memory_views import memory_views
-from trial_lib.study.foresight.kept_arms import foreseen_in, keep_arms
-from trial_lib.wire.errors import InputError
+from trial_lib.report.study_view import memory_views
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.memory_model import MemoryModel
+from trial_lib.study.foreseen_arms import foreseen_in, keep_arms
 
 
 def ended(number, above, **more):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulated_studies import Experiment
 
-from trial_lib.report.write_report import write_report
+from trial_lib.report.html_report import write_report
 from trial_lib.tracking.runs import schema_lock
 
 

@@ -6,12 +6,11 @@ import pytest
 from rich.console import Console
 
 from tests.report_fixtures import recorded_study, with_results
+from trial_lib.records.folders import StudyRecord
 from trial_lib.records.planned_trials import PlannedTrial, PlannedTrials
-from trial_lib.records.study_folder import StudyRecord
-from trial_lib.report.foreseen.planned_rows import planned_rows
 from trial_lib.report.html_report import render_report
 from trial_lib.report.read_study import read_study
-from trial_lib.report.tables import print_study
+from trial_lib.report.tables import planned_rows, print_study
 from trial_lib.tracking.run_content import study_content, trial_content
 
 GIB = 2**30

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from plan_fixtures import GIB, LAYERS, MIB, HandMadeRun, run_by_hand
 
-from trial_lib.foresee.memory.live_bytes import live_bytes
-from trial_lib.report.foreseen.step_figure import places
-from trial_lib.report.foreseen.step_line import HOST, StepLine, StepPart, step_line
+from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.report.step_figure import HOST, StepLine, StepPart, places, step_line
 
 
 def test_the_peak_is_that_of_the_step_with_all_states() -> None:

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from tests.report_fixtures import recorded_study, with_results
+from trial_lib.records.folders import StudyRecord
 from trial_lib.records.step_account import StepAccount
-from trial_lib.records.study_folder import StudyRecord
 from trial_lib.report.html_report import render_report
 from trial_lib.report.read_study import read_study
 from trial_lib.report.tables import print_study

@@ -7,8 +7,8 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.search.adaptive import AdaptiveSearch
 from trial_lib.search.base import SearchProblem
+from trial_lib.search.knobs import Arm, Knob, SearchSpace, get_knob
 from trial_lib.search.settings import AdaptiveSettings
-from trial_lib.space.knobs import Arm, Knob, SearchSpace, get_knob
 
 MB = 2**20
 PROFILE = ModelProfile(

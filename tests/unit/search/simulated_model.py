@@ -4,12 +4,10 @@ import random
 from dataclasses import dataclass, field
 
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.search_metrics import SEARCH_METRICS
+from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from trial_lib.search.arms import build_space, surroundings_of
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import METHODS
-from trial_lib.space.arms import build_space
-from trial_lib.space.of_program import surroundings_of
 
 PARAMS = 10_000_000_000
 GB = 10**9

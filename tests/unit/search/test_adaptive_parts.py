@@ -8,13 +8,11 @@ from adaptive_world import FINE, SPACE, ended, problem
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive_records import PointCost, stopped_cost
-from trial_lib.search.batch_policy import BatchPolicy
-from trial_lib.search.cost_model import CostModel, Point
+from trial_lib.search.adaptive import PointCost, stopped_cost
+from trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates
 from trial_lib.search.fine_knobs import FineTrial, propose
-from trial_lib.search.fitting_sizes import FittingSizes
-from trial_lib.search.space_coordinates import SpaceCoordinates
-from trial_lib.space.knobs import Arm, Knob, SearchSpace
+from trial_lib.search.knobs import Arm, Knob, SearchSpace
+from trial_lib.search.sizes import BatchPolicy, FittingSizes
 
 LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
 

@@ -9,7 +9,7 @@ from adaptive_world import SimulatedModel, adaptive, drive, ended, problem, tria
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.search.adaptive import _key
-from trial_lib.space.knobs import Arm, SearchSpace
+from trial_lib.search.knobs import Arm, SearchSpace
 
 
 def test_only_what_may_be_the_answer_is_asked_for_again_and_never_beside_itself():

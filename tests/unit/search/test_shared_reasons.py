@@ -9,8 +9,8 @@ import simulated_model
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.shared_reasons import SharedReasons
-from trial_lib.space.knobs import Arm, SearchSpace
+from trial_lib.search.base import SharedReasons
+from trial_lib.search.knobs import Arm, SearchSpace
 
 TWICE = (
     "The program raised RuntimeError: gradient {} computed twice for this partition. Log: /x/trials/{:04d}/rank0.log"

@@ -2,11 +2,10 @@
 
 import pytest
 
-from trial_lib.command.switches import path_of
-from trial_lib.search.arm_priors import fine_cost, prior_costs
-from trial_lib.search.space_coordinates import SpaceCoordinates
-from trial_lib.space.knobs import Arm, Knob, SearchSpace
-from trial_lib.wire.turned import FUSED, WORKERS
+from trial_lib.messages.turned import FUSED, WORKERS
+from trial_lib.records.switches import path_of
+from trial_lib.search.cost_model import SpaceCoordinates, fine_cost, prior_costs
+from trial_lib.search.knobs import Arm, Knob, SearchSpace
 
 
 def cost(**switches: object) -> float:

@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.secrets.by_name import REDACTED, redact, redact_text, secrets_in
+from trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.slots.lock_dir import own_folder
-from trial_lib.slots.lock_files import hold_folder, lock_file, release
+from trial_lib.launch.locks import hold_folder, lock_file, own_folder, release
 
 
 def lock_while_it_is_removed(path: Path, lock: Callable[[], int], flags: int, remove: Callable[[], None]) -> int:

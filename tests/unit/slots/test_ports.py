@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from trial_lib.slots import ports
-from trial_lib.slots.ports import reserved_port
+from trial_lib.launch import locks
+from trial_lib.launch.locks import reserved_port
 
 # Numbers that no port has, because other trials of this host reserve ports meanwhile.
 PORTS = range(100_000 + 20 * os.getpid(), 100_016 + 20 * os.getpid())
 
 
 def test_threads_at_once_are_given_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_is_free", lambda port: True)
-    monkeypatch.setattr(ports, "_PORTS", PORTS)
+    monkeypatch.setattr(locks, "_is_free", lambda port: True)
+    monkeypatch.setattr(locks, "_PORTS", PORTS)
     everyone, held, given = threading.Barrier(16), set(), []
 
     def reserve(until: contextlib.ExitStack) -> int:
@@ -47,8 +47,8 @@ def test_threads_at_once_are_given_different_ports(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_port_is_free_again_when_its_holder_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_is_free", lambda port: True)
-    monkeypatch.setattr(ports, "_PORTS", PORTS[:1])
+    monkeypatch.setattr(locks, "_is_free", lambda port: True)
+    monkeypatch.setattr(locks, "_PORTS", PORTS[:1])
     with pytest.raises(KeyError), reserved_port() as port:
         raise KeyError(port)
     with reserved_port() as again:
@@ -58,7 +58,7 @@ def test_a_port_is_free_again_when_its_holder_has_failed(monkeypatch: pytest.Mon
 
 
 def test_a_port_that_something_else_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_PORTS", PORTS[:3])
-    monkeypatch.setattr(ports, "_is_free", lambda port: port == PORTS[1])
+    monkeypatch.setattr(locks, "_PORTS", PORTS[:3])
+    monkeypatch.setattr(locks, "_is_free", lambda port: port == PORTS[1])
     with reserved_port() as port:
         assert port == PORTS[1]

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from trial_lib.slots.claims import Claim
-from trial_lib.slots.queue import may_take, wait_of
+from trial_lib.launch.slots import Claim, may_take, wait_of
 
 ALL = ("0", "1", "2", "3")
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from trial_lib.space.arms import RequestedKnob, build_space, without_effect
-from trial_lib.space.effects import Surroundings
-from trial_lib.space.knobs import Arm, SearchSpace
+from trial_lib.search.arms import RequestedKnob, build_space, without_effect
+from trial_lib.search.effects import Surroundings
+from trial_lib.search.knobs import Arm, SearchSpace
 
 ZERO = "zero_optimization"
 ALL = (0, 1, 2, 3)

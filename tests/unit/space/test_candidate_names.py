@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.space.candidate_names import CandidateNames
-from trial_lib.space.catalogue import KNOBS
+from trial_lib.search.arms import CandidateNames
+from trial_lib.search.catalogue import KNOBS
 
 
 def candidate(size: int = 16, stage: int | None = 2, **zero: Any) -> Candidate:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from trial_lib.space.knobs import SearchSpace
+from trial_lib.search.knobs import SearchSpace
 
 LARGE = 10**11
 

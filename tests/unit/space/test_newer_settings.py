@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from tests.unit.space.arms_of_space import ZERO, adaptive, fine, here, labels, told
-from trial_lib.experiment.search_space_section import read_search_space
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate
-from trial_lib.space.arms import RequestedKnob, not_known
-from trial_lib.space.candidate_names import CandidateNames
-from trial_lib.space.catalogue import KNOBS
-from trial_lib.study.confirm.loss_agreement import changes_of_mathematics
-from trial_lib.wire.errors import InputError
+from trial_lib.search.arms import CandidateNames, RequestedKnob, not_known
+from trial_lib.search.catalogue import KNOBS
+from trial_lib.study.loss_agreement import changes_of_mathematics
 
 OPTIMIZER = f"{ZERO}.offload_optimizer"
 RATIO = f"{OPTIMIZER}.ratio"

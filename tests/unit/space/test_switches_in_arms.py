@@ -6,10 +6,9 @@ import pytest
 from arms_of_space import adaptive, arm, here, labels, told
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.search.space_coordinates import SpaceCoordinates
-from trial_lib.space.arms import RequestedKnob, build_space
-from trial_lib.space.candidate_names import CandidateNames
-from trial_lib.space.knobs import STAGE, SearchSpace, get_knob, leaves, set_knob
+from trial_lib.search.arms import CandidateNames, RequestedKnob, build_space
+from trial_lib.search.cost_model import SpaceCoordinates
+from trial_lib.search.knobs import STAGE, SearchSpace, get_knob, leaves, set_knob
 
 GC = RequestedKnob("program.--gc", (True, False), coarse=True)
 THREADS = RequestedKnob("program.OMP_NUM_THREADS", (1, 2), coarse=False)

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 from arms_of_space import here, labels
 
-from trial_lib.space.arms import RequestedKnob, build_space, without_effect
-from trial_lib.space.of_program import values_not_tried
-from trial_lib.space.turned_in_code import lines_to_write
-from trial_lib.wire.turned import ATTENTION as PLACE
-from trial_lib.wire.turned import TURNED, WORKERS
+from trial_lib.messages.turned import ATTENTION as PLACE
+from trial_lib.messages.turned import TURNED, WORKERS
+from trial_lib.search.arms import RequestedKnob, build_space, values_not_tried, without_effect
+from trial_lib.study.training_command import lines_to_write
 
 ATTENTION = RequestedKnob("program.model:attention", ("eager", "sdpa", "flash_attention_2"), coarse=True)
 COMPILE = RequestedKnob("program.model:compile", (False, True), coarse=True)

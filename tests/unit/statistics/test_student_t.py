@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.statistics.student_t import t_quantile
+from trial_lib.messages.statistics import t_quantile
 
 
 @pytest.mark.parametrize(

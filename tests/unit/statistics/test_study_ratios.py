@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trial_lib.statistics.study_ratios import ratio_between
+from trial_lib.messages.statistics import ratio_between
 
 
 def night(rng: random.Random, level: float = 100.0, day: float = 0.0, process: float = 0.02) -> list[float]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdStarter
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.place import ThisHost
+from trial_lib.launch.starters import ColdStarter
 from trial_lib.launch.trial import TrialPlan
-from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.study import admission
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver

@@ -8,7 +8,7 @@ from tests.unit.study.test_study_plan import CONFIG, CPU, H100, MODEL, devices, 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.study.foresight.against_plan import AgainstPlan
+from trial_lib.study.against_plan import AgainstPlan
 
 __all__ = ["opened"]
 BASE = {**CONFIG, "zero_optimization": {"stage": 2}}

@@ -2,9 +2,9 @@
 
 import pytest
 
+from trial_lib.messages.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PERSISTENT, PINNED, PREFETCH, WORKERS
 from trial_lib.records.result import Loading, ProgramProfile
-from trial_lib.space.turned_in_code import left_to_write, lines_to_write, options_to_remove, trainer_options
-from trial_lib.wire.turned import FUSED, LOADER_OPTIONS, OPTIMIZER_OPTION, PERSISTENT, PINNED, PREFETCH, WORKERS
+from trial_lib.study.training_command import left_to_write, lines_to_write, options_to_remove, trainer_options
 
 OWN = {WORKERS: 0, PINNED: False, FUSED: False}
 SCRIPT = ProgramProfile(

@@ -8,17 +8,17 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.data_folder import FolderError
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.kept.disk_room import FolderError
-from trial_lib.study.kept.history import HistoryReader, Told
+from trial_lib.study.history import HistoryReader, Told
 from trial_lib.study.runner import Runner, Work
 from trial_lib.study.setup import StudySetup
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.study.build_program import leading_imports_of
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.device.base import Host
+from trial_lib.study.program import leading_imports_of
+from trial_lib.study.typed_command import read_command
 
 
 @pytest.fixture

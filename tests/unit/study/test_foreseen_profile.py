@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
-from trial_lib.memory.foreseen_bytes import ForeseenArm, SizeLine
-from trial_lib.study.foresight.foreseen_profile import foreseen_profile
+from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.study.foreseen_arms import foreseen_profile
 
 CONFIG = {"zero_optimization": {"stage": 1}}
 

@@ -10,11 +10,10 @@ from study_setups import setup_of
 
 from tests.unit.foresee.memory.test_arm_bytes import run_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.host.base import Host
-from trial_lib.study.foresight import in_background
-from trial_lib.study.foresight.in_background import Foresight, arms_of, is_foreseen_unasked
-from trial_lib.study.foresight.kept_arms import foreseen_in, keep_foreseen
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.device.base import Host
+from trial_lib.study import foreseen_arms
+from trial_lib.study.foreseen_arms import Foresight, arms_of, foreseen_in, is_foreseen_unasked, keep_foreseen
+from trial_lib.study.typed_command import read_command
 
 
 class Ended:
@@ -49,7 +48,7 @@ def test_only_a_study_on_gpus_foresees_unasked(device, unasked):
 
 def foresight_of(foresees, monkeypatch, tmp_path):
     """A foresight of a program that two runs of one arm foresee."""
-    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda *_: None))
+    monkeypatch.setattr(foreseen_arms, "KnownProgram", SimpleNamespace(of=lambda *_: None))
     setup = SimpleNamespace(experiment=None, environment={}, device="cpu")
     foresight = Foresight(setup, SimpleNamespace(), tmp_path, foresees)
     monkeypatch.setattr(foresight, "_foresee_all", lambda: [foresight._keep(run) for run in foresees()])
@@ -84,7 +83,7 @@ class Known:
 
 def foresight_of_space(space, stages, monkeypatch, tmp_path):
     """A foresight that foresees nothing yet."""
-    monkeypatch.setattr(in_background, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
+    monkeypatch.setattr(foreseen_arms, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
     experiment = SimpleNamespace(config=SimpleNamespace(search_space=space))
     arguments = SimpleNamespace(zero_stages=stages)
     setup = SimpleNamespace(experiment=experiment, environment={}, device="cpu", arguments=arguments)

@@ -6,16 +6,10 @@ import pytest
 
 from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.messages.errors import InputError
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study.known_program import (
-    KnownProgram,
-    completed_config,
-    require_sizes,
-    require_switchable,
-    typed_switches,
-)
-from trial_lib.study.opening.typed_command import read_command
-from trial_lib.wire.errors import InputError
+from trial_lib.study.program import KnownProgram, completed_config, require_sizes, require_switchable, typed_switches
+from trial_lib.study.typed_command import read_command
 
 TYPED = ProgramProfile(typed_batch=BatchSizes(32, 8, 2))
 

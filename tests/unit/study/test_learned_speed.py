@@ -9,21 +9,19 @@ import pytest
 
 from tests.unit.study.test_against_plan import BASE, candidate, result, state
 from tests.unit.study.test_study_plan import CPU, H100, devices, opened, record
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.foresee.time.efficiencies import DeviceSpeed, Efficiencies, device_speeds, read_device_speed
-from trial_lib.foresee.time.step_time import foresee_step
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.devices import DeviceSpeed, Efficiencies, device_speeds, read_device_speed
+from trial_lib.plan.plan_record import PlanArguments
+from trial_lib.plan.step_time import foresee_step
 from trial_lib.records.candidate import Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import Outcome
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study.foresight.against_plan import AgainstPlan
-from trial_lib.study.foresight.foreseen_steps import cluster_here, keep_steps, kept_steps
-from trial_lib.study.foresight.learned_speed import learned_speed, measured_steps
-from trial_lib.study.foresight.plan_file import speed_file
-from trial_lib.study.foresight.study_plan import study_plan
-from trial_lib.study.planning.open_plan import open_plan, read_plan
-from trial_lib.study.planning.plan_run import _not_learned
-from trial_lib.wire.errors import InputError
+from trial_lib.study.against_plan import AgainstPlan, learned_speed, measured_steps
+from trial_lib.study.foreseen_arms import cluster_here, keep_steps, kept_steps
+from trial_lib.study.open_plan import open_plan, read_plan
+from trial_lib.study.plan_run import _not_learned
+from trial_lib.study.study_plan import speed_file, study_plan
 
 __all__ = ["opened"]
 # A device whose products of matrices get less of the data sheet than most.

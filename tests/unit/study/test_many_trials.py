@@ -13,16 +13,16 @@ from statistics import median
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from flows.live import LiveView
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
+from flows.terminal import LiveView
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.place import ThisHost
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.messages.files import write_whole
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work
 from trial_lib.study.setup import StudySetup
-from trial_lib.wire.whole_files import write_whole
 
 TRIALS = 120
 WINDOW = 30

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.setup import StudySetup
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from trial_lib.foresee.plan.plan_arguments import PlanArguments
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.planning.open_plan import open_plan, read_plan, typed_overrides
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.plan_record import PlanArguments
+from trial_lib.study.open_plan import open_plan, read_plan, typed_overrides
+from trial_lib.study.program import KnownProgram
 
 
 @pytest.fixture

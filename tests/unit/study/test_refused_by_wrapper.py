@@ -9,25 +9,24 @@ from typing import Any
 import pytest
 
 from benchmarks.operations.instant_starter import InstantStarter
-from trial_lib.command.entrypoint import Entrypoint
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.device.base import Host
+from trial_lib.inputs.entrypoint import Entrypoint
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.place import ThisHost
 from trial_lib.launch.trial import unstarted
+from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study import build_program, wrapped_command
-from trial_lib.study.arguments import StudyArguments
+from trial_lib.study import program, wrapped_command
+from trial_lib.study.arguments import StudyArguments, StudyTime
+from trial_lib.study.data_folder import FolderError
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.kept.disk_room import FolderError
-from trial_lib.study.kept.history import Withdrawn
-from trial_lib.study.opening.followed import Followed
+from trial_lib.study.followed import Followed
+from trial_lib.study.history import Withdrawn
 from trial_lib.study.runner import Work
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.study_time import StudyTime
-from trial_lib.wire.errors import InputError
 
 MODEL = Path(__file__).parents[2] / "programs" / "tiny_study"
 FAILED = InputError("run.sh ended (exit code 3).", where="the command", remedy="Mend it.")
@@ -57,7 +56,7 @@ def refuse(patch: pytest.MonkeyPatch, error: Exception, fails: Callable[[int], b
             raise error
         return entrypoint, mappings
 
-    patch.setattr(build_program, "rewrapped", rewrapped)
+    patch.setattr(program, "rewrapped", rewrapped)
 
 
 def mapped(driver: StudyDriver) -> StudyDriver:
@@ -176,7 +175,7 @@ def test_the_check_of_a_study_reaches_the_wrapper(driver: StudyDriver, monkeypat
     def hear() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build_program, "rewrapped", rewrapped)
+    monkeypatch.setattr(program, "rewrapped", rewrapped)
     driver.plans.check = hear
     with pytest.raises(KeyboardInterrupt):
         driver.next_work(1)

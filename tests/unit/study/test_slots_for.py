@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from nvml_fixtures import PretendGpu, pretend_gpus
 
-from trial_lib.experiment.read_experiment import Experiment, read_experiment
-from trial_lib.launch.cold import ColdStarter
+from trial_lib.inputs.read_experiment import Experiment, read_experiment
+from trial_lib.launch.starters import ColdStarter
+from trial_lib.messages.errors import InputError
+from trial_lib.study import choose_place
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening import choose_place
-from trial_lib.study.opening.choose_place import slots_for, starter_of
-from trial_lib.study.opening.preflight import check_slots
-from trial_lib.wire.errors import InputError
+from trial_lib.study.choose_place import slots_for, starter_of
+from trial_lib.study.open_study import check_slots
 
 GIB = 2**30
 

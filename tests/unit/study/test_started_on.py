@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.study.opening.typed_command import read_command
-from trial_lib.study.planning.open_plan import started_on
+from trial_lib.device.base import Host
+from trial_lib.plan.asked_devices import read_devices
+from trial_lib.plan.devices import known_devices
+from trial_lib.study.open_plan import started_on
+from trial_lib.study.typed_command import read_command
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.kept.history import Asked, AskedSweep, Event, Stopped, Told, Withdrawn, read_history
-from trial_lib.study.state import StudyState
+from trial_lib.study.history import Asked, AskedSweep, Event, Stopped, StudyState, Told, Withdrawn, read_history
 
 RECORDED = Path(__file__).parents[2] / "recorded_study" / "history.jsonl"
 SIZES = [Candidate(micro_batch_size=size) for size in (1, 2, 4)]

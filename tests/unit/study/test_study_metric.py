@@ -6,8 +6,8 @@ import pytest
 from simulated_studies import PROFILE, Experiment
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.study.confirm.of_study import answer_of
-from trial_lib.study.study_metric import INSTEAD
+from trial_lib.study.arguments import INSTEAD
+from trial_lib.study.confirm import answer_of
 
 ASKED = {"metric": "FLOPS_per_gpu", "from_earlier": False}
 

@@ -5,15 +5,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand, plan_by_hand, plan_folder, span
-from trial_lib.device.host.base import Host
-from trial_lib.foresee.plan.plan_record import PlanPaths, read_run, write_run
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.memory.zero_settings import arm_key
+from trial_lib.device.base import Host
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.foreseen_run import OPERATIONS, Operation
+from trial_lib.plan.devices import known_devices
+from trial_lib.plan.plan_record import PlanPaths, read_run, write_run
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
-from trial_lib.study.foresight.study_plan import devices_for, plan_for, study_plan
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.foreseen_run import OPERATIONS, Operation
+from trial_lib.search.zero_settings import arm_key
+from trial_lib.study.study_plan import devices_for, plan_for, study_plan
 
 KNOWN = known_devices()
 H100 = Host(

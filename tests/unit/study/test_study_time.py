@@ -7,9 +7,8 @@ import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.confirm.confirmation import Confirmation
-from trial_lib.study.confirm.contender import Contender
-from trial_lib.study.study_time import StudyTime
+from trial_lib.study.arguments import StudyTime
+from trial_lib.study.confirmation import Confirmation, Contender
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study.kept.history import Decided, Withdrawn
-from trial_lib.study.unfinished import left_of, stays_open, unheard
+from trial_lib.study.history import Decided, Withdrawn, left_of, stays_open, unheard
 
 CANDIDATES = tuple(Candidate(micro_batch_size=size) for size in (1, 2, 4, 8))
 SWEEP = Sweep(CANDIDATES, bytes_per_sample=100.0, headroom=0.0)

@@ -9,13 +9,13 @@ import pytest
 from study_setups import setup_of
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
-from trial_lib.device.host.base import Host
+from trial_lib.device.base import Host
 from trial_lib.records.result import ProgramProfile
 from trial_lib.study import wrapped_command
-from trial_lib.study.known_program import KnownProgram
-from trial_lib.study.opening.followed import Followed
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.followed import Followed
+from trial_lib.study.program import KnownProgram
 from trial_lib.study.training_command import training_command
+from trial_lib.study.typed_command import read_command
 
 CONFIG = {MICRO_BATCH: 8, "zero_optimization": {"stage": 2}}
 WRAPPER = ["bash", "run.sh"]

@@ -8,10 +8,8 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
-from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.tracking.full_experiment_sync import FullExperimentSync, NoStudyRunError
-from trial_lib.tracking.sync import StudySync
+from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, StudyRecord, StudyStatus
+from trial_lib.tracking.sync import FullExperimentSync, NoStudyRunError, StudySync
 from trial_lib.tracking.tracking_uri import run_page
 
 RECORD = FullExperimentRecord(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trial_lib.foresee.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
-from trial_lib.tracking.plan_sync import plan_content
+from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.tracking.sync import plan_content
 
 
 def _plan() -> PlanRecord:

@@ -3,21 +3,20 @@ from pathlib import Path
 
 import pytest
 
+from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.records.candidate import Candidate, Purpose
-from trial_lib.records.full_experiment_folder import FullExperimentPaths, FullExperimentRecord
+from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import Memory, ModelProfile, Neighbour, Outcome, TrialDevice, TrialResult
-from trial_lib.records.study_folder import StudyPaths, StudyRecord, StudyStatus
-from trial_lib.secrets.by_value import KnownSecrets
-from trial_lib.study.profile.profile_report import report_profile
-from trial_lib.tracking.descriptions import flatten
+from trial_lib.study.profile_report import report_profile
 from trial_lib.tracking.run_content import (
     MetricValue,
     RunContent,
+    flatten,
     full_experiment_content,
     study_content,
     trial_content,
 )
-from trial_lib.tracking.without_secrets import without_secrets
+from trial_lib.tracking.runs import without_secrets
 
 RECORD = StudyRecord(
     study_id="s-1",

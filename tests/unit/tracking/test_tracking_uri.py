@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy
 from sqlalchemy import make_url
 
-from trial_lib.records.study_folder import work_dir_of
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import work_dir_of
 from trial_lib.tracking.tracking_uri import (
     artifact_location,
     default_tracking_uri,
@@ -17,7 +18,6 @@ from trial_lib.tracking.tracking_uri import (
     ways_to,
     without_password,
 )
-from trial_lib.wire.errors import InputError
 
 
 def test_the_default_is_a_database_in_the_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

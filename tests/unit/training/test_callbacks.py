@@ -3,7 +3,7 @@ import timeit
 import pytest
 
 from trial_lib.training.callbacks import HOOKS, Callbacks, PyTorchCallback
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import InvalidTrialError
 
 CALLS = {
     "on_trial_startup": (0, None),

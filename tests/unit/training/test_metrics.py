@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 from trial_lib.training.metrics import MetricAverager, as_metrics
 
 ALONE = DistributedContext()

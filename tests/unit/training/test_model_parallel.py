@@ -5,8 +5,7 @@ from deepspeed.runtime.pipe.topology import (
     PipeModelDataParallelTopology,
 )
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit
 
 

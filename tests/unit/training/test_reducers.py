@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
-from trial_lib.training.reducers import MetricReducer, Reducers
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
+from trial_lib.training.metrics import MetricReducer, Reducers
 
 ALONE = DistributedContext()
 

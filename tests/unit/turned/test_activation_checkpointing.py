@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trial_lib.flops import compiled_programs
-from trial_lib.turned.activation_checkpointing import find, turn
-from trial_lib.turned.repeated_blocks import repeated_blocks
+from trial_lib.rank import compiled_programs
+from trial_lib.rank.recomputation import repeated_blocks
+from trial_lib.rank.turning import find, turn
 
 KINDS = ("none", "full", "every_second")
 

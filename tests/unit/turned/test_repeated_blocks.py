@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import GELU, GRU, Conv2d, Dropout, Embedding, LayerNorm, Linear, ReLU, Sequential
 
-from trial_lib.turned.activation_checkpointing import find, turn
-from trial_lib.turned.repeated_blocks import repeated_blocks
+from trial_lib.rank.recomputation import repeated_blocks
+from trial_lib.rank.turning import find, turn
 
 
 class Scaled(torch.nn.Module):

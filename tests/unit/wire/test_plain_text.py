@@ -1,6 +1,6 @@
 import pytest
 
-from trial_lib.wire.plain_text import plain
+from trial_lib.messages.errors import plain
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.wire.arrival import Arrival
-from trial_lib.wire.rank_order import RankOrder, SizeOrder, TrainingOrder
-from trial_lib.wire.step_window import StepWindow
+from trial_lib.messages.measurement import Arrival
+from trial_lib.messages.orders import RankOrder, SizeOrder, StepWindow, TrainingOrder
 
 SIZE = SizeOrder(
     window=StepWindow(2, 4),

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.deepspeed_json import read_deepspeed_json
-from trial_lib.experiment.yaml_document import read_yaml
-from trial_lib.wire import whole_files
-from trial_lib.wire.errors import InputError
-from trial_lib.wire.whole_files import read_bounded
+from trial_lib.deepspeed_config.overrides import read_deepspeed_json
+from trial_lib.inputs.yaml_document import read_yaml
+from trial_lib.messages import files
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import read_bounded
 
 
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(whole_files, "_PIPE_S", 0.2)
+    monkeypatch.setattr(files, "_PIPE_S", 0.2)
     os.mkfifo(tmp_path / "pipe")
     return tmp_path / "pipe"
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trial_lib.command.elsewhere.started import OTHER_USER, programs_elsewhere, started_elsewhere
+from trial_lib.inputs.elsewhere import OTHER_USER, programs_elsewhere, started_elsewhere
 from trial_lib.launch.processes import bootstrap
 
 ELSEWHERE = "elsewhere"

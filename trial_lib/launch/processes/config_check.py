@@ -33,7 +33,7 @@ def judge(request: dict[str, Any]) -> Judgement:
     """
     import deepspeed
 
-    from trial_lib.deepspeed_config.deepspeed_check import refusals_of
+    from trial_lib.deepspeed_config.refusals import refusals_of
 
     refusals = refusals_of(request["ds_config"], request["slots"])
     return {"deepspeed": deepspeed.__version__, "refusals": [asdict(refusal) for refusal in refusals]}

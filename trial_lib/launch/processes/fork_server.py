@@ -21,7 +21,7 @@ from trial_lib.launch.processes import asked_device, channel, config_check, rank
 from trial_lib.launch.processes.guard import Guard, become_guard
 from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
 from trial_lib.launch.processes.priming import doubt, import_all, prime
-from trial_lib.wire.imported import Import
+from trial_lib.messages.orders import Import
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0

@@ -19,9 +19,9 @@ from typing import Any
 from trial_lib.launch.processes import bootstrap, channel, layer_mount, log_bounds, rank_process
 from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper
 from trial_lib.launch.processes.leavings import look_before, remove_leavings, scratch_of
-from trial_lib.wire import build_times
-from trial_lib.wire.layer import Layer
-from trial_lib.wire.whole_files import open_own
+from trial_lib.messages import build_times
+from trial_lib.messages.files import open_own
+from trial_lib.messages.folders import Layer
 
 _LOOK_S = 2.0
 _STOPPED_LOOKS = 5

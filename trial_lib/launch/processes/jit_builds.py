@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.gpu_architectures import unread_architectures
-from trial_lib.wire.build_times import has_work
+from trial_lib.messages.build_times import has_work
 
 NAMED = "TORCH_EXTENSIONS_DIR"
 """The variable that names the folder of torch's builds. A user may set it."""

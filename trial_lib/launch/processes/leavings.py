@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.launch.processes import rank_process
-from trial_lib.wire import shared_segments, swap_folders
+from trial_lib.messages import folders, shared_segments
 
 REMOVED, LEFT = "removed", "left"
 """Shared memory of the trial was removed. Shared memory that may be another program's was left."""
@@ -45,7 +45,7 @@ def remove_leavings(
     remove_shared_memory(environment["MASTER_ADDR"], environment["MASTER_PORT"], before)
     shutil.rmtree(rank_process.workers_folder(environment, guard), ignore_errors=True)
     if scratch := scratch_of(request["payload"]):
-        swap_folders.remove(scratch)
+        folders.remove(scratch)
     if before is None:
         return {}
     new = {

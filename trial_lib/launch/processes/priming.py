@@ -7,8 +7,12 @@ that import them. The server imports all others once for all trials.
 
 import ast
 import contextlib
+import copy
+import ctypes
+import functools
 import importlib
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -17,16 +21,147 @@ from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.host.forks import initialised_driver
-from trial_lib.intercept.compile_later import compiled_when_called
-from trial_lib.intercept.stand_in import note_names
 from trial_lib.launch.processes import channel, config_check, jit_builds, rank_process
 from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
-from trial_lib.launch.processes.cpu_info import remember_cpu_info
-from trial_lib.wire.imported import Import, installed_folders
+from trial_lib.messages.files import write_whole
+from trial_lib.messages.orders import Import, installed_folders
+from trial_lib.rank.patching import note_names, stand_in
+
+# Remembers what DeepSpeed asks of the processor whenever it loads an op. The answer takes 1.2 s, twice for each op.
+
+
+_ASKED_FOR = {"arch", "flags"}
+
+
+def remember_cpu_info(file: Path | None = None) -> None:
+    """Has py-cpuinfo look once until the next boot, for this process, its forks and later processes.
+
+    Args:
+        file: the file that keeps the answer. None is a file in the user's cache.
+    """
+    try:
+        import cpuinfo
+    except ImportError:
+        return
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's own raises where there is no home
+    keep = file or Path(cache) / "zerotune" / "cpu.json"
+    look: Callable[[], dict[str, Any]] = cpuinfo.get_cpu_info
+    seen: dict[str, Any] = {}
+
+    def remembered() -> dict[str, Any]:
+        if not seen:
+            seen.update(_kept(keep))
+        if not seen:
+            info = look()
+            # If the process that looks is killed, it returns nothing.
+            if not info.keys() >= _ASKED_FOR:
+                return info
+            seen.update(info)
+            # The disk is full, or the home cannot be written. The next process looks for itself.
+            with contextlib.suppress(OSError):
+                keep.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
+        return copy.deepcopy(seen)
+
+    cpuinfo.get_cpu_info = remembered
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """Returns the kept answer of this boot. Empty if the file cannot be read or is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        seen = dict(kept["seen"])
+        if kept["boot"] == _boot() and seen.keys() >= _ASKED_FOR:
+            return seen
+    return {}
+
+
+def _boot() -> str:
+    """Identifies this boot of this machine. Machines may share a home, and a processor may be replaced."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# Puts `torch.compile` off to a function's first call, while a module is imported. Runs in the user's environment.
+
+
+@contextlib.contextmanager
+def compiled_when_called() -> Iterator[None]:
+    """Has `torch.compile` in this block return functions that are compiled when the first of them is called.
+
+    That call replaces all of them, under all their names. Compiled code that calls another one then finds it compiled.
+    """
+    import torch
+
+    compile_now = torch.compile
+    waiting: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = []
+    compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def compile_all() -> None:
+        while waiting:
+            function, later, options = waiting.pop()
+            compiled[later] = compile_now(function, **options)
+            stand_in(function.__name__, later, compiled[later])
+
+    def compile_later(model: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """Stands in for `torch.compile`."""
+        if model is None:
+            return functools.partial(compile_later, **options)
+        if isinstance(model, torch.nn.Module):
+            return compile_now(model, **options)
+
+        @functools.wraps(model)
+        def later(*arguments: Any, **named: Any) -> Any:
+            compile_all()
+            return compiled[later](*arguments, **named)
+
+        waiting.append((model, later, options))
+        return later
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+# Whether a process can still be forked, as far as the drivers of devices are concerned.
+
+
+# The initialisation of each driver opens its file, from whichever library.
+_FILES = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
+_CUDA, _SUCCESS = "libcuda.so.1", 0
+
+
+def initialised_driver() -> str | None:
+    """Returns the name of the driver that this process has initialised; None for none."""
+    links = _open_files()
+    opened = next((name for file, name in _FILES.items() if any(link.startswith(file) for link in links)), None)
+    return "CUDA" if opened is None and _is_cuda_initialised() else opened
+
+
+def _is_cuda_initialised() -> bool:
+    """Returns libcuda's own answer if this process has loaded it. The question does not load it.
+
+    In Windows' subsystem for Linux no file shows it, because NVML opens /dev/dxg as well, and NVML is harmless.
+    """
+    try:
+        cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        # Every function fails before cuInit.
+        return bool(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _SUCCESS)
+    except (OSError, AttributeError):
+        return False
+
+
+def _open_files() -> list[str]:
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(descriptor.readlink()))
+    return links
+
 
 # What ZeroTune itself imports in every rank. By name, because this room is below that one.
-_OF_RANKS = ("trial_lib.measure.rank", "trial_lib.measure.sizes")
+_OF_RANKS = ("trial_lib.rank.rank", "trial_lib.rank.sizes")
 
 
 def prime(driver: socket.socket, builders: list[str]) -> list[str]:

@@ -12,12 +12,55 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes import blas_threads
-from trial_lib.wire.whole_files import OWNERS_FILE
+from trial_lib.messages.files import OWNERS_FILE
+
+# The threads of OpenBLAS, the library in numpy and scipy. It starts them when it is loaded. A fork has none of them.
+
+
+NUMBER = "OPENBLAS_NUM_THREADS"
+"""The environment variable with OpenBLAS's number of threads. It takes precedence over all others."""
+
+_NUMBERS = (NUMBER, "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_PREFIXES, _SUFFIXES = ("", "scipy_"), ("", "64_", "_64")  # as its builds name their functions
+
+
+def start_threads(environment: Mapping[str, str]) -> None:
+    """Has each OpenBLAS that was loaded before a fork start the threads that it would start in a new interpreter.
+
+    Args:
+        environment: the environment variables of the fork.
+    """
+    number = _number(environment)
+    if number == 1:
+        return
+    for library in _loaded():
+        for prefix, suffix in product(_PREFIXES, _SUFFIXES):
+            set_number = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+            if set_number is not None:
+                set_number(number)
+
+
+def _number(environment: Mapping[str, str]) -> int:
+    for name in _NUMBERS:
+        with contextlib.suppress(KeyError, ValueError):
+            if (number := int(environment[name])) > 0:
+                return number
+    return len(os.sched_getaffinity(0))
+
+
+def _loaded() -> Iterator[ctypes.CDLL]:
+    mapped = {
+        line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line
+    }
+    for path in sorted(mapped):
+        with contextlib.suppress(OSError):
+            yield ctypes.CDLL(path)
+
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,7 +139,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
             multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
     if own["cores"]:
         os.sched_setaffinity(0, own["cores"])
-    blas_threads.start_threads(os.environ)
+    start_threads(os.environ)
     # A fork inherits the state of Python's and numpy's global generators. Cold ranks each have their own seed.
     random.seed()
     if "numpy" in sys.modules:

@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 from study_fixtures import TINY
 
-from flows.commands.estimate import estimate_command
-from flows.commands.record import record_command
 from flows.interrupts import interrupts
-from trial_lib.launch.cold import ColdStarter
+from flows.planning import estimate_command
+from flows.records import record_command
 from trial_lib.launch.rank_starter import LaunchRequest
+from trial_lib.launch.starters import ColdStarter, WarmStarter
 from trial_lib.launch.trial import unstarted
-from trial_lib.launch.warm import WarmStarter
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.foresight.in_background import Foresight
+from trial_lib.study.foreseen_arms import Foresight
 from trial_lib.study.runner import Work
 
 

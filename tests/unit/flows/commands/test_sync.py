@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands import sync
-from flows.commands.sync import sync_command
-from trial_lib.records.full_experiment_folder import FullExperimentPaths
-from trial_lib.records.study_folder import StudyPaths, StudyRecord
-from trial_lib.wire.errors import InputError
+from flows import records
+from flows.records import sync_command
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import FullExperimentPaths, StudyPaths, StudyRecord
 
 
 def written_study(folder: Path) -> StudyPaths:
@@ -62,7 +61,7 @@ def test_a_server_that_answers_a_byte_at_a_time_is_given_up_with_a_sentence(
                 connection.sendall(b" ")
 
     paths = written_study(tmp_path)
-    monkeypatch.setattr(sync, "_SILENT_S", 3.0)
+    monkeypatch.setattr(records, "_SILENT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{listening.getsockname()[1]}")
         threading.Thread(target=drip, args=(listening,), daemon=True).start()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.servers.held_port import HandedSocket, HeldPort
+from flows.prefect_server import HandedSocket, HeldPort
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from flows.servers import prefect_server
-from flows.servers.prefect_server import PrefectServer
+from flows import prefect_server
+from flows.prefect_server import PrefectServer
 
 
 class _Service:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers import local_servers
-from flows.servers.held_port import HeldPort
-from flows.servers.local_servers import mlflow_service, prefect_service
-from flows.servers.service import ServerError, Service, migrate
+from flows import up
+from flows.prefect_server import HeldPort, ServerError, Service, migrate
+from flows.up import mlflow_service, prefect_service
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(local_servers, "migrate_own_database", lambda: None)
+    monkeypatch.setattr(up, "migrate_own_database", lambda: None)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers import service
-from flows.servers.service import ServerError, migrate
+from flows import prefect_server
+from flows.prefect_server import ServerError, migrate
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from flows.servers.service import ServerError, migrate
 def test_the_remedy_follows_from_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, said: str
 ) -> None:
-    monkeypatch.setattr(service, "run_to_end", lambda *_: (1, f"Traceback\n{output}"))
+    monkeypatch.setattr(prefect_server, "run_to_end", lambda *_: (1, f"Traceback\n{output}"))
     with pytest.raises(ServerError, match=said) as raised:
         migrate("It failed to migrate", [], {}, tmp_path, tmp_path / "log", remedy="Move it away.")
     assert ("Move it away." in str(raised.value)) == (said == "Move it away.")

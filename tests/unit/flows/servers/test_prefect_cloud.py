@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_CLOUD_API_URL, temporary_settings
 
-from flows.servers.prefect_check import check_prefect
-from trial_lib.doctor.check import Verdict
+from flows.doctor import check_prefect
+from trial_lib.doctor import Verdict
 
 
 class _Cloud(BaseHTTPRequestHandler):

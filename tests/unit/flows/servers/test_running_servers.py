@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.servers import running_servers
-from flows.servers.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
+from flows import running_servers
+from flows.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
 from flows.terminal import say_ways
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.foresee.inside.libraries import kernel_packages
-from trial_lib.foresee.inside.libraries.kernel_packages import PRODUCTS, flops_of, with_pretended_device
+from trial_lib.plan.simulate import kernel_packages
+from trial_lib.plan.simulate.kernel_packages import PRODUCTS, flops_of, with_pretended_device
 
 SAMPLES, OUTPUTS, INPUTS = 6, 5, 4
 SOURCE = """

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from trial_lib.foresee.inside.operation_costs import bytes_of, class_of, cost_of
-from trial_lib.foresee.inside.operation_log import OperationLog
-from trial_lib.wire.foreseen_run import OPERATIONS
+from trial_lib.messages.foreseen_run import OPERATIONS
+from trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of, cost_of
 
 aten = torch.ops.aten
 

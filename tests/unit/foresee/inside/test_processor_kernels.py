@@ -2,10 +2,10 @@
 
 import torch
 
-from trial_lib.foresee.inside import memory_log
-from trial_lib.foresee.inside.memory_log import MemoryLog
-from trial_lib.foresee.inside.processor_kernels import note_collective, note_made
-from trial_lib.wire.foreseen_run import PLACES
+from trial_lib.messages.foreseen_run import PLACES
+from trial_lib.plan.simulate import logs
+from trial_lib.plan.simulate.fake_tensors import note_collective, note_made
+from trial_lib.plan.simulate.logs import MemoryLog
 
 X, Y, WEIGHT = torch.empty(2, 8, 4, 4), torch.empty(2, 16, 4, 4), torch.empty(16, 8, 3, 3)
 BYTES = {name: each.numel() * 4 for name, each in (("x", X), ("y", Y), ("w", WEIGHT))}
@@ -14,7 +14,7 @@ NAMES = {size: name for name, size in BYTES.items()}
 
 def log():
     found = MemoryLog("cpu")
-    found.begin(memory_log.FORWARD, 1, 0, 0)
+    found.begin(logs.FORWARD, 1, 0, 0)
     return found
 
 

@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from trial_lib.foresee.inside.libraries import kernel_packages
-from trial_lib.foresee.inside.operation_log import OperationLog
-from trial_lib.wire.foreseen_run import OPERATIONS
+from trial_lib.messages.foreseen_run import OPERATIONS
+from trial_lib.plan.simulate import kernel_packages
+from trial_lib.plan.simulate.logs import OperationLog
 
 
 class _Interface:

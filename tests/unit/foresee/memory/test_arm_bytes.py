@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from trial_lib.foresee.memory.arm_bytes import foreseen_arm
-from trial_lib.memory.foreseen_bytes import SizeLine
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.plan.arm_bytes import foreseen_arm
+from trial_lib.search.foreseen_bytes import SizeLine
 
 K = 1024
 

@@ -3,10 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from trial_lib.foresee.memory.by_size import by_size
-from trial_lib.foresee.memory.live_bytes import live_bytes
-from trial_lib.foresee.memory.scaled_run import scaled_run
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.scaling import by_size, scaled_run
 
 
 def run_of(micro_batch: int, world: int = 8, seed: int = 3) -> ForeseenRun:

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.memory.caching_allocator import CachingAllocator
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.allocator import AllocatorSettings, CachingAllocator
 
 MIB = 2**20
 GROWING = AllocatorSettings(expandable_segments=True)

@@ -2,10 +2,9 @@ from itertools import pairwise
 
 import pytest
 
-from trial_lib.foresee.memory.constants import GIB, communication, outside_pytorch, workspaces
-from trial_lib.foresee.memory.fits import ArmMemory, interval
-from trial_lib.foresee.memory.offloaded import host_peak
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.plan.arm_bytes import host_peak
+from trial_lib.plan.fits import GIB, ArmMemory, communication, interval, outside_pytorch, workspaces
 
 MIB = 2**20
 

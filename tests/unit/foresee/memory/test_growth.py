@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.foresee.memory.test_by_size import step_of
 from tests.unit.foresee.plan.pretended_runs import pretended_run
-from trial_lib.foresee.memory.growth import growth_between
-from trial_lib.wire.foreseen_run import Storage
+from trial_lib.messages.foreseen_run import Storage
+from trial_lib.plan.scaling import growth_between
 
 
 def _run(stage: int, micro_batch: int, **zero: object):

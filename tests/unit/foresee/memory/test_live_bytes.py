@@ -1,6 +1,6 @@
-from trial_lib.foresee.memory.live_bytes import live_bytes, time_line
-from trial_lib.foresee.memory.rounding import rounded
-from trial_lib.wire.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.plan.allocator import rounded
+from trial_lib.plan.live_bytes import live_bytes, time_line
 
 
 def storage(size: int, kind: str, place: str = "device") -> Storage:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from trial_lib.foresee.memory.constants import GIB
-from trial_lib.foresee.memory.fits import ForeseenWay, PeakForecast, ends_of, interval, peak_interval
-from trial_lib.foresee.memory.live_bytes import LiveBytes
-from trial_lib.memory.budget import Uncertain
+from trial_lib.plan.fits import GIB, ForeseenWay, PeakForecast, ends_of, interval, peak_interval
+from trial_lib.plan.live_bytes import LiveBytes
+from trial_lib.search.budget import Uncertain
 
 FIGURE, NEEDED = Uncertain(40 * GIB, 4 * GIB), Uncertain(35 * GIB, 3 * GIB)
 WAY = ForeseenWay(1.0, FIGURE, NEEDED)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trial_lib.foresee.plan.asked_devices import ran_as, read_devices
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.asked_devices import ran_as, read_devices
+from trial_lib.plan.devices import known_devices
 
 KNOWN = known_devices()
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.foresee.plan.test_planning import Foresees, problem_of
-from trial_lib.foresee.plan.planning import WantedRun, plan
-from trial_lib.foresee.time.efficiencies import Constant, DeviceSpeed, Efficiencies
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.devices import Constant, DeviceSpeed, Efficiencies
+from trial_lib.plan.planning import WantedRun, plan
+from trial_lib.plan.step_time import foresee_step
 
 
 def _with_flops(run: ForeseenRun, times: float) -> ForeseenRun:

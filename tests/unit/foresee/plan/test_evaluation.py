@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
-from trial_lib.foresee.memory.allocator_settings import AllocatorSettings
-from trial_lib.foresee.plan.arm_runs import ArmRuns, divided_anew
-from trial_lib.foresee.plan.arm_work import hopeless_arms
-from trial_lib.foresee.plan.arms import PlanArm
-from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.counts import counted
-from trial_lib.foresee.plan.evaluation import Evaluation, best_arm, host_room, in_order
-from trial_lib.foresee.plan.plan_record import PlannedArm
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.search.batch_policy import BatchPolicy
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.arm_runs import ArmRuns, divided_anew
+from trial_lib.plan.arm_work import hopeless_arms
+from trial_lib.plan.arms import PlanArm
+from trial_lib.plan.asked_devices import read_devices
+from trial_lib.plan.counts import counted
+from trial_lib.plan.devices import known_devices
+from trial_lib.plan.evaluation import Evaluation, best_arm, host_room, in_order
+from trial_lib.plan.plan_record import PlannedArm
+from trial_lib.search.sizes import BatchPolicy
 
 GIB = 2.0**30
 KNOWN = known_devices()

@@ -4,16 +4,15 @@ from typing import Any
 import pytest
 
 from tests.unit.foresee.plan.pretended_runs import pretended_run
-from trial_lib.foresee.plan.answer import is_bound_by_loading
-from trial_lib.foresee.plan.arm_runs import ArmRuns, with_common_loading
-from trial_lib.foresee.plan.arms import PlanArm
-from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.evaluation import Evaluation, best_arm
-from trial_lib.foresee.time.by_size import at_size
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.search.batch_policy import BatchPolicy
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.answer import is_bound_by_loading
+from trial_lib.plan.arm_runs import ArmRuns, at_size, with_common_loading
+from trial_lib.plan.arms import PlanArm
+from trial_lib.plan.asked_devices import read_devices
+from trial_lib.plan.devices import Cluster, known_devices
+from trial_lib.plan.evaluation import Evaluation, best_arm
+from trial_lib.plan.step_time import foresee_step
+from trial_lib.search.sizes import BatchPolicy
 
 
 def run(size: int, *seconds: float) -> ForeseenRun:

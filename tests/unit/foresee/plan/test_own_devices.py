@@ -2,10 +2,10 @@
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.foresee.plan.own_devices import own_devices
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.wire.errors import InputError
+from trial_lib.device.base import Host
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.asked_devices import own_devices
+from trial_lib.plan.devices import known_devices
 
 KNOWN = known_devices()
 GIB = 2**30

@@ -3,7 +3,8 @@
 import stat
 from pathlib import Path
 
-from trial_lib.foresee.plan.plan_record import (
+from trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Storage
+from trial_lib.plan.plan_record import (
     ForeseenRange,
     PlannedArm,
     PlannedDevices,
@@ -12,7 +13,6 @@ from trial_lib.foresee.plan.plan_record import (
     read_run,
     write_run,
 )
-from trial_lib.wire.foreseen_run import ForeseenRun, MemoryEvent, Storage
 
 
 def test_a_record_reads_back_as_it_was() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.unit.foresee.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.foresee.plan.answer import configuration
-from trial_lib.foresee.plan.arm_work import file_word
-from trial_lib.foresee.plan.asked_devices import read_devices
-from trial_lib.foresee.plan.planning import Planned, PlanProblem, WantedRun, plan
-from trial_lib.foresee.time.devices import known_devices
-from trial_lib.space.arms import RequestedKnob
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.answer import configuration
+from trial_lib.plan.arm_work import file_word
+from trial_lib.plan.asked_devices import read_devices
+from trial_lib.plan.devices import known_devices
+from trial_lib.plan.planning import Planned, PlanProblem, WantedRun, plan
+from trial_lib.search.arms import RequestedKnob
 
 BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 from synthetic import DEVICE, EXACT, carried, moving, product, run_of
 
-from trial_lib.foresee.time.by_world import at_world
-from trial_lib.foresee.time.devices import Cluster
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.arm_runs import at_world
+from trial_lib.plan.devices import Cluster
+from trial_lib.plan.step_time import foresee_step
 
 
 def of_world(ranks: int, stage: int) -> ForeseenRun:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from trial_lib.device.data_sheets import sheet_of
-from trial_lib.foresee.time.devices import Cluster, DeviceFigures, known_devices
-from trial_lib.wire.errors import InputError
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.devices import Cluster, DeviceFigures, known_devices
 
 OWN = """\
 fast-96gb:

@@ -9,9 +9,8 @@ from synthetic import EXACT, TWO, carried, moving, product, run_of
 
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.speed import read_rows, runs_of
-from trial_lib.foresee.time.fused import fused
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.wire.foreseen_run import ForeseenRun, Operation
+from trial_lib.messages.foreseen_run import ForeseenRun, Operation
+from trial_lib.plan.step_time import foresee_step, fused
 
 COMPILED = {"ds_config": {"program": {"model:compile": True}}}
 

@@ -1,8 +1,15 @@
 import pytest
 
-from trial_lib.foresee.time.devices import Cluster, known_devices
-from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
-from trial_lib.foresee.time.links import Group, collective_seconds, copy_seconds, group_of
+from trial_lib.plan.devices import (
+    Cluster,
+    Constant,
+    Efficiencies,
+    Group,
+    collective_seconds,
+    copy_seconds,
+    group_of,
+    known_devices,
+)
 
 ALL = Efficiencies(link=Constant(1.0, 0.1), network=Constant(1.0, 0.1), to_host=Constant(1.0, 0.1))
 TWO_HOSTS = Cluster(device=known_devices()["h100-80gb"], hosts=2, per_host=8)

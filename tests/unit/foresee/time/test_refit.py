@@ -4,9 +4,9 @@ import math
 import pytest
 from synthetic import TWO, carried, moving, product, run_of
 
-from trial_lib.foresee.time.efficiencies import CONSTANTS, Efficiencies
-from trial_lib.foresee.time.refit import MeasuredStep, refit
-from trial_lib.foresee.time.step_time import foresee_step
+from trial_lib.plan.devices import CONSTANTS, Efficiencies
+from trial_lib.plan.step_time import foresee_step
+from trial_lib.study.against_plan import MeasuredStep, refit
 
 RUNS = [
     run_of(("forward", [product(1.0), moving(0.2)]), ("update", [])),

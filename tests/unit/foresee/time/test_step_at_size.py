@@ -1,9 +1,9 @@
 import pytest
 from synthetic import EXACT, TWO, carried, moving, product, run_of
 
-from trial_lib.foresee.time.by_size import at_size
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.wire.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.arm_runs import at_size
+from trial_lib.plan.step_time import foresee_step
 
 
 def at(size: int, extra: int = 0) -> ForeseenRun:

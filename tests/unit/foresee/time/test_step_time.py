@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from synthetic import DEVICE, EXACT, TWO, carried, moving, product, run_of
 
-from trial_lib.foresee.time.devices import Cluster
-from trial_lib.foresee.time.efficiencies import Constant, Efficiencies
-from trial_lib.foresee.time.step_time import foresee_step
-from trial_lib.foresee.time.timeline import PARTS
-from trial_lib.wire.foreseen_run import OPERATIONS, ForeseenRun, Operation
+from trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
+from trial_lib.plan.devices import Cluster, Constant, Efficiencies
+from trial_lib.plan.step_time import PARTS, foresee_step
 
 
 def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:

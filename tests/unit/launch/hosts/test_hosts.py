@@ -4,13 +4,12 @@ import socket
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.launch.classify import RankRecord, classify
-from trial_lib.launch.hosts.hosts import is_this_host, spanned
-from trial_lib.launch.hosts.starter import HostPart, ranks_of
+from trial_lib.device.base import Host
+from trial_lib.launch.hosts import HostPart, is_this_host, ranks_of, spanned
+from trial_lib.launch.outcome import RankRecord, classify
 from trial_lib.launch.rank_starter import HOST, LaunchRequest, ProcessesEnd, RankRequest
+from trial_lib.messages.errors import InputError
 from trial_lib.records.result import Outcome
-from trial_lib.wire.errors import InputError
 
 HERE = Host("cpu", ["4", "5", "6"], 2**30)
 

@@ -84,7 +84,7 @@ def test_a_deepspeed_that_asks_when_it_is_imported_is_primed_without_a_trace_of_
 import socket, sys
 from trial_lib.launch.processes import jit_builds
 from trial_lib.launch.processes import priming
-from trial_lib.device.host import forks
+from trial_lib.launch.processes import priming as forks
 forks._FILES = {file: "CUDA"}
 priming.remember_cpu_info = lambda: None
 jit_builds.build = lambda builders, note, only_built: None

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.wire import build_times
+from trial_lib.messages import build_times
 
 # DeepSpeed's part of an op's builder, over torch's own builds of an extension that takes a second.
 BUILD = """
 from pathlib import Path
-from trial_lib.leave_alone import timed_builds
+from trial_lib.rank import redirects as timed_builds
 import sys
 import time
 from types import SimpleNamespace

@@ -9,7 +9,7 @@ import pytest
 from trial_lib.launch.processes.leavings import LEFT, REMOVED, look_before, remove_leavings
 from trial_lib.launch.rank_starter import ProcessesEnd
 from trial_lib.launch.trial import tell_leavings
-from trial_lib.wire import shared_segments
+from trial_lib.messages import shared_segments
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.wire.errors import InputError
+from trial_lib.device.base import Host
+from trial_lib.messages.errors import InputError
 
 pytest.importorskip("ray", reason="on Python 3.10 the extra `ray` installs nothing")
-from trial_lib.launch.ray.cluster import check_processors
+from trial_lib.launch.ray_cluster import check_processors
 
 TWO = Host("cpu", ["0", "1"], 2**30)
 

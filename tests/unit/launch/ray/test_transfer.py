@@ -2,17 +2,15 @@
 
 from pathlib import Path
 
-from trial_lib.device.host.base import Host
+from trial_lib.device.base import Host
 from trial_lib.launch.program import HostRanks, Program
-from trial_lib.launch.ray.host import _part_request
-from trial_lib.launch.ray.transfer import moved, packed, result_from, unpack
+from trial_lib.launch.ray_host import _part_request
+from trial_lib.launch.ray_messages import moved, packed, result_from, unpack
 from trial_lib.launch.trial import TrialPlan, order_of
+from trial_lib.messages.orders import RankOrder, StepWindow, TrainingSpec
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.study_folder import TrialPaths
-from trial_lib.wire.rank_order import RankOrder
-from trial_lib.wire.step_window import StepWindow
-from trial_lib.wire.training_spec import TrainingSpec
 
 
 def plan(root: Path) -> TrialPlan:

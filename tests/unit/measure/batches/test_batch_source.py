@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from trial_lib.command.mapping_targets import MAPPING_TARGET
-from trial_lib.measure.batches import program_options
-from trial_lib.measure.batches.batch_source import BatchSource
+from trial_lib.inputs.places import MAPPING_TARGET
+from trial_lib.rank import batch_source
+from trial_lib.rank.batch_source import BatchSource
 
 
 def reason(folder, arguments=(), environment=None, configuration=None):
@@ -96,8 +96,8 @@ def test_where_nothing_fits_all_ways_are_named(tmp_path, monkeypatch):
 def parser(monkeypatch):
     """A parser whose options the program has read, none of them typed."""
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args)
-    monkeypatch.setattr(program_options, "_parsed", [])
-    program_options.note_parsers()
+    monkeypatch.setattr(batch_source, "_parsed", [])
+    batch_source.note_parsers()
     return argparse.ArgumentParser()
 
 

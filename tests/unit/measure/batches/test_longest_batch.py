@@ -7,12 +7,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.measure.batches import longest_batch
-from trial_lib.measure.batches.batch_shape import tokens_per_row
-from trial_lib.measure.batches.loader_batches import LoaderBatches
-from trial_lib.measure.batches.longest_batch import SequenceSurvey, StretchedWarmUp
-from trial_lib.measure.figures.model_counter import ModelCounter
-from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.rank import longest_batch
+from trial_lib.rank.flops import ModelCounter
+from trial_lib.rank.loader_batches import LoaderBatches, tokens_per_row
+from trial_lib.rank.longest_batch import SequenceSurvey, StretchedWarmUp
+from trial_lib.rank.program_facts import ProgramFacts
 
 LENGTHS = [3, 4, 5, 9, 3, 4, 5, 4, 4, 4]
 

@@ -5,9 +5,9 @@ import enum
 
 import pytest
 
-from trial_lib.measure.batches import program_options
-from trial_lib.measure.batches.program_options import values_read
-from trial_lib.measure.program_facts import ProgramFacts
+from trial_lib.rank import batch_source
+from trial_lib.rank.batch_source import values_read
+from trial_lib.rank.program_facts import ProgramFacts
 
 
 class Kernel(enum.Enum):
@@ -17,10 +17,10 @@ class Kernel(enum.Enum):
 @pytest.fixture(autouse=True)
 def noted(monkeypatch):
     original = argparse.ArgumentParser.parse_known_args
-    monkeypatch.setattr(program_options, "_parsed", [])
-    monkeypatch.setattr(program_options, "_values", {})
+    monkeypatch.setattr(batch_source, "_parsed", [])
+    monkeypatch.setattr(batch_source, "_values", {})
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", original)
-    program_options.note_parsers()
+    batch_source.note_parsers()
 
 
 def parse(*words: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.measure.batches import program_options
-from trial_lib.measure.batches.refused_options import refused_options
+from trial_lib.rank import batch_source
+from trial_lib.rank.program_facts import refused_options
 
 Parse = Callable[[argparse.ArgumentParser], Any]
 
@@ -17,11 +17,11 @@ Parse = Callable[[argparse.ArgumentParser], Any]
 def noted(monkeypatch: pytest.MonkeyPatch) -> None:
     original = argparse.ArgumentParser.parse_known_args
     for name in ("_parsed", "parsers_used"):
-        monkeypatch.setattr(program_options, name, [])
-    monkeypatch.setattr(program_options, "_values", {})
+        monkeypatch.setattr(batch_source, name, [])
+    monkeypatch.setattr(batch_source, "_values", {})
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", original)
     monkeypatch.setattr(sys, "argv", ["train.py", "--loss-scale", "2", "--pin", "True"])
-    program_options.note_parsers()
+    batch_source.note_parsers()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def refused(name: str, *values: Any, parse: Parse = argparse.ArgumentParser.parse_args) -> str:
     parse(parser())
-    return refused_options({name: values}, program_options.parsers_used).get(name, "")
+    return refused_options({name: values}, batch_source.parsers_used).get(name, "")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_program_that_leaves_unknown_options_to_others_may_have_any() -> None:
 
 def test_a_parser_of_other_words_is_not_that_of_the_command_line() -> None:
     assert refused("--kernels", "relu", parse=lambda each: each.parse_args(["--kernel", "gelu"])) == ""
-    assert program_options.parsers_used == []
+    assert batch_source.parsers_used == []
 
 
 def test_a_subcommand_has_options_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_subcommand_has_options_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     made = argparse.ArgumentParser()
     made.add_subparsers().add_parser("fit").add_argument("--depth", type=int)
     made.parse_args()
-    parsers = program_options.parsers_used
+    parsers = batch_source.parsers_used
     assert refused_options({"--depth": [1, 2]}, parsers) == {}
     assert refused_options({"--rows": [1, 2]}, parsers) == {"--rows": "your program has no option --rows"}
     assert "invalid int value" in refused_options({"--depth": [1, "deep"]}, parsers)["--depth"]

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.measure.batches.size_survey import SizeSurvey, vary
-from trial_lib.measure.program_facts import ProgramFacts
-from trial_lib.wire.arrival import Arrival
+from trial_lib.messages.measurement import Arrival
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.surveys import SizeSurvey, vary
 
 
 @pytest.mark.parametrize("rows", [[102, 39, 64, 15, 102, 9, 24], [9, 15, 9, 9], [1, 2, 3]])

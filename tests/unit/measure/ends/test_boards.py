@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from trial_lib.measure.ends.boards import Files, Store
-from trial_lib.measure.ends.meeting import Meeting
+from trial_lib.rank.meeting import Files, Meeting, Store
 
 RANKS = 2
 

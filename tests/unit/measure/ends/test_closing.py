@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.measure.ends.boards import Files
-from trial_lib.measure.ends.closing import Closing
-from trial_lib.measure.ends.endings import EndedEarlyError
-from trial_lib.measure.ends.meeting import Meeting
+from trial_lib.rank.closing import Closing
+from trial_lib.rank.endings import EndedEarlyError
+from trial_lib.rank.meeting import Files, Meeting
 
 
 def test_a_program_that_catches_the_sentence_that_ends_it_is_told_it_again(tmp_path: Path) -> None:

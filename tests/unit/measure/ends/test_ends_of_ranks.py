@@ -1,4 +1,4 @@
-from trial_lib.measure.ends.endings import (
+from trial_lib.rank.endings import (
     ENDED,
     FAILED,
     WAITS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.measure.ends.stacks import doing, place_of, stack_of
+from trial_lib.rank.endings import doing, place_of, stack_of
 
 COLLECTIVE = "/home/me/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.device.rank.cpu import CpuDevice
-from trial_lib.measure.figures import counted_steps, precision
-from trial_lib.measure.figures.counted_steps import CountedStep, CountedSteps
-from trial_lib.measure.figures.step_clock import PARTS, StepClock
+from trial_lib.rank import counted_steps, memory
+from trial_lib.rank.counted_steps import CountedStep, CountedSteps
+from trial_lib.rank.device import CpuDevice
+from trial_lib.rank.step_clock import PARTS, StepClock
 
 NO_TIME = StepClock(CpuDevice()).step_ended({})
 
@@ -137,7 +137,7 @@ def test_flops_are_compared_with_the_peak_of_the_numbers_that_are_multiplied(
     peaks = {"float32": 20.0, "tf32": 160.0, "bfloat16": 320.0}
     monkeypatch.setattr(counted_steps, "total", lambda values, engine: [2 * value for value in values])
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(precision, "formats", lambda engine: at_engine)
+    monkeypatch.setattr(memory, "formats", lambda engine: at_engine)
     ranks.watch.device = SimpleNamespace(peak_flops=peaks.get)
     for step in ranks.counted.steps:
         step.seconds.update(dict.fromkeys(PARTS, 0.0))

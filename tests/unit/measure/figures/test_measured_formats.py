@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from trial_lib.flops.activations import SavedActivations
-from trial_lib.flops.formulas import FlopCounter
-from trial_lib.measure.figures.precision import bytes_by_code, formats, names, settled
+from trial_lib.rank.flops import FlopCounter, SavedActivations
+from trial_lib.rank.memory import bytes_by_code, formats, names, settled
 
 
 def engine(module: torch.nn.Module | None = None, half: str = "", device: str = "cpu") -> Any:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.device.rank.cpu import CpuDevice
-from trial_lib.measure.figures.rank_memory import RankMemory
+from trial_lib.rank.device import CpuDevice
+from trial_lib.rank.memory import RankMemory
 
 
 class Gpu:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trial_lib.measure.figures import step_losses
+from trial_lib.rank import losses as step_losses
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

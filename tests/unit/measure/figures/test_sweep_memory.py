@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.measure.figures.will_fit import SizeMemory, foreseen, will_fit
-from trial_lib.measure.sizes import Sizes
+from trial_lib.messages.orders import SizeMemory, foreseen, will_fit
+from trial_lib.rank.sizes import Sizes
 
 MIB = 2**20
 

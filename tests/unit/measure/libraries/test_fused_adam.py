@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trial_lib.measure.libraries import fused_adam
+from trial_lib.rank import torch_functions
 
 KINDS = [torch.optim.Adam, torch.optim.AdamW]
 
@@ -17,7 +17,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
         monkeypatch.setattr(kind, "__init__", kind.__init__)
     settings: dict[str, Any] = {}
-    fused_adam.install(lambda: settings)
+    torch_functions.install_fused_adam(lambda: settings)
     return settings
 
 
@@ -75,5 +75,5 @@ def test_an_optimizer_that_the_trainer_makes_is_known(wanted: dict[str, Any]) ->
         names: dict[str, Any] = {"__name__": module, "kind": torch.optim.AdamW}
         exec(make, names)
         made[module] = names["create"]([torch.nn.Parameter(torch.zeros(2))])
-    assert made["transformers.trainer"] in fused_adam.of_the_trainer
-    assert made["__main__"] not in fused_adam.of_the_trainer
+    assert made["transformers.trainer"] in torch_functions.of_the_trainer
+    assert made["__main__"] not in torch_functions.of_the_trainer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.measure.libraries import lone_rank
+from trial_lib.rank import sizes
 
 _NAME = "deepspeed.comm.torch"
 
@@ -19,7 +19,7 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     module: Any = ModuleType(_NAME)
     module.build_shm_op = lambda: op
     monkeypatch.setitem(sys.modules, _NAME, module)
-    lone_rank.install()
+    sizes.install()
     return found
 
 
@@ -39,5 +39,5 @@ def test_where_deepspeed_has_no_op_there_is_none(monkeypatch: pytest.MonkeyPatch
     module: Any = ModuleType(_NAME)
     module.build_shm_op = lambda: None
     monkeypatch.setitem(sys.modules, _NAME, module)
-    lone_rank.install()
+    sizes.install()
     assert module.build_shm_op() is None

@@ -2,9 +2,8 @@
 
 import pytest
 
-from trial_lib.measure.trace.events import BOUNDARY, PREFIX, WAIT, TraceEvent, collective_part, window_of
-from trial_lib.measure.trace.parts import Span, parts_of
-from trial_lib.wire.traced_step import STEP_PARTS, TracedStep
+from trial_lib.messages.measurement import STEP_PARTS, TracedStep
+from trial_lib.rank.trace_parts import BOUNDARY, PREFIX, WAIT, Span, TraceEvent, collective_part, parts_of, window_of
 
 S = 1_000_000_000
 

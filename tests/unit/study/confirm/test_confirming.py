@@ -7,20 +7,19 @@ from typing import Any
 import pytest
 import yaml
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.launch.cold import ColdStarter
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.place import ThisHost
-from trial_lib.records.answer_line import name_of
+from trial_lib.launch.starters import ColdStarter
 from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialDevice, TrialResult
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm.of_study import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
+from trial_lib.records.units import name_of
+from trial_lib.study.arguments import MINUTES_OVER, StudyArguments
+from trial_lib.study.confirm import answer_of, confirmation_of, next_confirming_plan, no_answer, search_found
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.kept.history import Asked, Event, History, Stopped, Told
+from trial_lib.study.history import Asked, Event, History, Stopped, Told
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.study_time import MINUTES_OVER
 
 BASE = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}}
 PROFILE = ModelProfile(

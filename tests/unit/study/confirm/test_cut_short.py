@@ -7,12 +7,12 @@ import pytest
 from simulated_studies import CutShortError, Experiment
 
 from trial_lib.records.candidate import Purpose
-from trial_lib.records.study_folder import StudyStatus
+from trial_lib.records.folders import StudyStatus
+from trial_lib.report.html_report import write_report
 from trial_lib.report.read_study import read_study
-from trial_lib.report.write_report import write_report
-from trial_lib.study.confirm.of_study import answer_of
-from trial_lib.study.opening.open_study import OpenStudy
-from trial_lib.tracking.descriptions import study_description
+from trial_lib.study.confirm import answer_of
+from trial_lib.study.open_study import OpenStudy
+from trial_lib.tracking.run_content import study_description
 
 
 @pytest.fixture

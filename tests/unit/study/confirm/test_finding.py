@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trial_lib.study.confirm.finding import (
+from trial_lib.study.finding import (
     Confirmed,
     Estimate,
     Finding,

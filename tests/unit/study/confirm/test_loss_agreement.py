@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.study.confirm.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
+from trial_lib.study.loss_agreement import LossAgreement, LossCourse, changes_of_mathematics, compare
 
 COURSE = [5.67, 5.62, 5.60, 5.53, 4.95, 4.72, 4.18]
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 from simulated_studies import CutShortError, Experiment, larger_is_faster
 
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.earlier.earlier_studies import earlier_studies_of, find_earlier_studies, levels_of
-from trial_lib.study.opening.open_study import OpenStudy
+from trial_lib.study.earlier import earlier_studies_of, find_earlier_studies, levels_of
+from trial_lib.study.open_study import OpenStudy
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.records.full_experiment_folder import FullExperimentRecord
-from trial_lib.records.study_folder import StudyPaths, StudyRecord
-from trial_lib.records.whereabouts import Whereabouts, whereabouts_of
-from trial_lib.study.kept import copies
-from trial_lib.study.kept.copies import told_apart
-from trial_lib.study.kept.folder import begun_by
-from trial_lib.study.kept.record_file import read_record, write_study_record
+from trial_lib.records.folders import FullExperimentRecord, StudyPaths, StudyRecord, Whereabouts, whereabouts_of
+from trial_lib.study import folder
+from trial_lib.study.folder import begun_by, read_record, told_apart, write_study_record
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ def test_a_link_to_the_folder_and_a_folder_that_was_restored_in_its_place_are_th
 def test_on_another_host_a_shared_folder_is_the_same_study_and_a_copy_is_one_once_it_is_resumed(
     original: StudyPaths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("trial_lib.records.whereabouts.platform.node", lambda: "elsewhere")
+    monkeypatch.setattr("trial_lib.records.folders.platform.node", lambda: "elsewhere")
     assert id_of(original) == "s-1"
     arrived = copied(original, tmp_path / "arrived")
     shutil.rmtree(original.root)
@@ -104,7 +100,7 @@ def test_a_copy_of_what_another_user_has_is_a_copy(original: StudyPaths, monkeyp
     def refused(*_: object, **__: object) -> bool:
         raise PermissionError
 
-    monkeypatch.setattr(copies.Path, "samefile", refused)
+    monkeypatch.setattr(folder.Path, "samefile", refused)
     assert id_of(beside) != "s-1"
 
 
@@ -114,7 +110,7 @@ def test_a_copy_with_the_original_s_number_on_another_file_system_is_a_copy(
     beside = copied(original, original.root.with_name("a"))
     number = original.root.stat().st_ino
     monkeypatch.setattr(
-        copies, "whereabouts_of", lambda root: Whereabouts(host=os.uname().nodename, path=str(root), inode=number)
+        folder, "whereabouts_of", lambda root: Whereabouts(host=os.uname().nodename, path=str(root), inode=number)
     )
     assert id_of(beside) != "s-1"
 

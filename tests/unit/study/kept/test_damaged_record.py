@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 from report_fixtures import STUDY_ID, recorded_study
 
-from flows.commands.show import show_command
-from flows.commands.sync import sync_command
-from trial_lib.records.study_folder import StudyPaths
-from trial_lib.report.write_report import write_report
-from trial_lib.study.earlier.earlier_studies import record_of
-from trial_lib.study.kept.find_study import find_study
-from trial_lib.study.kept.folder import begun_by
-from trial_lib.study.opening.open_study import resume_study
-from trial_lib.wire.errors import InputError
+from flows.records import show_command, sync_command
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import StudyPaths
+from trial_lib.report.html_report import write_report
+from trial_lib.study.earlier import record_of
+from trial_lib.study.folder import begun_by, find_study
+from trial_lib.study.open_study import resume_study
 
 
 def half(whole: bytes) -> bytes:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.process_limit import is_out_of_processes
-from trial_lib.doctor.host import DATA, check_write_access
-from trial_lib.study.kept.data_folder import made_in_data_folder, require_data_folder
-from trial_lib.wire.errors import InputError
+from flows.prefect_server import is_out_of_processes
+from trial_lib.doctor import DATA, check_write_access
+from trial_lib.messages.errors import InputError
+from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
 
 
 def test_a_home_that_cannot_be_written_is_named_with_the_remedy(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import read_experiment
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import read_experiment
+from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.earlier.fingerprint import fingerprint_in, fingerprint_of
-from trial_lib.study.kept.edits import Edits
+from trial_lib.study.edits import Edits
+from trial_lib.study.fingerprint import fingerprint_in, fingerprint_of
 
 YAML = "entrypoint: deepspeed train.py\nhyperparameters:\n  deepspeed_config: {train_micro_batch_size_per_gpu: 1}\n"
 

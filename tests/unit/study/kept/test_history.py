@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.kept.disk_room import FolderError
-from trial_lib.study.kept.history import (
+from trial_lib.study.data_folder import FolderError
+from trial_lib.study.history import (
     Asked,
     AskedSweep,
     Event,
@@ -25,7 +26,6 @@ from trial_lib.study.kept.history import (
     Withdrawn,
     read_history,
 )
-from trial_lib.wire.errors import InputError
 
 CANDIDATE = Candidate(knobs={"zero_optimization": {"stage": 2}}, micro_batch_size=4, slots=2, data_parallel_size=2)
 RESULT = TrialResult(

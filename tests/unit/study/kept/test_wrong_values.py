@@ -12,12 +12,12 @@ from report_fixtures import recorded_study
 from rich.console import Console
 from wrong_values import WRONG, Place, changed, places
 
-from trial_lib.records.study_folder import StudyPaths
+from trial_lib.messages.errors import InputError
+from trial_lib.records.folders import StudyPaths
+from trial_lib.report.html_report import write_report
 from trial_lib.report.read_study import read_study
 from trial_lib.report.tables import print_study
-from trial_lib.report.write_report import write_report
-from trial_lib.study.opening.open_study import resume_study
-from trial_lib.wire.errors import InputError
+from trial_lib.study.open_study import resume_study
 
 LINES = (
     "ask",

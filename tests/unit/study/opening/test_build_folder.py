@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trial_lib.launch.processes import bootstrap
-from trial_lib.study.opening.build_folder import build_root, with_build_folder
+from trial_lib.study.program import build_root, with_build_folder
 
 
 @pytest.fixture

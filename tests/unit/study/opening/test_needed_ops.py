@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.device.host.base import Host
-from trial_lib.experiment.read_experiment import Experiment
+from trial_lib.device.base import Host
+from trial_lib.inputs.read_experiment import Experiment
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.needed_ops import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
-from trial_lib.study.opening.typed_command import read_command
+from trial_lib.study.needed_ops import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
+from trial_lib.study.typed_command import read_command
 
 NO_NVCC = "CUDA_HOME does not exist, unable to compile CUDA op(s)"
 

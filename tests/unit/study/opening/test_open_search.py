@@ -9,12 +9,12 @@ import pytest
 from study_setups import setup_of
 
 from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.opening.open_search import open_search
-from trial_lib.study.opening.size_limit import kept_batch, size_limit
+from trial_lib.study.limits import kept_batch, size_limit
+from trial_lib.study.open_search import open_search
 
 PROFILE = ModelProfile(
     num_params=1_000,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.experiment.read_experiment import read_experiment
+from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
-from trial_lib.space.knobs import Arm, SearchSpace
-from trial_lib.study.opening import disk_room
-from trial_lib.study.opening.disk_room import with_swap_disks, without_disk_room
+from trial_lib.search.knobs import Arm, SearchSpace
+from trial_lib.study import limits
+from trial_lib.study.limits import with_swap_disks, without_disk_room
 
 PARAMETERS = 2**30
 PROFILE = ModelProfile(
@@ -125,7 +125,7 @@ def test_the_free_room_is_recorded_with_the_profile(tmp_path: Path, monkeypatch:
     one, other = tmp_path / "not" / "there" / "yet", tmp_path / "other"
     assert recorded(tmp_path, swapping(one, other)) == [SwapDisk(paths=[str(one), str(other)], free=7)]
     assert recorded(tmp_path, {"train_micro_batch_size_per_gpu": 1}) == []
-    monkeypatch.setattr(disk_room, "_looked_at", lambda path: (len(path.parts), 8))
+    monkeypatch.setattr(limits, "_looked_at", lambda path: (len(path.parts), 8))
     assert recorded(tmp_path, swapping(one, other)) == [
         SwapDisk(paths=[str(one)], free=8),
         SwapDisk(paths=[str(other)], free=8),

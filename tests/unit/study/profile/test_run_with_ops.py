@@ -10,7 +10,7 @@ from conftest import Trials
 
 from trial_lib.launch.trial import TrialPlan, unstarted
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.profile.profile_run import run_with_ops
+from trial_lib.study.profile import run_with_ops
 
 
 class Host:

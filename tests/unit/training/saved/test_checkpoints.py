@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trial_lib.training.distributed import DistributedContext
-from trial_lib.training.invalid_trial import InvalidTrialError
-from trial_lib.training.saved.checkpoint_files import dealt
-from trial_lib.training.saved.checkpoints import (
-    Checkpoint,
-    CheckpointStore,
-    load_rank_state,
-    save_rank_state,
-)
+from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, dealt, load_rank_state, save_rank_state
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 class Color(enum.Enum):

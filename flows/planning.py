@@ -1,0 +1,413 @@
+"""`zerotune plan` and `zerotune estimate`: tables of what fits, and how fast it trains."""
+
+import contextlib
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from flows.interrupts import interrupts
+from flows.plan_to_end import PlanEnd, plan_to_end
+from flows.terminal import print_document, say, say_error, say_ways, telling_still
+from trial_lib.device.this_host import this_host
+from trial_lib.inputs.read_experiment import read_experiment
+from trial_lib.messages.errors import InputError, plain
+from trial_lib.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
+from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.plan.planning import ProgramNotForeseenError
+from trial_lib.records.units import bytes_shown, percent
+from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.foreseen_arms import Foresight, foreseen_profile
+from trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
+from trial_lib.study.limits import SizeLimit, size_limit
+from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
+from trial_lib.study.plan_run import PLANNED_FOR
+
+# `zerotune plan`: a table of what fits and how fast it trains, for devices that are not here.
+
+
+_WIDTH = 140  # columns, if the output is no terminal
+_NONE_FITS = 1
+_MOST_ASKS = 3
+_ALL_FORESEEN = "All figures are foreseen: no device has measured them."
+_OFFLOADS = {"offload-optimizer": "+opt", "offload-param": "+param"}
+# The data set alone is on the host too.
+_LITTLE = 2**28  # bytes
+
+
+def plan_command(arguments: PlanArguments, as_json: bool) -> int:
+    """Plans, and prints the answer.
+
+    Args:
+        arguments: the plan's.
+        as_json: whether to print one JSON document.
+
+    Returns:
+        The exit code, which is 1 if nothing fits, if the program cannot be foreseen, or if the plan contradicts itself.
+
+    Raises:
+        InputError: the input is wrong. Nothing was left behind.
+    """
+    interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
+    try:
+        end = plan_to_end(arguments, Path.cwd(), say)
+    except ProgramNotForeseenError as error:
+        say_error(error)
+        return _NONE_FITS
+    if as_json:
+        print_document({**plan_document(end.record, end.paths), "tracking_uri": end.tracker.tracking_uri})
+    else:
+        show_plan(end.record, end.paths)
+        _say_where_it_was_sent(end)
+    return _NONE_FITS if end.record.best is None else 0
+
+
+def plan_document(record: PlanRecord, paths: PlanPaths) -> dict[str, Any]:
+    """Returns a plan as one JSON document."""
+    best = paths.best_ds_config if paths.best_ds_config.exists() else None
+    return {
+        **record.model_dump(mode="json"),
+        "foreseen": True,
+        "folder": str(paths.root),
+        "best_ds_config": None if best is None else json.loads(best.read_text()),
+        "best_ds_config_path": None if best is None else str(best),
+        "report": str(paths.report) if paths.report.exists() else None,
+    }
+
+
+def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] = say) -> None:
+    """Prints a plan: its tables, its answer, and where its files are.
+
+    Args:
+        record: of the plan.
+        paths: its files.
+        tell: prints the answer and the files.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    tokens = "" if record.tokens is None else f" Samples have {record.tokens:,} tokens."
+    measured = any(devices.measured_on for devices in record.devices)
+    by = "Memory is foreseen. So are speeds, unless a note says who measured them." if measured else _ALL_FORESEEN
+    console.print(
+        f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} {by} "
+        "Intervals are at 90 %. A batch is a micro-batch and its "
+        "accumulation; the largest one fits at even odds. +opt and +param: optimizer and parameters are offloaded.",
+        highlight=False,
+    )
+    for devices in record.devices:
+        console.print()
+        console.print(_table(devices))
+        for line in [*devices.why, fewest_sentence(devices), *devices.notes]:
+            console.print(plain(line), highlight=False)
+    for line in _remarks(record):
+        console.print(plain(line), highlight=False)
+    tell("")
+    tell(record.answer)
+    if record.best_command:
+        tell(f"Configuration: {paths.best_ds_config}")
+        first = record.best_command.splitlines()[0]
+        if first.startswith(PLANNED_FOR):
+            tell(f"Command:       {paths.best_command}. {first.removeprefix('# ')}")
+        else:
+            tell(f"Start with it: sh {shlex.quote(str(paths.best_command))}")
+    tell(f"Plan:          {paths.record}")
+    if paths.report.exists():
+        tell(f"Report:        {paths.report}")
+
+
+def _say_where_it_was_sent(end: PlanEnd) -> None:
+    if end.tracker.last_error is None:
+        say_ways("In MLflow:", end.tracker.ways)
+    else:
+        say(f"MLflow has not recorded it: {end.tracker.last_error}")
+        say(f"Try again with: zerotune sync {shlex.quote(str(end.paths.root))}")
+
+
+def _table(devices: PlannedDevices) -> Table:
+    with_tokens = any(arm.tokens_per_s for arm in devices.arms)
+    with_cost = any(arm.cost for arm in devices.arms)
+    with_host = any(arm.host > _LITTLE for arm in devices.arms)
+    table = Table(title=f"{devices.label}, foreseen", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = ["fits", "batch", "largest", "peak", *(["host"] if with_host else []), "samples/s"]
+    columns += ["tokens/s"] if with_tokens else []
+    columns += ["MFU", *(["1e9 tokens"] if with_cost else [])]
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("bound by")
+    for arm in devices.arms:
+        own = " (yours)" if arm.is_typed else " (yours, other batch)" if arm.is_own else ""
+        marks = (" *" if arm.label == devices.best else "") + own
+        name = f"{_brief_label(arm)}{marks}"
+        if arm.stopped:
+            table.add_row(name, *["-"] * len(columns), "cannot be foreseen")
+            continue
+        table.add_row(name, *_cells(arm, devices, with_host, with_tokens, with_cost), _bound(arm))
+    return table
+
+
+def _brief_label(arm: PlannedArm) -> str:
+    """Returns the name of an arm for a narrow table."""
+    label = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
+    for section, word in _OFFLOADS.items():
+        label = label.replace(f"-{section}", f" {word}")
+    return " ".join([label, *arm.switches])
+
+
+def _cells(
+    arm: PlannedArm, devices: PlannedDevices, with_host: bool, with_tokens: bool, with_cost: bool
+) -> Iterator[str]:
+    yield likelihood(arm.fits)
+    yield f"{arm.micro_batch} x {arm.accumulation}"
+    is_all = arm.largest_micro_batch == arm.most_micro_batch > 0
+    yield "none" if not arm.largest_micro_batch else f"{arm.largest_micro_batch}{' (all)' if is_all else ''}"
+    yield "-" if arm.peak is None else bytes_shown(arm.peak.value)
+    if with_host:
+        yield bytes_shown(arm.host) if arm.host > _LITTLE else ""
+    yield _range(arm.samples_per_s)
+    if with_tokens:
+        yield _range(arm.tokens_per_s)
+    yield "-" if arm.mfu is None else percent(round(arm.mfu.value, 2))
+    if with_cost:
+        yield "-" if arm.cost is None else money(arm.cost.value)
+
+
+def _bound(arm: PlannedArm) -> str:
+    if arm.is_likely:
+        longest = TIME_BRIEFLY.get(max(arm.seconds, key=arm.seconds.__getitem__, default=""), "")
+        return f"{longest} ({arm.without_loading:,.3g}/s without)" if is_bound_by_loading(arm) else longest
+    return f"memory: {next(iter(grouped(arm.memory)), '')}"
+
+
+def _range(figure: ForeseenRange | None) -> str:
+    if figure is None:
+        return "-"
+    value, low, high = map(_brief, (figure.value, figure.low, figure.high))
+    return f"{value} ({low}-{high})"
+
+
+def _brief(value: float) -> str:
+    """Returns a number in three digits, with `k` or `M`."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{float(f'{value / size:.3g}'):g}{letter}"
+    return f"{value:.3g}"
+
+
+def _remarks(record: PlanRecord) -> Iterator[str]:
+    """Yields what the reader has to know about how it was foreseen."""
+    unknown = [ask for ask in record.asks if not ask.is_known]
+    if unknown:
+        named = "; ".join(f"{ask.asker} asked {ask.question} and got {ask.answer}" for ask in unknown[:_MOST_ASKS])
+        more = f"; and {len(unknown) - _MOST_ASKS} more" if len(unknown) > _MOST_ASKS else ""
+        yield f"The program asked for values that are not known ahead, and got guesses: {named}{more}."
+    for note in record.notes:
+        yield f"note: {note}"
+    parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in record.shares.items())
+    yield f"Foreseen in {record.seconds:.0f} s ({parts}), with {bytes_shown(record.peak_bytes)} at most in a process."
+
+
+# A study without servers in a temporary folder, for `estimate` and `record`.
+
+
+@contextlib.contextmanager
+def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy]:
+    """Yields an open study. Its folder is removed unless the body fails. Then its logs can be read.
+
+    Args:
+        arguments: the study's.
+        command: zerotune's command. The folder is named after it.
+
+    Raises:
+        InputError: the experiment does not fit this host. Nothing was started.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    with interrupts.opening():
+        planned = plan_study(arguments)
+        interrupts.check()
+        folder = Path(tempfile.mkdtemp(prefix=f"zerotune-{command}-"))
+        interrupts.leavings.append(folder)
+        study = open_planned(planned, folder)
+    interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
+    try:
+        with interrupts.noting(study.interrupt):
+            yield study
+            interrupts.check()
+    except Exception:
+        if not interrupts.heard:
+            interrupts.leavings.remove(folder)
+        raise
+    finally:
+        study.close()
+        if folder in interrupts.leavings:
+            interrupts.leavings.remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# `zerotune estimate`: a table of what fits in memory, from earlier studies, foreseen runs or one profile trial.
+
+
+_POLL_S, _WORD_S = 0.1, 4.0
+_ESTIMATE_WIDTH = 120  # columns, if the output is no terminal
+_SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
+
+
+def estimate_command(
+    config_path: Path,
+    model_dir: Path,
+    include: tuple[Path, ...],
+    max_micro_batch: int | None,
+    memory_headroom: float,
+    as_json: bool,
+) -> int:
+    """Prints the table.
+
+    Args:
+        config_path: the experiment's YAML.
+        model_dir: the model directory.
+        include: files and folders that the code imports from outside the model directory.
+        max_micro_batch: the largest micro-batch size to list, in samples. None for what a study would try.
+        memory_headroom: the share of a slot's memory to leave free.
+        as_json: whether to print one JSON document.
+
+    Returns:
+        The exit code, which is 1 if the profile trial fails.
+
+    Raises:
+        InputError: the input is wrong. Nothing was started.
+    """
+    _check(max_micro_batch, memory_headroom)
+    experiment = read_experiment(config_path, model_dir, include=include)
+    arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
+    known = earlier_trials(experiment, Path.cwd())
+    if known is None:
+        say("This folder has no earlier study of this experiment, so its program is foreseen now.")
+        try:
+            with passing_study(arguments, "estimate") as study:
+                known = _foreseen(study) or _profiled(study)
+        except ProfileFailedError as error:
+            say_error(error)
+            return 1
+    slots = experiment.config.resources.slots_per_trial
+    program = None if known.profile is None else known.profile[1].program
+    limit = size_limit(arguments, known.base_config, known.model_profile, program)
+    if max_micro_batch is not None:
+        limit = SizeLimit(size=max_micro_batch, by="--max-micro-batch")
+    report = estimate_report(known, slots, this_host().device, memory_headroom, limit)
+    if as_json:
+        print_document(report.model_dump(mode="json"))
+    else:
+        _show(report)
+    return 0
+
+
+def _foreseen(study: OpenStudy) -> KnownTrials | None:
+    """Returns what foreseen runs show of the program; None, with a line to the user, if it cannot be foreseen."""
+    setup, starter = study.driver.setup, study.driver.place.starter_here
+    if starter is None:
+        return None
+    foresight = Foresight(setup, starter, study.paths.root / "foreseen")
+    began = said_at = time.monotonic()
+    foresight.begin()
+    try:
+        while foresight.is_running:
+            interrupts.check()
+            time.sleep(_POLL_S)
+            if (now := time.monotonic()) - said_at > _WORD_S:
+                said_at = now
+                say(f"still foreseeing {foresight.doing} ({now - began:.0f} s since the beginning)")
+    finally:
+        arms = foresight.end()
+    if foresight.typed is None or not arms:
+        say(f"A profile trial runs now, because the program cannot be foreseen: {foresight.failure}")
+        return None
+    profile = foreseen_profile(foresight.typed, arms, setup)
+    return KnownTrials(profile, None, foresight.base_config, foreseen=arms)
+
+
+def _profiled(study: OpenStudy) -> KnownTrials:
+    with telling_still("running the profile trial"):
+        return run_profile(study)
+
+
+def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
+    if max_micro_batch is not None and max_micro_batch < 1:
+        raise InputError(f"{max_micro_batch} is not a batch size.", where="--max-micro-batch", remedy="Give 1 or more.")
+    if not 0 <= memory_headroom < 1:
+        raise InputError(
+            f"{memory_headroom} is not a share of the memory.",
+            where="--memory-headroom",
+            remedy="Give a number of at least 0 and below 1, such as 0.05.",
+        )
+
+
+def _show(report: EstimateReport) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_ESTIMATE_WIDTH)
+    source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
+    if report.is_foreseen:
+        source = "runs without a device"
+    lines = [
+        f"The model has {report.num_params:,} parameters, and {report.trainable_num_params:,} of them are trained. "
+        f"Each of {report.slots} {report.device} slot(s) has {bytes_shown(report.device_memory)} for it. "
+        f"These numbers come from {source}.",
+        f"Activations and totals are for a micro-batch of {report.micro_batch_size}. Totals have 90 % intervals. "
+        f"The largest micro-batch has run, or fits with 90 % confidence and leaves {report.headroom:.0%} free. "
+        "The one in parentheses fits with 10 % confidence.",
+    ]
+    if report.bounded_by:
+        lines.append(f"Micro-batches above {report.at_most} are not considered, because of {report.bounded_by}.")
+    if report.host_memory is not None:
+        lines.append(
+            f"Each of {report.slots} ranks may keep {bytes_shown(report.host_memory)} in the host's memory. An arm "
+            "that offloads more has no micro-batch."
+        )
+    offloads = any(row.on_host for row in report.rows)
+    table = Table(pad_edge=False)
+    for column in ("", "states", *(["on the host"] if offloads else []), *_SUMS):
+        table.add_column(column, justify="right" if column else "left", overflow="fold")
+    table.add_column("measured")
+    for row in report.rows:
+        table.add_row(
+            row.label,
+            bytes_shown(row.states),
+            *([bytes_shown(row.on_host) if row.on_host else ""] if offloads else []),
+            bytes_shown(row.activations),
+            bytes_shown(row.total),
+            f"{bytes_shown(row.total_low)} .. {bytes_shown(row.total_high)}",
+            _largest(row, report),
+            "" if row.measured is None else _measured(row.measured),
+        )
+    for text in [*lines, table, *report.notes]:
+        console.print(text, highlight=False)
+
+
+def _largest(row: ArmEstimate, report: EstimateReport) -> str:
+    if row.largest_micro_batch == report.at_most:
+        return f"{report.at_most} {'(all)' if report.bounded_by else 'and more, as far as memory goes'}"
+    perhaps = "" if row.perhaps_micro_batch == row.largest_micro_batch else f" ({row.perhaps_micro_batch})"
+    return f"{row.largest_micro_batch or 'none'}{perhaps}"
+
+
+def _measured(measured: MeasuredArm) -> str:
+    said = []
+    if measured.largest_micro_batch is not None:
+        total = "" if measured.total is None else f", total {bytes_shown(measured.total)}"
+        said.append(f"micro-batch {measured.largest_micro_batch} ran{total}")
+    if measured.smallest_out_of_memory is not None:
+        said.append(f"{measured.smallest_out_of_memory} out of memory")
+    if measured.out_of_host_memory:
+        said.append(f"{measured.out_of_host_memory} out of host memory")
+    return "; ".join(said)

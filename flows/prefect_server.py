@@ -1,0 +1,565 @@
+"""The Prefect server of a command: the user's, if one is configured, or else one of its own on loopback."""
+
+import contextlib
+import errno
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from flows.interrupts import interrupts
+from flows.owners_only import CREDENTIAL, drawn_credential
+from trial_lib.launch.locks import reserved_port
+from trial_lib.launch.processes.keeper import Leashed
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import make_own
+from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
+from trial_lib.tracking.tracking_uri import in_uri
+
+# A port that stays this process's own while its server is starting, or starting again.
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class HeldPort:
+    """A port of loopback at which no process can listen but those that are handed its socket.
+
+    Another user could otherwise listen there while the server is not up. Clients would then send the credential to
+    that user's server, and a worker would run what it asks for.
+
+    Args:
+        port: its number.
+
+    Attributes:
+        number: of the port.
+        url: the address of a server there.
+
+    Raises:
+        OSError: another process has the port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.number, self.url = port, f"http://{LOOPBACK}:{port}"
+        self._socket = socket.socket()
+        try:
+            # Connections of an earlier server may linger. Afterwards nobody may share the port.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((LOOPBACK, port))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        except OSError:
+            self._socket.close()
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the socket, for a server: see `HandedSocket`."""
+        return self._socket.fileno()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether a server listens at this socket. No other socket of the port can listen meanwhile."""
+        return bool(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+    def refuse(self) -> None:
+        """Refuses connections until the next server listens. Without this they would wait for it."""
+        # First, because others could bind the port while this socket neither listens nor forbids it.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        # A socket that is shut down before it listens would never accept.
+        if self.is_listening:
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._socket.close()
+
+    def __enter__(self) -> "HeldPort":
+        """Returns it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Gives the port back."""
+        self.close()
+
+
+class HandedSocket(socket.socket):
+    """The socket of a held port, in the server that has been handed its descriptor."""
+
+    def listen(self, *backlog: int) -> None:
+        """Listens, although connections of an earlier server may linger."""
+        # Not sooner. While this is set and the socket does not listen, others can bind the port, and listen there.
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        super().listen(*backlog)
+
+
+OUT_OF_PROCESSES = (
+    "this user or container has reached its limit of processes and threads. Raise the limit (`ulimit -u`, or "
+    "`--pids-limit` of a container), or end some."
+)
+
+
+def is_out_of_processes(error: BaseException) -> bool:
+    """Returns whether an error, or one that caused it, means that no further process or thread can start."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, RuntimeError) and "can't start new thread" in str(seen):
+            return True
+        if isinstance(seen, OSError) and seen.errno == errno.EAGAIN:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+# A server as a child process. It ends when the process that has started it ends.
+
+
+_READY_S = 180.0
+_POLL_S = 0.05
+# A library that cannot start a thread ends in one of these words, or in an abort.
+_NO_PROCESS = re.compile(r"can't start new thread|Resource temporarily unavailable|pthread_create failed|Errno 11\b")
+
+
+class ServerError(RuntimeError):
+    """A server does not answer. ZeroTune has started it, or it is the user's own."""
+
+
+@dataclass
+class Service:
+    """A server process.
+
+    Attributes:
+        name: for messages, such as `The MLflow UI`.
+        command: the words of its command. No shell is used.
+        environment: all of its environment variables.
+        log: the file with its output since its start.
+        port: at which it refuses a request without a credential once it is ready. None if it listens to no port.
+        shares_log: whether other processes write to the same log.
+    """
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    port: HeldPort | None = None
+    shares_log: bool = False
+    _process: Leashed | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Starts it. A log that it does not share begins anew, and the previous one is kept as `log_before`."""
+        if not self.shares_log:
+            with contextlib.suppress(FileNotFoundError):
+                self.log.replace(self.log_before)
+        descriptors = []
+        if self.port is not None:
+            self.port.refuse()
+            descriptors.append(self.port.descriptor)
+        self._process = Leashed(self.command, self.environment, self.log, descriptors=descriptors)
+
+    @property
+    def log_before(self) -> Path:
+        """The file with the output of its previous run."""
+        return self.log.with_suffix(".before.log")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is alive."""
+        return self._process is not None and self._process.is_running
+
+    def wait_until_ready(self) -> None:
+        """Waits until it answers.
+
+        Raises:
+            ServerError: it ended, or did not answer within `_READY_S`.
+            KeyboardInterrupt: a signal has arrived.
+        """
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and self.is_running:
+            interrupts.check()
+            if self.answers():
+                return
+            time.sleep(_POLL_S)
+        raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
+
+    def answers(self) -> bool:
+        """Returns whether it answers, after two seconds at most."""
+        if self.port is None:
+            return True
+        # An answer at this port would be another process's.
+        if not self.port.is_listening:
+            return False
+        # `zerotune --help` has no time for this import.
+        import http.client
+        import urllib.error
+        import urllib.request
+
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            direct.open(self.port.url, timeout=2).close()
+        except urllib.error.HTTPError as refusal:
+            return refusal.code == 401
+        except (OSError, http.client.HTTPException):
+            pass
+        return False
+
+    def kill(self) -> None:
+        """Kills it, if it can no longer end in order, with all processes that it has started."""
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Ends it and all processes that it has started. Returns when they are gone."""
+        if self._process is not None:
+            self._process.close()
+
+
+def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
+    """Runs a command to its end. Returns its exit code and its output. It ends when this process ends.
+
+    Args:
+        command: its words. No shell is used.
+        environment: all of its environment variables.
+        folder: its working folder.
+        log: the file for its output, which begins anew.
+
+    Raises:
+        KeyboardInterrupt: a signal has arrived. The command has been ended.
+    """
+    log.unlink(missing_ok=True)
+    process = Leashed(command, environment, log, folder)
+    try:
+        while process.is_running:
+            interrupts.check()
+            time.sleep(_POLL_S)
+    finally:
+        process.close()
+    return process.status or 0, log.read_text(errors="replace").strip()
+
+
+def migrate(
+    what: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, remedy: str = ""
+) -> None:
+    """Runs a command that migrates a database.
+
+    Args:
+        what: the beginning of the error, `Prefect could not migrate FILE`.
+        command: as for `run_to_end`, like the next three.
+        environment: of the command.
+        folder: of the command.
+        log: of the command.
+        remedy: one sentence on what the user can do.
+
+    Raises:
+        ServerError: the migration failed.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    exit_code, output = run_to_end(command, environment, folder, log)
+    if exit_code != 0:
+        last = (output.splitlines() or ["it printed nothing"])[-1]
+        if _NO_PROCESS.search(output):
+            remedy = f"The cause: {OUT_OF_PROCESSES}"
+        raise ServerError(" ".join(filter(None, (f"{what} to its schema ({last}).", remedy))))
+
+
+# A folder in ZeroTune's data folder.
+_HOME = "prefect"
+_KEEP_S = 1.0
+# A server is asked for a sign of life so often. One that was silent for so long hangs, unless it is starting. The
+# first request of a flow is tried again for longer than that.
+_LOOK_S, _SILENT_S, _STARTS_S = 4.0, 12.0, 120.0
+_LOCK_POLL_S = 0.5
+# This process, the fork server of the ranks and Prefect's server import for seconds.
+_AT_ONCE = 3
+
+# A server for one command does not need these.
+_IDLE_SERVICES = (
+    "SCHEDULER",
+    "LATE_RUNS",
+    "PAUSE_EXPIRATIONS",
+    "CANCELLATION_CLEANUP",
+    "CLEANUP_RECONCILER",
+    "FOREMAN",
+    "REPOSSESSOR",
+    "TRIGGERS",
+)
+# A study has no block. To list them, the server would import each installed collection of Prefect's, as for Docker.
+_NO_BLOCKS = {
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
+
+
+class PrefectServer:
+    """The command's own server, with its database in ZeroTune's data folder. It starts in the background.
+
+    On a host with few cores it starts when this process has done its imports. Otherwise the fork server would have to
+    share its core, and the first trial waits for that.
+
+    If it is killed or hangs, it is started again. The study does not need it, but Prefect's record would end there.
+
+    Attributes:
+        api_url: the URL of its API, once it is ready.
+        client_environment: the variables with which Prefect's clients use it.
+    """
+
+    def __init__(self) -> None:
+        migrate_own_database()
+        with reserved_port() as free:
+            self._port = HeldPort(free)
+        idle = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in _IDLE_SERVICES}
+        settings = {**idle, **_NO_BLOCKS}
+        credential, log = drawn_credential(), own_home() / "server.log"
+        self._service = own_service(self._port, credential, log, settings, shares_log=True)
+        self.api_url = f"{self._port.url}/api"
+        self.client_environment = client_environment(self.api_url, credential)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._has_started = False
+        if len(os.sched_getaffinity(0)) >= _AT_ONCE:
+            self.start()
+
+    def start(self) -> None:
+        """Starts it, unless it has started."""
+        if not self._has_started:
+            self._has_started = True
+            self._service.start()
+
+    def wait_until_ready(self) -> None:
+        """Waits until the server answers. Starts it, if nobody has.
+
+        Raises:
+            ServerError: it ended, or did not answer in time.
+        """
+        self.start()
+        try:
+            self._service.wait_until_ready()
+        except ServerError:
+            self.close()
+            raise
+        threading.Thread(target=self._keep, daemon=True, name="keep-server").start()
+
+    def use(self) -> None:
+        """Has this process use the server. Prefect must not be imported yet."""
+        os.environ.update(self.client_environment, PREFECT_HOME=str(own_home()))
+
+    def _keep(self) -> None:
+        patient_until, look_at = time.monotonic() + _SILENT_S, 0.0
+        while not self._closing.wait(_KEEP_S):
+            now, hangs = time.monotonic(), False
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                answers = self._service.answers()
+                patient_until = max(patient_until, now + _SILENT_S) if answers else patient_until
+                hangs = not answers and time.monotonic() > patient_until
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                if hangs:
+                    self._service.kill()
+                # A host without memory or processes may have some in a second.
+                with contextlib.suppress(OSError):
+                    if not self._service.is_running:
+                        self._service.start()
+                        patient_until = time.monotonic() + _STARTS_S
+
+    def close(self) -> None:
+        """Stops the server."""
+        self._closing.set()
+        with self._lock:
+            self._service.close()
+        self._port.close()
+
+
+def own_service(
+    port: HeldPort, credential: str, log: Path, settings: Mapping[str, str], shares_log: bool = False
+) -> Service:
+    """Returns a Prefect server over ZeroTune's own database, which must be migrated.
+
+    Args:
+        port: its port.
+        credential: its owner's.
+        log: the file for its output.
+        settings: Prefect's settings, as environment variables, in addition to `own_environment`.
+        shares_log: whether other servers write to the same log.
+    """
+    environment = {
+        **own_environment(own_home()),
+        "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
+        # Relative, because a page may call this host `localhost`, or come through a tunnel from another port.
+        "PREFECT_UI_API_URL": "/api",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": port.url,
+        CREDENTIAL: credential,
+        **settings,
+    }
+    return Service("The Prefect server", server_command("prefect", port), environment, log, port, shares_log)
+
+
+def server_command(kind: str, port: HeldPort) -> list[str]:
+    """Returns the command of a server of ZeroTune's own, `prefect` or `mlflow`."""
+    where = ["--port", str(port.number), "--listener", str(port.descriptor)]
+    return [sys.executable, str(Path(__file__).with_name("own_server.py")), kind, *where]
+
+
+def client_environment(api_url: str, credential: str) -> dict[str, str]:
+    """Returns the variables with which Prefect's clients use a server of ZeroTune's own."""
+    return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": credential, **past_proxies()}
+
+
+def own_home() -> Path:
+    """Returns the Prefect home of ZeroTune's own servers. Creates it if it is missing."""
+    return made_in_data_folder(_HOME)
+
+
+def own_environment(home: Path) -> dict[str, str]:
+    """Returns the environment of ZeroTune's own servers."""
+    return {
+        # The user's settings for a server of their own are not for this one.
+        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_SERVER_")},
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{in_uri(home / 'prefect.db')}",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_SERVER_LEVEL": "WARNING",
+    }
+
+
+def past_proxies() -> dict[str, str]:
+    """Returns the variables, in both spellings, that keep requests to loopback off any proxy."""
+    # If both are set, Python's clients read only the lower case one.
+    own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    hosts = own if own == "*" else ",".join(filter(None, (own, LOOPBACK)))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def migrate_own_database() -> None:
+    """Migrates the database of ZeroTune's own server to this Prefect's schema. It takes seconds, once per version.
+
+    The server could do it, but it would exceed its own time-out with a new database.
+
+    Raises:
+        ServerError: the migration failed.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    home = own_home()
+    done = home / f"migrated-{version('prefect')}"
+    with _migration_lock(home):
+        if done.exists() and (home / "prefect.db").exists():
+            return
+        make_own(home / "prefect.db")
+        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"]
+        # Python searches its working folder for modules, and the user's may contain one with a name of Prefect's.
+        migrate(
+            f"Prefect could not migrate its database {home / 'prefect.db'}",
+            command,
+            own_environment(home),
+            folder=home,
+            log=home / "migration.log",
+            remedy="Move the file away to start with an empty one.",
+        )
+        done.touch()
+
+
+@contextlib.contextmanager
+def _migration_lock(home: Path) -> Iterator[None]:
+    lock = FileLock(home / "migration.lock")
+    while True:
+        interrupts.check()
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=_LOCK_POLL_S)
+            break
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_configured() -> bool:
+    """Returns whether the user has configured a Prefect server, by PREFECT_API_URL or in the active profile."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    home = Path(os.environ.get("PREFECT_HOME") or os.path.expanduser("~/.prefect"))  # noqa: PTH111 - Path.home raises without a home
+    if not (home / "profiles.toml").exists():
+        return False
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url is not None
+
+
+def require_configured_server() -> None:
+    """Checks that the user's server answers.
+
+    Raises:
+        ServerError: it does not answer, or refuses this user.
+    """
+    from prefect.client.orchestration import get_client
+
+    from tasks.telling import impatient
+
+    with impatient(retries=1), get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+        if error is None:
+            return
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise ServerError(
+                f"PREFECT_API_URL: the Prefect server {client.api_url} refuses this user. Set "
+                "PREFECT_API_AUTH_STRING. `zerotune up` prints a line that sets it for its own server."
+            )
+        raise ServerError(
+            f"PREFECT_API_URL: the Prefect server {client.api_url} does not answer ({error}). "
+            "Start it, or unset the variable (and your profile's) to have ZeroTune start one."
+        )
+
+
+def require_home() -> None:
+    """Checks that the command's own Prefect server, if it needs one, can write its database.
+
+    Raises:
+        InputError: its folder cannot be written.
+    """
+    if not is_configured():
+        require_data_folder(_HOME)
+
+
+def require_server_for_all(ray_address: str | None) -> None:
+    """Checks that all hosts of a Ray cluster can reach the Prefect server. The command's own listens on loopback.
+
+    Raises:
+        InputError: some hosts cannot reach it.
+    """
+    if ray_address is None or is_configured():
+        return
+    # Other studies do not need Ray.
+    from trial_lib.study.choose_place import connect_to_ray
+
+    connect_to_ray(ray_address)
+    from trial_lib.launch.ray_cluster import has_other_machines
+
+    if has_other_machines():
+        raise InputError(
+            "the other hosts of the cluster cannot reach the Prefect server that zerotune starts for itself.",
+            where=f"--ray {ray_address}",
+            remedy="Start one with `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address.",
+        )
+
+
+@contextlib.contextmanager
+def prefect_server() -> Iterator[PrefectServer | None]:
+    """Yields the command's own server while it starts, and stops it at the end. Yields None if the user has one."""
+    if is_configured():
+        yield None
+        return
+    server = PrefectServer()
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,306 @@
+"""`zerotune show`, `sync` and `record`: what studies have left, shown, sent and measured."""
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from flows.interrupts import Aside, interrupts
+from flows.planning import passing_study
+from flows.terminal import print_document, say, say_error, say_ways, telling_still
+from trial_lib.messages.errors import InputError
+from trial_lib.plan.plan_record import PlanPaths
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.folders import (
+    PLANS,
+    FullExperimentPaths,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyStatus,
+    work_dir_of,
+)
+from trial_lib.records.result import SEARCH_METRICS, TrialResult
+from trial_lib.report.study_view import flat_knobs
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.folder import hold_lock, read_record, read_record_file, told_apart, write_study_record
+from trial_lib.study.full_experiment import write_record
+from trial_lib.study.known_trials import ProfileFailedError, run_profile
+from trial_lib.study.needed_ops import study_space
+from trial_lib.study.recording import grid, record_table
+from trial_lib.tracking.runs import Answers
+from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync
+from trial_lib.tracking.tracker import Sync
+from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
+
+# `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
+# report that is missing there.
+
+
+PLAN_RECORD = "plan.json"
+
+
+def show_command(study: str | None, as_json: bool) -> int:
+    """Prints a study, which may be running, completed or interrupted, or a plan.
+
+    Args:
+        study: its folder, its id, or the name of its experiment; or the folder or the id of a plan. None for the newest
+            study in this folder.
+        as_json: whether to print one JSON document.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: there is no such study, or a file in its folder is damaged.
+    """
+    from trial_lib.report.read_study import read_study
+    from trial_lib.study.folder import find_study
+
+    plan = None if study is None else _plan_root(study)
+    if plan is not None:
+        return _show_plan(plan.absolute(), as_json)
+    root = find_study(study, Path.cwd())
+    _write_missing_report(StudyPaths(root))
+    view = read_study(root)
+    if as_json:
+        print_document(view.document())
+        return 0
+    from rich.console import Console
+
+    from trial_lib.report.tables import print_study
+
+    # A terminal breaks long lines. A file must not.
+    console = Console() if click.get_text_stream("stdout").isatty() else Console(width=200)
+    print_study(view, console)
+    return 0
+
+
+def _write_missing_report(paths: StudyPaths) -> None:
+    """Writes the report of a study that has ended without one, if the folder is this user's."""
+    if paths.report.exists() or not paths.record.is_file() or paths.root.stat().st_uid != os.geteuid():
+        return
+    # A folder that somebody has sent may lead to any other.
+    if paths.figures.is_symlink():
+        return
+    from trial_lib.study.folder import read_record
+
+    with contextlib.suppress(InputError):
+        if read_record(paths).status not in (StudyStatus.COMPLETED, StudyStatus.FAILED):
+            return
+        from trial_lib.report.html_report import write_report
+
+        try:
+            write_report(paths)
+        except Exception as error:  # noqa: BLE001 - the tables need no report
+            say(f"The report could not be written: {type(error).__name__}: {error}")
+
+
+def _plan_root(named: str) -> Path | None:
+    """Returns the folder of a plan; None if there is none, or if a study has this name."""
+    from trial_lib.study.folder import find_study
+
+    roots = (root for root in (Path(named), Path.cwd() / PLANS / named) if (root / PLAN_RECORD).is_file())
+    root = next(roots, None)
+    if root is None or "/" in named:
+        return root
+    # A folder of this name may hold a file plan.json of another program's.
+    with contextlib.suppress(InputError):
+        find_study(named, Path.cwd())
+        return None
+    return root
+
+
+def _show_plan(root: Path, as_json: bool) -> int:
+    from flows.planning import plan_document, show_plan
+    from trial_lib.plan.plan_record import PlanPaths, PlanRecord
+    from trial_lib.study.folder import read_record_file
+
+    paths = PlanPaths(root)
+    record = read_record_file(paths.record, PlanRecord, "the plan", "Make the plan again.")
+    if as_json:
+        print_document(plan_document(record, paths))
+    else:
+        show_plan(record, paths, click.echo)
+    return 0
+
+
+# `zerotune sync`: it sends MLflow the records that it has missed while a study or a training ran.
+
+
+_SILENT_S = 120.0  # without any complete answer; a store may make its tables first
+
+
+def sync_command(root: Path) -> int:
+    """Sends MLflow the records that it lacks: of a study with its full experiment, of a full experiment, or of a plan.
+
+    Args:
+        root: the folder of the study, the full experiment or the plan.
+
+    Returns:
+        The exit code, which is 1 if MLflow refused the records or did not answer.
+
+    Raises:
+        InputError: there is nothing to send, or a record is damaged.
+    """
+    root = root.absolute()
+    tracking_uri = default_tracking_uri(work_dir_of(root))
+    shown = without_password(tracking_uri)
+    syncs = _syncs(root, tracking_uri)
+    interrupts.resume_command = shlex.join(["zerotune", "sync", str(root)])
+    for sync in syncs:
+        try:
+            _run(sync)
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - errors of MLflow and of its libraries
+            reason = str(error).replace(tracking_uri, shown)
+            say(f"MLflow ({shown}) did not record it: {reason}")
+            say(f"Nothing is lost. Try again later with: {interrupts.resume_command}")
+            return 1
+    say(f"MLflow ({shown}) has all records of {root.name}.")
+    say_ways("In MLflow:", ways_to(tracking_uri, syncs[0].page))
+    return 0
+
+
+def _run(sync: Sync) -> None:
+    """Sends records.
+
+    Raises:
+        TimeoutError: MLflow's server is too slow, as one that sends a byte a second.
+        Exception: whatever MLflow raises.
+    """
+    began = time.monotonic()
+    sending = Aside(sync.run)
+    with telling_still("sending records to MLflow"):
+        while sending.goes_on:
+            if time.monotonic() > max(began, Answers.last_at) + _SILENT_S:
+                raise TimeoutError(f"no request was answered in full within {_SILENT_S:.0f} s")
+            sending.wait()
+    sending.result()
+
+
+def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
+    """Returns the senders of a folder's records. A study's run comes first, because its full experiment's needs it."""
+    study, own = StudyPaths(root), FullExperimentPaths(root)
+    if study.record.is_file():
+        full_experiment = FullExperimentPaths(study.full_experiment.root)
+        trained = _record_of(full_experiment) if full_experiment.record.is_file() else None
+        record, copied = told_apart(read_record(study), study.record, resumes=False)
+        if copied:
+            with _written_by_us(root, study.lock, "study", copied):
+                if trained is not None:
+                    write_record(full_experiment, trained.of_study(record.study_id))
+                write_study_record(study, record)
+        after = [] if trained is None else [FullExperimentSync(full_experiment, tracking_uri)]
+        return [StudySync(study, tracking_uri), *after]
+    if own.record.is_file():
+        own_record, copied = told_apart(_record_of(own), own.record, resumes=False)
+        if copied:
+            with _written_by_us(root, own.lock, "full experiment", copied):
+                write_record(own, own_record)
+        return [FullExperimentSync(own, tracking_uri)]
+    if PlanPaths(root).record.is_file():
+        return [PlanSync(PlanPaths(root), tracking_uri)]
+    raise InputError(
+        "this is the folder neither of a study, nor of a full experiment, nor of a plan.",
+        where=str(root),
+        remedy="Name a folder in zerotune-studies, zerotune-experiments or zerotune-plans.",
+    )
+
+
+def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
+    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", "Restore the file.")
+
+
+@contextlib.contextmanager
+def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[None]:
+    """Locks a copy while its body writes the copy's records, and prints a note."""
+    try:
+        held = hold_lock(lock, what)
+        try:
+            yield
+        finally:
+            held.release()
+    except OSError as error:
+        raise InputError(
+            f"{copied} ZeroTune cannot write that into its record ({error.strerror}).",
+            where=str(root),
+            remedy="Make the folder writable, or sync the original.",
+        ) from None
+    say(f"note: {copied}")
+
+
+# `zerotune record`: it measures a whole grid of configurations into one file.
+
+
+MOST_CANDIDATES = 20_000
+
+
+def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
+    """Records a table of every lineage of the experiment's search space at each micro-batch size.
+
+    Args:
+        arguments: the study's. `search_space` in its YAML defines the lineages.
+        sizes: micro-batch sizes, in samples.
+        repeats: how often each candidate is measured.
+        output: the table's file. Measurements that it already contains are not repeated.
+
+    Returns:
+        The exit code, which is 1 if the profile trial fails.
+
+    Raises:
+        InputError: the input is wrong. Nothing was measured.
+    """
+    if not output.absolute().parent.is_dir():
+        raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that exists.")
+    try:
+        with passing_study(arguments, "record") as study:
+            # What the table has already is not measured again.
+            interrupts.resume_command = interrupts.again_command
+            run_profile(study)
+            driver = study.driver
+            driver.next_ended(timeout_s=0.0)
+            candidates = _candidates(driver, sizes)
+            say(f"Measuring {len(candidates)} candidates, {repeats} times each, into {output}.")
+            record_table(driver, candidates, repeats, output, tell=_Teller())
+    except ProfileFailedError as error:
+        say_error(error)
+        return 1
+    return 0
+
+
+def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
+    profile = driver.state.profile
+    assert profile is not None
+    space = study_space(driver.setup, driver.known.base_config, profile)
+    count = sum(arm.size for arm in space.arms) * len(sizes)
+    if count > MOST_CANDIDATES:
+        raise InputError(
+            f"the search space has {count:,} candidates, and a table has at most {MOST_CANDIDATES:,}.",
+            where="search_space",
+            remedy="Fix some knobs there, or give them fewer values.",
+        )
+    return grid(driver, space, sizes)
+
+
+class _Teller:
+    """Prints a line for each trial, with the remaining time."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._measured = 0
+
+    def __call__(self, done: int, total: int, candidate: Candidate, result: TrialResult) -> None:
+        interrupts.check()
+        self._measured += 1
+        per_trial = (time.monotonic() - self._started) / self._measured
+        left = timedelta(seconds=round(per_trial * (total - done)))
+        throughput = result.metrics.get("throughput")
+        said = result.outcome.value if throughput is None else SEARCH_METRICS["throughput"].shown(throughput)
+        say(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}")

@@ -1,1 +1,0 @@
-"""Servers: Prefect's, MLflow's, and all that `zerotune up` starts."""

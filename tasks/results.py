@@ -1,0 +1,375 @@
+"""What the parts of a study and a plan give Prefect: results, artifacts and progress."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from prefect import get_run_logger, task
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+
+from tasks.cancellation import hear_cancellation
+from tasks.telling import in_words, link_to_mlflow, told_if_possible
+from trial_lib.inputs.known_secrets import sent_command
+from trial_lib.launch.full_training import TrainingEnd
+from trial_lib.launch.trial_files import uncovered_after_all
+from trial_lib.messages.files import write_whole
+from trial_lib.plan.answer import fewest_sentence, likelihood
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.records.result import SEARCH_METRICS
+from trial_lib.records.switches import deepspeed_part
+from trial_lib.records.units import bytes_shown
+from trial_lib.report.study_view import leaderboard
+from trial_lib.study.answer import write_answer
+from trial_lib.study.confirm import Answer, NoAnswer, answer_of, cut_short, search_found, since_last_study
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.finding import Confirmed
+from trial_lib.study.full_experiment import FullExperiment
+from trial_lib.study.known_winner import starting_from
+from trial_lib.study.limits import size_limit
+from trial_lib.study.profile_report import model_notes, program_notes, report_profile
+from trial_lib.tracking.tracker import Tracker
+
+# The result of the profile trial, for the study, its log and Prefect.
+
+
+@task(name="profile", cache_policy=NO_CACHE, persist_result=False)
+def tell_profile(driver: StudyDriver) -> None:
+    """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
+    assert driver.state.profile is not None
+    assert driver.state.profile.profile is not None
+    profile, program = driver.state.profile.profile, driver.state.profile.program
+    limit = size_limit(driver.setup.arguments, driver.known.base_config, profile, program)
+    report = report_profile(profile, driver.known.base_config, driver.setup.slots, limit)
+    write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
+    for line in report.lines():
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+    profiled = driver.state.profile
+    experiment = driver.setup.experiment
+    # The study has tried a layer over a folder of its own. The program's may have a reason for none.
+    is_uncovered = profiled.files == "intercepted"
+    uncovered = uncovered_after_all(experiment.model_dir, experiment.notes) if is_uncovered else ""
+    mapped = experiment.config.arg_mappings
+    notes = (profiled.note, uncovered, *program_notes(program, mapped), *model_notes(profile))
+    for note in filter(None, notes):
+        driver.log.warning("%s", note)
+    rows = "\n".join(
+        f"| {stage.stage} | {bytes_shown(stage.states)} | {stage.largest_micro_batch} |" for stage in report.stages
+    )
+    what = "largest micro-batch, first guess" if limit else "micro-batch that memory would hold, first guess"
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            "\n".join(
+                [
+                    "## Profile",
+                    *(f"- {line}" for line in report.lines()[:2]),
+                    "",
+                    f"| ZeRO stage | states on a device | {what} |",
+                    "|---|---|---|",
+                    rows,
+                ]
+            ),
+            key="profile",
+            description="The memory that the model needs.",
+        )
+
+
+# The known winner that a study starts from, and how the new winner compares with it.
+
+
+REGRESSION = "zerotune.regression"
+"""The Prefect event for a winner that is slower than the last known one. Automations are triggered by it."""
+
+
+@task(name="known winner", cache_policy=NO_CACHE, persist_result=False)
+def tell_start(driver: StudyDriver) -> None:
+    """Writes to the study's log and to Prefect where the study starts, and what has changed since the last one."""
+    said = starting_from(driver)
+    driver.log.info("%s", said)
+    get_run_logger().info(said)
+
+
+@task(name="since the last study", cache_policy=NO_CACHE, persist_result=False)
+def tell_since_last(driver: StudyDriver) -> None:
+    """Reports how the winner compares with the last known one. Emits an event if it is slower beyond the noise."""
+    compared = since_last_study(driver)
+    if compared is None:
+        return
+    driver.log.info("the winner: %s", compared.sentence)
+    if not compared.is_regression:
+        get_run_logger().info("the winner: %s", compared.sentence)
+        return
+    get_run_logger().warning("the winner: %s", compared.sentence)
+    name = driver.setup.experiment.name
+    with told_if_possible(driver.log):
+        emit_event(
+            REGRESSION,
+            resource={"prefect.resource.id": f"zerotune.experiment.{name}", "prefect.resource.name": name},
+            payload={"study_id": driver.setup.study_id, "folder": str(driver.setup.paths.root), **compared.document()},
+            # Prefect stores it once, however often a study is resumed. An automation may run again after minutes.
+            id=uuid5(NAMESPACE_URL, f"{REGRESSION}/{driver.setup.study_id}"),
+        )
+
+
+# The result of the confirming trials, for the log and for Prefect.
+
+
+def tell_leader(driver: StudyDriver) -> None:
+    """Writes what the search expects most of. Who is in a hurry need not wait for its confirmation."""
+    found = search_found(driver)
+    if found:
+        driver.log.info("%s", found)
+        get_run_logger().info(found)
+
+
+@task(name="confirm", cache_policy=NO_CACHE, persist_result=False)
+def tell_finding(driver: StudyDriver) -> None:
+    """Writes the result of the confirmation to the study's log and to Prefect."""
+    answer = answer_of(driver)
+    if answer is None or answer.finding is None:
+        return
+    finding = answer.finding
+    for line in (finding.sentence, *finding.lines):
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+    rows = [_row(one, finding.metric) for one in (finding.own, *finding.candidates) if one is not None]
+    with told_if_possible(driver.log):
+        create_table_artifact(rows, key="confirmation", description=finding.sentence)
+
+
+def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
+    value = confirmed.metrics.get(metric)
+    return {
+        "configuration": "your configuration" if confirmed.verdict == "own" else confirmed.name,
+        metric: SEARCH_METRICS[metric].shown(value),
+        "gain": "" if confirmed.gain is None else confirmed.gain.times,
+        "verdict": confirmed.verdict,
+        "trials": " ".join(f"{number:04d}" for number in confirmed.trials),
+        "note": confirmed.reason or confirmed.losses,
+    }
+
+
+# The answer of a study, written to its folder and shown in Prefect.
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
+    """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
+    best, finding = answer.best, answer.finding
+    candidate = driver.state.candidates[best.number]
+    metric = driver.metric
+    write_answer(driver.setup, driver.known, candidate, answer.document(driver))
+    value = SEARCH_METRICS[metric].shown(best.metrics[metric])
+    measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
+    headline = answer.sentence or measured
+    # `tell_finding` has logged a confirmed answer.
+    for line in dict.fromkeys([*([headline] if finding is None else []), measured]):
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+    config = json.dumps(deepspeed_part(candidate.complete(driver.known.base_config)), indent=2)
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            "\n".join(
+                [
+                    f"## {headline}",
+                    *([] if headline == measured else [measured]),
+                    *([] if finding is None else ["", *(f"- {line}" for line in finding.lines), ""]),
+                    *(f"- {line}" for line in filter(None, [cut_short(driver)])),
+                    *(f"- {account.sentences}" for account in answer.why),
+                    "```json",
+                    config,
+                    "```",
+                    "```sh",
+                    sent_command(driver.setup.paths.best_command.read_text(), driver.setup.experiment.model_dir),
+                    "```",
+                    f"- the whole command: `sh {driver.setup.paths.best_command}`",
+                    f"- report, once the study has ended: `{driver.setup.paths.report}`",
+                    f"- trials in MLflow: {in_words(tracker.ways)}",
+                    f"- answer in MLflow: {in_words(tracker.run_ways)}",
+                ]
+            ),
+            key="best-configuration",
+            description="The winning DeepSpeed configuration.",
+        )
+        link_to_mlflow(tracker.ways, "mlflow", "The trials in MLflow")
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report_none(driver: StudyDriver, none: NoAnswer) -> None:
+    """Shows in Prefect that a study has no answer. Otherwise the artifact of an earlier study would stand there."""
+    driver.log.warning("%s", none.sentence)
+    get_run_logger().warning(none.sentence)
+    with told_if_possible(driver.log):
+        create_markdown_artifact(
+            f"## {none.headline}\n{none.reason}\n- report, once the study has ended: `{driver.setup.paths.report}`",
+            key="best-configuration",
+            description=none.headline,
+        )
+
+
+# The progress bar and the leaderboard of a running study in Prefect.
+
+
+_ROWS = 100
+_SHARE = 0.05  # of the search's time at most is spent on updates
+
+
+class Progress:
+    """The two artifacts of a running study. Their updates take `_SHARE` of the search's time at most."""
+
+    def __init__(self, driver: StudyDriver) -> None:
+        self._driver = driver
+        self._bar: UUID | None = None
+        self._next = 0.0
+
+    @property
+    def _percent(self) -> float:
+        return 100.0 * self._driver.state.searched / self._driver.setup.arguments.max_trials
+
+    def update(self) -> None:
+        """Updates both, unless that has just been done."""
+        if time.monotonic() >= self._next:
+            self._tell()
+
+    def finish(self) -> None:
+        """Shows the state at the end of the search."""
+        self._tell()
+
+    def _tell(self) -> None:
+        driver, began = self._driver, time.monotonic()
+        rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
+        more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
+        with told_if_possible(driver.log):
+            create_table_artifact(
+                [row.for_people() for row in rows[:_ROWS]],
+                key="leaderboard",
+                description=f"Best first, by {driver.metric}{more}",
+            )
+            if self._bar is None:
+                most = driver.setup.arguments.max_trials
+                self._bar = create_progress_artifact(
+                    self._percent, key="progress", description=f"{most} trials at most"
+                )
+            else:
+                update_progress_artifact(self._bar, self._percent)
+        ended = time.monotonic()
+        self._next = ended + (ended - began) / _SHARE
+
+
+# A plan's answer and its tables in Prefect.
+
+
+_LOG = logging.getLogger(__name__)
+
+
+@task(name="report plan", cache_policy=NO_CACHE, persist_result=False)
+def report_plan(record: PlanRecord, paths: PlanPaths, tracker: Tracker) -> None:
+    """Shows a plan in Prefect, with a link to MLflow."""
+    get_run_logger().info(record.answer)
+    command = ["```sh", sent_command(record.best_command, Path(record.model_dir)), "```"] if record.best_command else []
+    tables = [line for devices in record.devices for line in _table(devices)]
+    lines = [
+        f"## {record.answer}",
+        "All figures are foreseen: no device has measured them.",
+        *tables,
+        "",
+        *command,
+        f"- plan: `{paths.record}`",
+        f"- in MLflow: {in_words(tracker.ways)}",
+    ]
+    with told_if_possible(_LOG):
+        create_markdown_artifact("\n".join(lines), key="plan", description="The plan, foreseen.")
+        link_to_mlflow(tracker.ways, "mlflow-plan", "The plan in MLflow")
+
+
+def _table(devices: PlannedDevices) -> list[str]:
+    head = ["", f"### {devices.label}", "", "| arm | fits | micro-batch | peak | samples/s |", "|---|---|---|---|---|"]
+    return [*head, *map(_row_plan, devices.arms), "", *devices.why, fewest_sentence(devices)]
+
+
+def _row_plan(arm: PlannedArm) -> str:
+    rate = "-" if arm.samples_per_s is None else f"{arm.samples_per_s.value:.4g}"
+    peak = "-" if arm.peak is None else bytes_shown(arm.peak.value)
+    return f"| {arm.label} | {likelihood(arm.fits)} | {arm.micro_batch} x {arm.accumulation} | {peak} | {rate} |"
+
+
+# Training at full length, with a progress bar and its result in Prefect.
+
+
+_POLL_S = 0.5
+_PROGRESS_PERIOD_S = 5.0
+
+
+@task(name="train", cache_policy=NO_CACHE, persist_result=False)
+def train(full_experiment: FullExperiment) -> TrainingEnd:
+    """Waits for the end of a training that has begun, and updates its progress bar meanwhile."""
+    get_run_logger().info("logs: %s", full_experiment.paths.root)
+    progress = TrainingProgress(full_experiment)
+    while (end := full_experiment.wait(_POLL_S)) is None:
+        progress.update()
+        hear_cancellation(full_experiment.log.warning)
+    if end.completed:
+        progress.finish()
+    else:
+        get_run_logger().error("the training failed: %s", end.reason)
+    return end
+
+
+@task(name="report training", cache_policy=NO_CACHE, persist_result=False)
+def report_training(full_experiment: FullExperiment) -> None:
+    """Shows in Prefect how a full experiment ended, with a link to MLflow."""
+    record, paths, ways = full_experiment.record, full_experiment.paths, full_experiment.tracker.ways
+    metric = full_experiment.experiment.config.searcher.metric
+    lines = [f"## {record.experiment_id}: {record.status.value}"]
+    if record.reason:
+        lines.append(f"- {record.reason}")
+    if record.batches is not None:
+        lines.append(f"- batches: {record.batches}")
+    if record.best_checkpoint is not None:
+        lines.append(f"- best checkpoint: `{paths.checkpoints / record.best_checkpoint}`")
+    if record.best_metric is not None:
+        lines.append(f"- its {metric}: {record.best_metric:.6g}")
+    lines += [f"- folder: `{paths.root}`", f"- in MLflow: {in_words(ways)}"]
+    if full_experiment.validation:
+        rows = [f"| {name} | {value:.6g} |" for name, value in full_experiment.validation.items()]
+        lines += ["", "| last validation | |", "|---|---|", *rows]
+    with told_if_possible(full_experiment.log):
+        create_markdown_artifact("\n".join(lines), key="full-experiment", description="The result of the training.")
+        link_to_mlflow(ways, "mlflow-training", "The full experiment in MLflow")
+
+
+class TrainingProgress:
+    """The progress bar of a training whose length in batches, records or epochs is known."""
+
+    def __init__(self, full_experiment: FullExperiment) -> None:
+        self._full_experiment = full_experiment
+        self._bar: UUID | None = None
+        self._next = 0.0
+
+    def update(self) -> None:
+        """Updates the bar, every few seconds."""
+        percent = self._full_experiment.percent
+        if percent is not None and time.monotonic() >= self._next:
+            self._show(percent)
+            self._next = time.monotonic() + _PROGRESS_PERIOD_S
+
+    def finish(self) -> None:
+        """Shows that the training has reached its end."""
+        if self._full_experiment.percent is not None:
+            self._show(100.0)
+
+    def _show(self, percent: float) -> None:
+        with told_if_possible(self._full_experiment.log):
+            if self._bar is None:
+                self._bar = create_progress_artifact(percent, key="training", description="The full experiment")
+            else:
+                update_progress_artifact(self._bar, percent)

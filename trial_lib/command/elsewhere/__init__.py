@@ -1,1 +1,0 @@
-"""Commands that start a training where ZeroTune does not see it."""

@@ -1,0 +1,282 @@
+"""A host and its devices, and the interface that every kind of host implements."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Host:
+    """The devices of this host that trials may use.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        slots: the address of each: the index or UUID of a GPU as in CUDA_VISIBLE_DEVICES, or the number of a core.
+        memory_per_slot: bytes of one device, 0 if unknown. On a CPU it is the host's memory divided by the slots, less
+            a reserve of a tenth.
+        devices: the UUID of each slot's GPU, because CUDA_VISIBLE_DEVICES has many spellings for one GPU.
+        models: the model of each GPU, by its UUID, if known.
+        memory: the bytes of each GPU, by its UUID, if known.
+        notes: notes on the choice of devices for the user, a sentence each.
+    """
+
+    device: str
+    slots: list[str]
+    memory_per_slot: int
+    devices: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def device_of(self, slot: str) -> str:
+        """Returns the name of a slot's device, which is the same for all processes on this host."""
+        return self.devices.get(slot, slot)
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """The state of a device at work. Unknown values are None or empty.
+
+    Attributes:
+        device: its name, as from `Host.device_of`.
+        model: its model.
+        clock: of its processors, in MHz.
+        power_limit: in W.
+        temperature: in degrees Celsius.
+        held_down: why its clock is lower than it could be.
+        is_idle: whether nothing runs on it. Then its clock means nothing.
+    """
+
+    device: str
+    model: str = ""
+    clock: int | None = None
+    power_limit: float | None = None
+    temperature: int | None = None
+    held_down: tuple[str, ...] = ()
+    is_idle: bool = False
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A process that computes on a device.
+
+    Attributes:
+        pid: its number for the driver, which may differ from the number in this process's container.
+        memory: bytes of the device that it holds; None if unknown.
+    """
+
+    pid: int
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceCondition:
+    """Properties of a device that may disturb a study. Unknown values are None or false.
+
+    Attributes:
+        device: its name, as from `Host.device_of`.
+        model: its model.
+        memory: its bytes.
+        memory_used: the bytes in use now, including the driver's.
+        is_closed: whether no process may compute on it.
+        is_exclusive: whether only one process at a time may compute on it.
+        is_cut: whether it is cut into instances, or is one of them.
+        forgets: whether the driver unloads its state when it is unused, and loads it again for each trial.
+        faults: faults of its memory, in words.
+        tenants: the processes that compute on it now.
+    """
+
+    device: str
+    model: str = ""
+    memory: int | None = None
+    memory_used: int | None = None
+    is_closed: bool = False
+    is_exclusive: bool = False
+    is_cut: bool = False
+    forgets: bool = False
+    faults: tuple[str, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+
+
+class HostKind(Protocol):
+    """The differences between a host that trains on its accelerators and one that trains on its processor.
+
+    Attributes:
+        device: the name of the devices in torch and DeepSpeed.
+        resource: their name in Ray.
+        word: their name in `accelerate launch` and torchrun.
+        visible_by: the environment variable that chooses the devices of a process; None if there is none.
+        ranks_option: the option of the `deepspeed` launcher for their number.
+        compiler: the compiler of DeepSpeed's operators for them, beside a C++ compiler; None for none.
+        computes_on_the_processor: whether the processor is the device. Then its time measures a step, its memory is the
+            slots', and nothing can be offloaded.
+    """
+
+    device: str
+    resource: str
+    word: str
+    visible_by: str | None
+    ranks_option: str
+    compiler: str | None
+    computes_on_the_processor: bool
+
+    def environment(self, slots: Sequence[str]) -> dict[str, str]:
+        """Returns the variables that show a trial's ranks its slots and nothing else."""
+
+    def primed_with(self, host: Host, count: int) -> dict[str, str]:
+        """Returns the variables of a process that imports and builds for trials of `count` slots.
+
+        It sees the devices that a trial sees, because DeepSpeed's operators are built for them. It trains nothing.
+        """
+
+    def refusal(self, host: Host, count: int) -> str | None:
+        """Returns a sentence that says why no trial can have `count` slots of a host at once; None if one can."""
+
+    def alike(self, host: Host, count: int) -> Host:
+        """Returns the slots that trials of `count` choose from. Any two choices can be compared."""
+
+    def cores(self, slot: str) -> list[int]:
+        """Returns the processor cores that a slot's rank is pinned to; none for no pinning."""
+
+    def budget(self, host: Host, asked: int | None) -> int | None:
+        """Returns the memory limit of a rank, in bytes; None if it may use its whole device.
+
+        Args:
+            host: the slots.
+            asked: the user's limit for a slot; None if there is none.
+        """
+
+    def identity(self, host: Host) -> dict[str, str]:
+        """Returns the names of the devices and the version of their driver, for a later study to compare."""
+
+    def asked_often(self) -> AbstractContextManager[object]:
+        """Opens what makes repeated questions cheap, for its body."""
+
+    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
+        """Returns the present state of each slot's device."""
+
+    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
+        """Returns the processes that compute on each slot's device now, including trials, by the device's name.
+
+        On a processor there are none, because every process of a host computes there.
+        """
+
+    def conditions(self, host: Host) -> list[DeviceCondition]:
+        """Returns the properties of each slot's device that may disturb a study; none for a processor."""
+
+    def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
+        """Returns the present load of each slot's device: `memory_used` (bytes), `utilization` (percent)."""
+
+
+# The memory of the host that this process may still use. Both the machine and the control groups limit it.
+
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The names of the files that show a control group's memory."""
+
+    limit: str
+    used: str
+    reclaimable: str
+    events: str
+
+
+# Names from cgroup-v2.rst and cgroup-v1/memory.rst of the kernel's documentation.
+_V2 = _Files("memory.max", "memory.current", "inactive_file", "memory.events")
+_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
+
+
+def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """The bytes that processes here may still take before the kernel kills one; None if the kernel does not show it.
+
+    The kernel keeps files in memory, and can drop them. Such memory counts as free, in the machine and in a control
+    group.
+
+    Args:
+        proc: the folder in which the kernel shows processes.
+        cgroups: the folder in which it shows control groups.
+    """
+    shown = _fields(proc / "meminfo")
+    machine = [shown[name] * 1024 for name in ("MemAvailable:", "MemFree:") if name in shown][:1]
+    groups = (_left_in(folder, files) for folder, files in _groups(proc, cgroups))
+    return min([*machine, *(left for left in groups if left is not None)], default=None)
+
+
+def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """A count that grows with each process that the kernel kills because memory has run out; None if it shows none.
+
+    Some containers do not see the machine's counter. Their control groups have counters of their own.
+
+    Args:
+        proc: the folder in which the kernel shows processes.
+        cgroups: the folder in which it shows control groups.
+    """
+    counters = (proc / "vmstat", *(folder / files.events for folder, files in _groups(proc, cgroups)))
+    shown = [_fields(file, beginning="oom_kill").get("oom_kill") for file in counters]
+    return None if all(count is None for count in shown) else sum(count or 0 for count in shown)
+
+
+def has_killed(before: int | None, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> bool | None:
+    """Whether `kernel_kills` has grown since it was `before`; None if the kernel does not show it."""
+    now = kernel_kills(proc, cgroups)
+    return None if now is None or before is None else now > before
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
+    """Yields the folders of the control groups that this process is in, innermost first."""
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and not controllers:
+                mount, files = cgroups, _V2
+            elif "memory" in controllers.split(","):
+                mount, files = cgroups / "memory", _V1
+            else:
+                continue
+            # A container may see the path of the host here, while its own group is mounted at the root.
+            own = mount / path.strip("/")
+            yield from ((folder, files) for folder in (own, *own.parents) if folder.is_relative_to(mount))
+
+
+def _left_in(folder: Path, files: _Files) -> int | None:
+    """The bytes that a control group may still take; None if it has no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int((folder / name).read_text()) for name in (files.limit, files.used))
+        return max(0, limit - used + _fields(folder / "memory.stat").get(files.reclaimable, 0))
+    return None
+
+
+def _fields(path: Path, beginning: str = "") -> dict[str, int]:
+    """The numbers in a file with a name and a number on each line; empty if the file is missing.
+
+    Args:
+        path: the file.
+        beginning: of the names to read.
+    """
+    fields: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text().splitlines():
+            if not line.startswith(beginning):
+                continue
+            with contextlib.suppress(ValueError, IndexError):
+                fields[line.split()[0]] = int(line.split()[1])
+    return fields
+
+
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def host_memory() -> int:
+    """Returns the bytes that this process may use: the machine's, or its container's if it has fewer."""
+    total = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):
+        return min(total, int(_CONTAINER_LIMIT.read_text()))
+    return total

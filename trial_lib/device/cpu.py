@@ -1,0 +1,169 @@
+"""A host that trains on its processor: a slot is a core."""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from trial_lib.device.base import DeviceCondition, DeviceState, Host, Tenant, host_memory
+from trial_lib.messages.errors import InputError
+
+_HOST_RESERVE = 0.1
+
+
+class CpuHost:
+    """Implements `HostKind` for the cores of a processor."""
+
+    device = "cpu"
+    resource = "CPU"
+    word = "cpu"
+    visible_by: str | None = None
+    ranks_option = "--num_accelerators"
+    compiler: str | None = None
+    computes_on_the_processor = True
+
+    def environment(self, slots: Sequence[str]) -> dict[str, str]:
+        """Returns nothing, because a rank is pinned to its core instead."""
+        return {}
+
+    def primed_with(self, host: Host, count: int) -> dict[str, str]:
+        """Returns nothing, because all cores are alike."""
+        return {}
+
+    def refusal(self, host: Host, count: int) -> str | None:
+        """Returns None, because cores can be taken together."""
+        return None
+
+    def alike(self, host: Host, count: int) -> Host:
+        """Returns the host unchanged."""
+        return host
+
+    def cores(self, slot: str) -> list[int]:
+        """Returns the slot's core; none for another host's slot."""
+        return [int(slot)] if slot.isdecimal() else []
+
+    def budget(self, host: Host, asked: int | None) -> int | None:
+        """Returns the user's limit, or the slot's share of the host's memory."""
+        return host.memory_per_slot if asked is None else asked
+
+    def identity(self, host: Host) -> dict[str, str]:
+        """Returns nothing beyond the processor, which every host reports."""
+        return {}
+
+    def asked_often(self) -> AbstractContextManager[object]:
+        """Opens nothing."""
+        return nullcontext()
+
+    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
+        """Returns the cores."""
+        return [DeviceState(host.device_of(slot)) for slot in slots]
+
+    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
+        """Returns nothing: see `HostKind.tenants`."""
+        return {}
+
+    def conditions(self, host: Host) -> list[DeviceCondition]:
+        """Returns nothing: see `HostKind.conditions`."""
+        return []
+
+    def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
+        """Returns nothing beyond the processor's load, which every host reports."""
+        return []
+
+
+def cores_of_this_process() -> Host:
+    """Returns the cores in this process's affinity, and their share of the memory."""
+    cores = sorted(os.sched_getaffinity(0))
+    memory = int(host_memory() * (1 - _HOST_RESERVE)) // len(cores)
+    return Host("cpu", [str(core) for core in cores], memory)
+
+
+# Accelerators that ZeroTune does not tune on. A host with one is refused, and not treated as one without.
+
+
+_DEV, _ACCEL = Path("/dev"), Path("/sys/class/accel")
+DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"
+"""The variable that chooses DeepSpeed's accelerator (accelerator/real_accelerator.py)."""
+
+_TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
+
+
+@dataclass(frozen=True)
+class _Other:
+    """A kind of accelerators.
+
+    Attributes:
+        name: for messages.
+        sign: returns the sign that a process here may use one; None if there is none.
+    """
+
+    name: str
+    sign: Callable[[], str | None]
+
+
+def refuse_others(variables: Mapping[str, str]) -> None:
+    """Refuses a host without GPUs to tune on but with other accelerators, if torch can train on these.
+
+    Args:
+        variables: the environment of the process that would use them.
+
+    Raises:
+        InputError: it is such a host.
+    """
+    choice = variables.get(DEEPSPEEDS_CHOICE)
+    if choice not in (None, "", "cpu", "cuda"):
+        raise InputError(
+            f"{DEEPSPEEDS_CHOICE} is {choice}, and {_TUNED_ON}.",
+            where="the environment",
+            remedy=f"Unset it, or set {DEEPSPEEDS_CHOICE}=cpu to tune on the processor.",
+        )
+    for other in _OTHERS:
+        sign = other.sign()
+        if sign is None:
+            continue
+        raise InputError(
+            f"this host has {other.name} ({sign}), and {_TUNED_ON}.",
+            where="the devices",
+            remedy=f"Tune on a host that has one, or set {DEEPSPEEDS_CHOICE}=cpu to tune on this one's processor.",
+        )
+
+
+def chooses_processor(variables: Mapping[str, str]) -> bool:
+    """Returns whether an environment makes DeepSpeed train on the processor, whatever else there is."""
+    return variables.get(DEEPSPEEDS_CHOICE) == "cpu"
+
+
+def _device_file(pattern: str) -> Callable[[], str | None]:
+    def sign() -> str | None:
+        return next((str(path) for path in sorted(_DEV.glob(pattern))), None)
+
+    return sign
+
+
+def _gaudi() -> str | None:
+    """Returns a device file: the driver's own, or the kernel's for accelerators, which other drivers share."""
+    for device in _ACCEL.glob("accel[0-9]*"):
+        if (device / "device" / "driver").resolve().name == "habanalabs":
+            return str(_DEV / "accel" / device.name)
+    return _device_file("hl[0-9]*")()
+
+
+def _intel() -> str | None:
+    """Returns a device if torch can train on it. Nearly every processor has graphics, which do not count."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        is_for_xpu = "xpu" in metadata.version("torch") or importlib.util.find_spec("intel_extension_for_pytorch")
+        return _device_file("dri/renderD*")() if is_for_xpu else None
+    return None
+
+
+_OTHERS = (
+    _Other("an Intel GPU", _intel),
+    _Other("an Ascend NPU", _device_file("davinci[0-9]*")),
+    _Other("a Gaudi accelerator", _gaudi),
+    _Other("a Cambricon MLU", _device_file("cambricon_dev[0-9]*")),
+    _Other("a Trainium or Inferentia accelerator", _device_file("neuron[0-9]*")),
+)

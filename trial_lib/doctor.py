@@ -1,0 +1,709 @@
+"""The checks of `zerotune doctor`, each with its remedy."""
+
+import contextlib
+import errno
+import http.client
+import json
+import os
+import shlex
+import shutil
+import sqlite3
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from enum import Enum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import certifi
+
+from trial_lib.device.base import DeviceCondition, Host, Tenant
+from trial_lib.device.gpu_architectures import unread_architectures
+from trial_lib.device.nvml import driver_version
+from trial_lib.device.this_host import kind_of, this_host
+from trial_lib.launch.device_watch import company_said, neighbour
+from trial_lib.launch.locks import own_folder
+from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.processes.jit_builds import build_folders, is_stale
+from trial_lib.launch.trial_files import UNCOVERED, layer_refusal
+from trial_lib.messages import shared_segments
+from trial_lib.messages.errors import InputError
+from trial_lib.records.units import bytes_shown
+from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database, is_server, sqlite_file, without_password
+
+# One check of `zerotune doctor`, with its remedy.
+
+
+class Verdict(str, Enum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's report.
+
+    Attributes:
+        name: of the checked thing.
+        verdict: `fail` if a study would fail or hang; `warn` if it may, or would be slower than necessary.
+        said: the finding, in one sentence.
+        remedy: how to mend it. Empty if there is nothing to mend.
+    """
+
+    name: str
+    verdict: Verdict
+    said: str
+    remedy: str = ""
+
+
+def ok(name: str, said: str) -> Check:
+    """Returns a check without a problem."""
+    return Check(name, Verdict.OK, said)
+
+
+def warn(name: str, said: str, remedy: str) -> Check:
+    """Returns a check with a possible problem."""
+    return Check(name, Verdict.WARN, said, remedy)
+
+
+def fail(name: str, said: str, remedy: str) -> Check:
+    """Returns a check with a certain problem."""
+    return Check(name, Verdict.FAIL, said, remedy)
+
+
+def trusting(bundle: str | None, *, anybody: bool) -> ssl.SSLContext:
+    """Returns the context of a request.
+
+    Args:
+        bundle: a file, or a folder, of certificates. None for those that Python's clients bring along.
+        anybody: whether any certificate is accepted.
+
+    Raises:
+        OSError: the file is missing, or has no certificate.
+    """
+    if anybody:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    trusted = bundle or certifi.where()
+    if Path(trusted).is_dir():
+        return ssl.create_default_context(capath=trusted)
+    return ssl.create_default_context(cafile=trusted)
+
+
+# Checks this host's devices, their driver, and whether torch can compute on them.
+
+
+ACCELERATORS, DEVICES = "accelerators", "devices"
+
+
+@dataclass(frozen=True)
+class DevicesFound:
+    """The devices to train on.
+
+    Attributes:
+        host: the devices that this process may use.
+        driver: the version of the NVIDIA driver; None without one.
+        conditions: of each slot's device, if there is anything to report.
+    """
+
+    host: Host
+    driver: str | None = None
+    conditions: tuple[DeviceCondition, ...] = ()
+
+    @classmethod
+    def here(cls) -> "DevicesFound":
+        """Asks the drivers, which may block this process.
+
+        Raises:
+            InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
+        """
+        host = this_host()
+        return cls(host, driver_version(), tuple(kind_of(host.device).conditions(host)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain data."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> "DevicesFound":
+        """Returns the record of plain data."""
+        conditions = []
+        for each in told["conditions"]:
+            lists = {"faults": tuple(each["faults"]), "tenants": tuple(Tenant(**one) for one in each["tenants"])}
+            conditions.append(DeviceCondition(**{**each, **lists}))
+        host = {**told["host"], "notes": tuple(told["host"]["notes"])}
+        return cls(Host(**host), told["driver"], tuple(conditions))
+
+
+def check_accelerators(
+    found: DevicesFound | InputError,
+    report: Mapping[str, Any] | str,
+    tried: Mapping[str, Any] | str | None = None,
+) -> Check:
+    """Checks the devices, their driver, and whether torch can use them.
+
+    Args:
+        found: the answers of the drivers.
+        report: `environment_report`'s.
+        tried: `tried_devices`'s, or why there is none. None if there was nothing to try.
+    """
+    if isinstance(found, InputError):
+        return fail(ACCELERATORS, f"{found.where}: {found.what}", found.remedy)
+    slots, on_the_processor = _slots(found), kind_of(found.host.device).computes_on_the_processor
+    if isinstance(report, str):
+        return ok(ACCELERATORS, slots)
+    if on_the_processor and report["torch_cuda"] is not None:
+        why = "CUDA_VISIBLE_DEVICES hides the GPUs" if found.driver else "no NVIDIA driver answers"
+        return warn(
+            ACCELERATORS,
+            f"{slots}: {why}, though torch is built for CUDA {report['torch_cuda']}",
+            "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES.",
+        )
+    if not on_the_processor and report["torch_cuda"] is None:
+        return fail(
+            ACCELERATORS,
+            f"{slots}, but torch {report['torch']} is built without CUDA, so no rank can use them",
+            "Install the build of torch that fits the driver (pytorch.org/get-started), then ZeroTune again.",
+        )
+    return ok(ACCELERATORS, slots) if tried is None else _check_tried(found, f"{slots}, but ", report, tried)
+
+
+def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried: Mapping[str, Any] | str) -> Check:
+    if isinstance(tried, str):
+        return fail(ACCELERATORS, f"{but}trying them has failed: {tried}", "See whether `nvidia-smi` hangs.")
+    if tried["sees"] == 0:
+        return fail(
+            ACCELERATORS,
+            f"{but}torch, built for CUDA {report['torch_cuda']}, sees none: {tried['why_none'] or 'CUDA shows none'}",
+            "Update the driver to one that supports this CUDA, or install a build of torch for an older one.",
+        )
+    broken = {number: words for number, words in enumerate(tried["devices"]) if words}
+    if broken:
+        said = "; ".join(f"cuda:{number}: {words}" for number, words in broken.items())
+        return fail(
+            ACCELERATORS,
+            f"{but}torch cannot compute on {len(broken)} of {tried['sees']} ({said})",
+            "If torch has no kernel for the device, install a build that has one. If the device is busy, see which "
+            "process has it (nvidia-smi). Otherwise restart the host.",
+        )
+    # CUDA shows a process only one instance.
+    count = len(found.host.slots)
+    if tried["sees"] < count and kind_of(found.host.device).refusal(found.host, count) is None:
+        return fail(ACCELERATORS, f"{but}CUDA shows torch {tried['sees']} of them", "See what `nvidia-smi` says.")
+    if tried["together"]:
+        return fail(
+            ACCELERATORS,
+            f"{but}two of them cannot reduce together by NCCL: {tried['together']}",
+            "NCCL_DEBUG=INFO shows more. Mostly /dev/shm is too small (Docker: --shm-size=8g), or the GPUs cannot "
+            "reach each other (NCCL_P2P_DISABLE=1 avoids that).",
+        )
+    return ok(ACCELERATORS, _slots(found))
+
+
+def _slots(found: DevicesFound) -> str:
+    host = found.host
+    size = bytes_shown(host.memory_per_slot) if host.memory_per_slot else "unknown size"
+    memory = f"{len(host.slots)} slots of {size}"
+    on_the_processor = kind_of(host.device).computes_on_the_processor
+    return f"no GPU; {memory}, a core each" if on_the_processor else f"{memory} (GPUs, driver {found.driver})"
+
+
+def check_devices(found: DevicesFound | InputError) -> list[Check]:
+    """Checks the state of each device; returns no line if there is nothing to report.
+
+    Args:
+        found: what the drivers say.
+    """
+    if isinstance(found, InputError) or not (found.conditions or found.host.notes):
+        return []
+    said = "; ".join([*found.host.notes, *map(_state, found.conditions)])
+    remedies = {remedy: verdict for each in found.conditions for remedy, verdict in _remedies(each).items()}
+    if not remedies:
+        return [ok(DEVICES, said)]
+    is_broken = any(fails for fails in remedies.values())
+    return [(fail if is_broken else warn)(DEVICES, said, " ".join(remedies))]
+
+
+def _state(condition: DeviceCondition) -> str:
+    """Returns the state of a device in words."""
+    words = [f"{condition.device}: {condition.model or 'of no known model'}"]
+    if condition.memory is not None and condition.memory_used is not None:
+        words.append(f"{bytes_shown(condition.memory_used)} of {bytes_shown(condition.memory)} in use")
+    if condition.tenants:
+        words.append(f"others compute there: {company_said(list(map(neighbour, condition.tenants)))}")
+    words += [
+        text
+        for holds, text in (
+            (condition.is_cut, "cut into instances (MIG)"),
+            (condition.is_closed, "closed to all (compute mode prohibited)"),
+            (condition.is_exclusive, "for one process at a time (compute mode exclusive)"),
+            (condition.forgets, "persistence mode off"),
+        )
+        if holds
+    ]
+    return ", ".join([*words, *condition.faults])
+
+
+def _remedies(condition: DeviceCondition) -> dict[str, bool]:
+    """Returns the remedies for a device, each with whether a study would fail without it."""
+    found: dict[str, bool] = {}
+    if condition.tenants:
+        found[
+            "Wait for the other processes, or name other GPUs in CUDA_VISIBLE_DEVICES. Beside them a trial is slower."
+        ] = False
+    if condition.is_closed:
+        found["Open it: nvidia-smi -c 0."] = True
+    if condition.forgets:
+        found["Keep the driver up between trials: nvidia-smi -pm 1, or nvidia-persistenced."] = False
+    if condition.faults:
+        found["Reset the device (nvidia-smi -r) or restart the host. If that does not help, replace it."] = False
+    return found
+
+
+# Checks what a rank needs to train: devices and driver, torch and DeepSpeed, and the tools that build its ops.
+
+
+_REPORT_S = 60.0
+_KILLED_S = 2.0
+ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compiler"
+
+
+def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
+    """Returns the report of `trial_lib.launch.processes.environment_report`, or a sentence on why there is none."""
+    try:
+        text, last = _ask("trial_lib.launch.processes.environment_report", interpreter, environment)
+    except TimeoutError:
+        return f"importing torch and DeepSpeed has not ended within {_REPORT_S:.0f} s"
+    if not text:
+        return f"torch and DeepSpeed cannot be imported: {last}"
+    report: dict[str, Any] = json.loads(text)
+    return report
+
+
+def devices() -> DevicesFound:
+    """Returns the devices that this process may use, and their state.
+
+    Raises:
+        InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
+    """
+    where = "the NVIDIA driver"
+    try:
+        text, last = _ask("trial_lib.doctor", sys.executable, os.environ)
+    except TimeoutError:
+        what = f"it has not listed the GPUs within {_REPORT_S:.0f} s."
+        raise InputError(what, where=where, remedy="See whether `nvidia-smi` hangs; if so, restart the host.") from None
+    if not text:
+        raise InputError(f"asking it has failed ({last}).", where=where, remedy="See what `nvidia-smi` says.")
+    found = json.loads(text)
+    if "error" in found:
+        raise InputError(**found["error"])
+    return DevicesFound.of_json(found)
+
+
+def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
+    """Returns the report of `trial_lib.launch.processes.tried_devices`, or a sentence on why there is none."""
+    try:
+        text, last = _ask("trial_lib.launch.processes.tried_devices", interpreter, environment)
+    except TimeoutError:
+        return f"it has not ended within {_REPORT_S:.0f} s"
+    if not text:
+        return last
+    tried: dict[str, Any] = json.loads(text)
+    return tried
+
+
+def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the output of a module in its own process, empty if it fails, and the last line of its errors.
+
+    Raises:
+        TimeoutError: it has not ended within a minute.
+    """
+    listen, tell = os.pipe()
+    with os.fdopen(listen, encoding="utf-8") as answer:
+        process = subprocess.Popen(
+            bootstrap.command(interpreter, module, str(tell)),
+            pass_fds=[tell],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        os.close(tell)
+        try:
+            _, said = process.communicate(timeout=_REPORT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            # A process that hangs in the kernel dies when the driver releases it, if ever. The doctor does not wait for
+            # it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_KILLED_S)
+            raise TimeoutError from None
+        text = answer.read()
+    last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
+    return text if process.returncode == 0 else "", last[-1]
+
+
+def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
+    """Checks whether torch and DeepSpeed can be imported."""
+    if isinstance(report, str):
+        return fail(
+            ENVIRONMENT, f"{interpreter}: {report}", "Run that import by hand, and mend the error that it shows."
+        )
+    device = f"DeepSpeed {report['deepspeed']} on {report['accelerator']}"
+    return ok(ENVIRONMENT, f"{interpreter}: Python {report['python']}, torch {report['torch']}, {device}")
+
+
+def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
+    """Checks which of DeepSpeed's ops are built, and which can be.
+
+    Args:
+        report: `environment_report`'s.
+        wanted: the ops that studies commonly need.
+    """
+    if isinstance(report, str):
+        return warn(OPS, "not known: DeepSpeed could not be asked", f"Mend `{ENVIRONMENT}` first.")
+    ops = report["ops"]
+    built = [name for name, op in ops.items() if op["built"]]
+    can = [name for name, op in ops.items() if op["can_build"] and not op["built"]]
+    cannot = {name: op["why"] or _SILENT for name, op in ops.items() if not op["can_build"] and not op["built"]}
+    reasons = [f"{name} ({_first(why)})" for name, why in cannot.items()]
+    said = f"built: {_names(built)}; can be built: {_names(can)}; cannot: {_names(reasons)}"
+    missing = [name for name in wanted if name in cannot]
+    if missing:
+        return fail(OPS, said, "; ".join(f"{name}: {cannot[name]}" for name in missing))
+    later = [name for name in wanted if name in can]
+    if later:
+        return warn(
+            OPS, said, f"The first study that needs one waits minutes for it. Build {_names(later)} ahead: {_AHEAD}."
+        )
+    return ok(OPS, said)
+
+
+_AHEAD = "python -m flows.prepare"
+_SILENT = "DeepSpeed does not say why"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _first(why: str) -> str:
+    """Returns DeepSpeed's first sentence. Hints follow it."""
+    return next(filter(None, (part.strip(" .") for part in why.split("[WARNING]"))), why)
+
+
+def check_locks(environment: Mapping[str, str]) -> Check:
+    """Looks for locks of killed builds. Every later process would wait for them silently."""
+    stale = [folder / "lock" for folder in build_folders(environment) if is_stale(folder / "lock")]
+    if not stale:
+        return ok(LOCKS, "none that a killed build has left")
+    remedy = shlex.join(["rm", *map(str, stale)])
+    return fail(LOCKS, f"{len(stale)} from a killed build: every process that needs the op waits forever", remedy)
+
+
+def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[str, Any] | str) -> Check:
+    """Looks for the tools that build DeepSpeed's ops: a C++ compiler, ninja, and the devices' compiler."""
+    path = environment.get("PATH", "")
+    compiler = shutil.which(environment.get("CXX", "c++"), path=path)
+    ninja = shutil.which("ninja", path=path)
+    found = [tool for tool in (compiler, ninja) if tool]
+    if ninja is None:
+        said = "no ninja in PATH: even a built op cannot be loaded"
+        return fail(COMPILER, said, "Activate ZeroTune's environment (it has ninja), or install ninja.")
+    if compiler is None:
+        remedy = "Install a C++ compiler (Debian: apt install build-essential), or set CXX to yours."
+        everything = not isinstance(report, str) and all(op["built"] for op in report["ops"].values())
+        said = "no C++ compiler in PATH"
+        return warn(COMPILER, f"{said}, but all ops are built", remedy) if everything else fail(COMPILER, said, remedy)
+    own = kind_of(device).compiler
+    if own is not None:
+        if unread := unread_architectures(environment):
+            said, remedy = unread.split(". ", 1)
+            return fail(COMPILER, said, remedy)
+        own_path = shutil.which(own, path=path) or shutil.which(own, path=_cuda_bin(environment))
+        if own_path is None:
+            said = f"{compiler}, {ninja}, but no {own}: the ops of a GPU cannot be built"
+            return warn(COMPILER, said, "Install the CUDA toolkit that torch was built for, and set CUDA_HOME to it.")
+        found.append(own_path)
+    return ok(COMPILER, ", ".join(found))
+
+
+def _cuda_bin(environment: Mapping[str, str]) -> str:
+    return str(Path(environment.get("CUDA_HOME", "/usr/local/cuda")) / "bin")
+
+
+# Checks this host: shared memory, the folders that studies write to and their room, the clock.
+
+
+GIB = 2**30
+# DeepSpeed's CPU collectives take about 70 MB a rank, NCCL and data loaders' workers more.
+_LITTLE_SHARED_MEMORY = GIB // 2
+_NO_ROOM, _LITTLE_ROOM = GIB // 4, 5 * GIB
+_SKEW_S = 5.0
+_CLOCK_S = 0.2
+
+
+def check_shared_memory() -> Check:
+    """Checks the size of shared memory, and the buffers that ended ranks left in it."""
+    name, folder = "shared memory", shared_segments.FOLDER
+    remedy = (
+        "Docker: --shm-size=8g; Kubernetes: an emptyDir with `medium: Memory` on /dev/shm; "
+        "else: mount -o remount,size=8G /dev/shm"
+    )
+    try:
+        usage = shutil.disk_usage(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return fail(name, f"{folder} cannot be written ({error.strerror})", remedy)
+    said = f"{folder}: {bytes_shown(usage.free)} free of {bytes_shown(usage.total)}"
+    left = abandoned_buffers()
+    if left:
+        size = sum(left.values())
+        said += f", {bytes_shown(size)} of it in {len(left)} buffers of ended runs"
+    if usage.free < _LITTLE_SHARED_MEMORY:
+        return fail(name, said, _removal(left) if left else remedy)
+    if left:
+        return warn(name, said, _removal(left))
+    return ok(name, said)
+
+
+def _removal(paths: Iterable[Path]) -> str:
+    return shlex.join(["rm", *map(str, paths)])
+
+
+def abandoned_buffers() -> dict[Path, int]:
+    """Returns this user's buffers of DeepSpeed's CPU collectives and of NCCL that no process uses, with their bytes."""
+    names = shared_segments.abandoned(shared_segments.BUFFERS)
+    if shared_segments.are_all_holders_seen():
+        names |= shared_segments.abandoned(shared_segments.OF_NCCL)
+    sizes = {}
+    for name in names:
+        path = shared_segments.FOLDER / name
+        # A run that ends meanwhile removes its own.
+        with contextlib.suppress(FileNotFoundError):
+            sizes[path] = path.stat().st_blocks * 512
+    return sizes
+
+
+_LAYERS = "Run as root, or let users make namespaces. Else tune a copy of your folder: see docs/any_program.md."
+
+
+def check_layers(work_dir: Path) -> Check:
+    """Mounts a layer over a folder, as trials do over the program's."""
+    name = "trial files"
+    try:
+        refusal = layer_refusal(work_dir)
+    except OSError as error:
+        refusal = f"{work_dir} cannot be written: {error.strerror}"
+    if refusal is None:
+        return ok(name, "layered: a trial sees the program's folder through a layer of its own")
+    return warn(name, f"intercepted in Python, because this host has no layers ({refusal}). {UNCOVERED}", _LAYERS)
+
+
+def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
+    """Writes a byte to each folder that ZeroTune writes to, and checks the room there.
+
+    Args:
+        folders: the path of each folder by its purpose. It need not exist yet.
+    """
+    return [_write_access(what, folder) for what, folder in folders.items()]
+
+
+def _write_access(what: str, folder: Path) -> Check:
+    if not folder.is_absolute():
+        return fail(what, "there is no home folder: HOME is not set, nor is one in the password database", _HOME)
+    try:
+        if what == HOST_LOCKS:
+            folder = own_folder(folder)
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"1")
+            file.flush()
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return fail(what, f"{folder} cannot be written ({error.strerror})", _elsewhere(what))
+    except InputError as error:
+        return fail(what, f"{folder}: {error.what}", _elsewhere(what))
+    said = f"{folder}: {bytes_shown(free)} free"
+    if free < _NO_ROOM:
+        return fail(what, said, "Make room: a study stops when the disk is full.")
+    if free < _LITTLE_ROOM:
+        return warn(what, said, "Make room before a long study, or one with a full experiment's checkpoints.")
+    return ok(what, said)
+
+
+_HOME = "Set HOME to a folder that you may write to."
+STUDIES, DATA, BUILDS, HOST_LOCKS = "studies", "data folder", "op builds", "locks"
+
+
+def _elsewhere(what: str) -> str:
+    ways = {
+        STUDIES: "Run zerotune in a folder that you can write to.",
+        DATA: "Mend its permissions, or set XDG_DATA_HOME to another folder.",
+        BUILDS: "Mend its permissions, or set TORCH_EXTENSIONS_DIR to another folder.",
+        HOST_LOCKS: "Let every user of this host write to it (chmod 1777).",
+    }
+    return ways[what]
+
+
+def check_clock(server_time: float | None, asked_at: float) -> Check:
+    """Checks whether the clock runs evenly, and agrees with the Prefect server's.
+
+    Args:
+        server_time: the time on the server's clock, in seconds since the epoch. None if no server was asked.
+        asked_at: the time on this host's clock then.
+    """
+    name, remedy = "clock", "Synchronise it: timedatectl set-ntp true, or chronyc makestep."
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(_CLOCK_S)
+    drift = (time.time() - wall) - (time.monotonic() - steady)
+    if abs(drift) > _CLOCK_S / 4:
+        return warn(name, f"it was set while it ran ({drift:+.2f} s within {_CLOCK_S} s)", remedy)
+    if server_time is None:
+        return ok(name, "it runs evenly; there is no Prefect server to compare it with")
+    skew = asked_at - server_time
+    if abs(skew) > _SKEW_S:
+        said = f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the Prefect server's"
+        return warn(name, f"{said}: states and schedules have the wrong time", remedy)
+    return ok(name, f"it runs evenly, and agrees with the Prefect server's to {_SKEW_S:.0f} s")
+
+
+# Checks MLflow: whether its store or server answers, and its version.
+
+
+NAME = "MLflow"
+_TIMEOUT_S = 5
+# MLflow's own variables, and those of its HTTP library.
+_BUNDLES = ("MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_LATER = "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotune sync STUDY` sends them later."
+
+
+def check_mlflow(work_dir: Path) -> Check:
+    """Checks the MLflow store of a study in a folder."""
+    try:
+        uri = default_tracking_uri(work_dir)
+    except InputError as error:
+        return fail(NAME, error.what, error.remedy)
+    shown, ours = without_password(uri), version("mlflow")
+    if is_server(uri):
+        return _check_server(uri, shown, ours)
+    if not is_database(uri):
+        return warn(NAME, f"{shown} was not checked, MLflow {ours} here", f"See that it answers, {_LATER}")
+    database = sqlite_file(uri)
+    if database is not None:
+        return _check_file(database, shown, ours)
+    try:
+        _connect(uri)
+    except Exception as error:  # noqa: BLE001 - drivers have errors of their own
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(uri, shown)
+        return fail(NAME, f"{shown} does not answer ({first})", f"Start it, install its driver, {_LATER}")
+    return ok(NAME, f"{shown} answers, MLflow {ours}")
+
+
+def _check_file(database: Path, shown: str, ours: str) -> Check:
+    try:
+        if database.exists():
+            with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:
+                connection.execute("select count(*) from sqlite_master").fetchone()
+        # A study creates the store, and the folders above it.
+        folder = next(place for place in database.parents if place.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if database.exists() and not os.access(database, os.W_OK):
+            raise PermissionError(errno.EACCES, "it may not be written")
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return fail(NAME, f"{shown} cannot be used ({why})", f"Move that file, name another store, {_LATER}")
+    return ok(NAME, f"{shown}, MLflow {ours}")
+
+
+def _check_server(uri: str, shown: str, ours: str) -> Check:
+    # urllib would read a password in the address as its port, and show it in the exception.
+    parts = urlsplit(uri)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+    try:
+        request = urllib.request.Request(f"{bare}/version", headers=_authorization(parts.username, parts.password))
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=_tls()) as answer:
+            theirs = answer.read(100).decode().strip()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return fail(
+                NAME,
+                f"{shown} refuses this user ({error.code})",
+                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN. If you reach the "
+                "server by a name, MLFLOW_SERVER_ALLOWED_HOSTS must have that name.",
+            )
+        return warn(NAME, f"{shown} answers, but does not show its version ({error.code})", "See that it is an MLflow.")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return fail(NAME, f"{shown} does not answer ({error})", f"Start it, {_LATER}")
+    if theirs.split(".")[0] != ours.split(".")[0]:
+        return warn(NAME, f"{shown} is MLflow {theirs}, this is {ours}", "Bring both to the same major version.")
+    return ok(NAME, f"{shown} answers, MLflow {theirs} there, {ours} here")
+
+
+def _tls() -> ssl.SSLContext:
+    """Returns the certificates that MLflow's own client would trust, and the one that it would present."""
+    anybody = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
+    context = trusting(next(filter(None, map(os.environ.get, _BUNDLES)), None), anybody=anybody)
+    own = os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH")
+    if own:
+        context.load_cert_chain(own)
+    return context
+
+
+def _authorization(user: str | None, password: str | None) -> dict[str, str]:
+    """Returns the header that MLflow's own client would send, from the address or else from the environment."""
+    if user:
+        return _basic(unquote(user), unquote(password or ""))
+    token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if user:
+        return _basic(user, os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+    return {}
+
+
+def _basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+
+
+def _connect(uri: str) -> None:
+    """Opens a connection to a database, and closes it.
+
+    Raises:
+        Exception: whatever the database's driver raises, or an ImportError if it is missing.
+    """
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri, connect_args={"connect_timeout": _TIMEOUT_S})
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
+def main(arguments: list[str]) -> None:
+    """Writes `DevicesFound`, or the parts of an InputError, to a file descriptor."""
+    try:
+        answer = DevicesFound.here().to_json()
+    except InputError as error:
+        answer = {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
+    with os.fdopen(int(arguments[0]), "w") as file:
+        file.write(json.dumps(answer))

@@ -1,1 +1,0 @@
-"""The checks of `zerotune doctor`, each with its remedy."""

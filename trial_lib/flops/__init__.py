@@ -1,1 +1,0 @@
-"""Model FLOPs and saved activations of a micro-batch."""

@@ -1,1 +1,0 @@
-"""`zerotune plan`: foreseen runs of the arms become a table, an answer and a page."""

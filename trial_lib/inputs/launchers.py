@@ -1,0 +1,484 @@
+"""The launchers that users type to start ranks: their records, their options, and their readers."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+# The options of the launchers, and what becomes of each. ZeroTune starts the ranks in the launcher's place.
+
+
+class Does(Enum):
+    """What becomes of an option."""
+
+    FOLLOWED = "it counts"
+    LEFT_OUT = "ZeroTune decides it, and a note names it"
+    ONE_NODE = "it has to ask for this node alone"
+    REFUSED = "ZeroTune cannot do it"
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a launcher.
+
+    Attributes:
+        does: what becomes of it.
+        why: the reason, if it is left out or refused.
+        has_value: whether a value follows.
+        name: the name that it is returned by, if it has several.
+    """
+
+    does: Does
+    why: str = ""
+    has_value: bool = True
+    name: str = ""
+
+
+def followed(name: str = "", has_value: bool = True) -> Option:
+    """Returns an option that counts."""
+    return Option(Does.FOLLOWED, has_value=has_value, name=name)
+
+
+def left_out(why: str, has_value: bool = True) -> Option:
+    """Returns an option that is left out."""
+    return Option(Does.LEFT_OUT, why, has_value)
+
+
+def refused(why: str, has_value: bool = True) -> Option:
+    """Returns an option that is refused."""
+    return Option(Does.REFUSED, why, has_value)
+
+
+SLOTS = "resources.slots_per_trial says how many ranks start"
+_PORT = "every trial has a port of its own"
+ONE_NODE = "a trial runs on one node"
+_LOGS = "every rank has a log of its own"
+_CORES = "ZeroTune hands out the cores"
+_NEVER_AGAIN = "a trial is never started again"
+_PROCESSES = "ZeroTune watches over the ranks"
+_ELASTIC = "a trial has the same ranks from its beginning to its end; an elastic training may start from the answer"
+_NO_PYTHON = "ZeroTune starts Python programs only"
+
+DEEPSPEED: dict[str, Option] = {
+    "--hostfile": followed(),
+    "-H": followed("--hostfile"),
+    "--include": followed(),
+    "-i": followed("--include"),
+    "--exclude": followed(),
+    "-e": followed("--exclude"),
+    "--num_gpus": followed(),
+    "--num_accelerators": followed("--num_gpus"),
+    "--module": followed(has_value=False),
+    "--no_local_rank": followed(has_value=False),
+    "--num_nodes": followed(),
+    "--node_rank": Option(Does.ONE_NODE),
+    "--master_port": left_out(_PORT),
+    "--master_addr": left_out(_PORT),
+    "--launcher": left_out(ONE_NODE),
+    "--launcher_args": left_out(ONE_NODE),
+    "--ssh_port": left_out(ONE_NODE),
+    "--no_ssh": left_out(ONE_NODE, has_value=False),
+    "--no_ssh_check": left_out(ONE_NODE, has_value=False),
+    "--enable_each_rank_log": left_out(_LOGS),
+    "--log_level": left_out(_LOGS),
+    "--quiet": left_out(_LOGS, has_value=False),
+    "-q": left_out(_LOGS, has_value=False),
+    "--save_pid": left_out(_PROCESSES, has_value=False),
+    "--bind_cores_to_rank": left_out(_CORES, has_value=False),
+    "--bind_core_list": left_out(_CORES),
+    "--force_multi": refused("it asks for the launcher of several nodes", has_value=False),
+    "--no_python": refused(_NO_PYTHON, has_value=False),
+    "--elastic_training": refused(_ELASTIC, has_value=False),
+    **{name: refused(_ELASTIC) for name in ("--min_elastic_nodes", "--max_elastic_nodes")},
+    "--autotuning": refused("ZeroTune takes the place of DeepSpeed's autotuner"),
+    "--venv_script": refused("no shell is started: activate the environment before zerotune"),
+}
+"""Of `deepspeed/launcher/runner.py`, DeepSpeed 0.16 to 0.19."""
+
+# A YAML says how many ranks start. Only a typed command chooses devices.
+DEEPSPEED_IN_YAML: dict[str, Option] = {
+    **{flag: option for flag, option in DEEPSPEED.items() if option.does is not Does.FOLLOWED},
+    "--num_gpus": left_out(SLOTS),
+    "--num_accelerators": left_out(SLOTS),
+    "--num_nodes": Option(Does.ONE_NODE),
+    "--module": DEEPSPEED["--module"],
+    "--no_local_rank": DEEPSPEED["--no_local_rank"],
+}
+
+TORCHRUN: dict[str, Option] = {
+    "--nproc_per_node": followed(),
+    "--module": followed(has_value=False),
+    "-m": followed("--module", has_value=False),
+    "--nnodes": Option(Does.ONE_NODE),
+    "--node_rank": Option(Does.ONE_NODE),
+    "--standalone": left_out(ONE_NODE, has_value=False),
+    "--master_port": left_out(_PORT),
+    "--master_addr": left_out(_PORT),
+    "--local_addr": left_out(_PORT),
+    "--rdzv_backend": left_out(_PORT),
+    "--rdzv_endpoint": left_out(_PORT),
+    "--rdzv_id": left_out(_PORT),
+    "--rdzv_conf": left_out(_PORT),
+    "--max_restarts": left_out(_NEVER_AGAIN),
+    "--monitor_interval": left_out(_PROCESSES),
+    "--start_method": left_out(_PROCESSES),
+    "--signals_to_handle": left_out(_PROCESSES),
+    "--shutdown_timeout": left_out(_PROCESSES),
+    "--event_log_handler": left_out(_LOGS),
+    "--role": left_out(_LOGS),
+    "--log_dir": left_out(_LOGS),
+    "--redirects": left_out(_LOGS),
+    "-r": left_out(_LOGS),
+    "--tee": left_out(_LOGS),
+    "-t": left_out(_LOGS),
+    "--local_ranks_filter": left_out(_LOGS),
+    "--duplicate_stdout_filters": left_out(_LOGS),
+    "--duplicate_stderr_filters": left_out(_LOGS),
+    "--logs_specs": left_out(_LOGS),
+    "--numa_binding": left_out(_CORES),
+    "--no_python": refused(_NO_PYTHON, has_value=False),
+    "--run_path": refused("ZeroTune starts a script or a module", has_value=False),
+    "--virtual_local_rank": refused("a rank finds its device by its LOCAL_RANK", has_value=False),
+}
+"""Of `torch/distributed/run.py`, torch 2.13."""
+TORCHRUN_IN_YAML = {**TORCHRUN, "--nproc_per_node": left_out(SLOTS)}
+
+DETERMINED: dict[str, Option] = {
+    **DEEPSPEED_IN_YAML,
+    **TORCHRUN_IN_YAML,
+    "--trial": followed(),
+    "--": followed(has_value=False),
+}
+
+_MPI = "the ranks are started without MPI"
+_DEVICES = "ZeroTune hands out the devices"
+_JOB = "the search runs in the allocation that there is"
+_OTHER_FOLDER = "change to that folder before zerotune"
+
+MPIRUN: dict[str, Option] = {
+    **{name: followed("-np") for name in ("-np", "--np", "-n", "--n", "-c")},
+    **{name: followed("-npernode") for name in ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")},
+    **{
+        name: refused("a search runs on this host")
+        for name in ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f", "-hosts", "--hosts")
+    },
+    **{name: followed("--host") for name in ("--host", "-host", "-H")},
+    **{name: refused(_OTHER_FOLDER) for name in ("-wdir", "--wdir", "-wd", "--wd")},
+    **{
+        name: left_out(_CORES)
+        for name in ("--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-rank-by", "--cpu-set")
+    },
+    **{
+        name: left_out(_MPI)
+        for name in ("--prefix", "--timeout", "--launcher", "-launcher", "--output-filename", "--output")
+    },
+    **{
+        name: left_out(_MPI, has_value=False)
+        for name in (
+            *("--oversubscribe", "-oversubscribe", "--nooversubscribe", "--use-hwthread-cpus", "--report-bindings"),
+            *("-report-bindings", "--allow-run-as-root", "-allow-run-as-root", "--tag-output", "-tag-output", "-l"),
+            *("--timestamp-output", "--display-map", "--display-allocation", "--bind-to-core", "-q", "--quiet"),
+            *("-v", "--verbose", "-genvall"),
+        )
+    },
+    "-genvlist": followed(),
+    "-genvnone": followed(has_value=False),
+}
+"""Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra."""
+
+SRUN: dict[str, Option] = {
+    **{name: followed("--ntasks") for name in ("-n", "--ntasks")},
+    "--ntasks-per-node": followed(),
+    "--export": followed(),
+    **{name: Option(Does.ONE_NODE, name="--nodes") for name in ("-N", "--nodes")},
+    **{
+        name: left_out(_DEVICES)
+        for name in ("-G", "--gpus", "--gres", "--gpus-per-node", "--gpus-per-task", "--gpu-bind", "--tres-per-task")
+    },
+    **{
+        name: left_out(_CORES)
+        for name in ("-c", "--cpus-per-task", "--cpu-bind", "--cpus-per-gpu", "--hint", "--threads-per-core", "-m")
+    },
+    "--distribution": left_out(_CORES),
+    **{
+        name: left_out(_JOB)
+        for name in (
+            *("-p", "--partition", "-A", "--account", "-t", "--time", "-q", "--qos", "-J", "--job-name", "--mem"),
+            *("--mem-per-cpu", "--mem-per-gpu", "-w", "--nodelist", "-x", "--exclude", "--jobid", "-C", "--constraint"),
+            *("--reservation", "--network", "--signal", "--comment", "-W", "--wait", "--mpi"),
+        )
+    },
+    **{
+        name: left_out(_JOB, has_value=False)
+        for name in ("--exclusive", "--overlap", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "--pty", "-v")
+    },
+    **{name: left_out(_LOGS) for name in ("-o", "--output", "-e", "--error", "-i", "--input")},
+    **{
+        name: left_out(_LOGS, has_value=False)
+        for name in ("-l", "--label", "-u", "--unbuffered", "-Q", "--quiet", "--verbose")
+    },
+    **{name: refused(_OTHER_FOLDER) for name in ("-D", "--chdir")},
+    "--multi-prog": refused("it starts several programs", has_value=False),
+    **{
+        name: refused("start zerotune within the container")
+        for name in ("--container", "--container-image", "--container-mounts", "--container-workdir")
+    },
+}
+"""Of Slurm 24."""
+
+_ONE_RUN = "it makes an environment for one run, and a study has many: add the packages to the project"
+_SECRETS = "ZeroTune has to know which variables are secret: export them before zerotune"
+
+UV_RUN: dict[str, Option] = {
+    **{
+        name: followed()
+        for name in (
+            *("--extra", "--no-extra", "--group", "--no-group", "--only-group", "--package", "--project", "--python"),
+            *("-p", "--config-file", "--cache-dir", "--color", "--allow-insecure-host", "--trusted-host", "--index"),
+            *("--default-index", "--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--index-strategy"),
+            *("--keyring-provider", "--resolution", "--prerelease", "--fork-strategy", "--exclude-newer"),
+            *("--link-mode", "--config-setting", "--config-settings", "-C", "--no-build-isolation-package"),
+            *("--no-build-package", "--no-binary-package", "--refresh-package", "--reinstall-package"),
+            *("--upgrade-package", "-P"),
+        )
+    },
+    **{
+        name: followed(has_value=False)
+        for name in (
+            *("--active", "--all-extras", "--all-groups", "--all-packages", "--dev", "--no-dev", "--only-dev"),
+            *("--no-default-groups", "--no-editable", "--exact", "--inexact", "--no-sync", "--locked", "--frozen"),
+            *("--no-project", "--no-env-file", "--no-index", "--no-sources", "--no-build", "--no-binary"),
+            *("--no-build-isolation", "--compile-bytecode", "--compile", "--no-cache", "--no-cache-dir", "-n"),
+            *("--no-config", "--refresh", "--reinstall", "--force-reinstall", "--upgrade", "-U", "--managed-python"),
+            *("--no-managed-python", "--no-python-downloads", "--native-tls", "--offline", "--no-progress"),
+            *("--quiet", "-q", "--verbose", "-v", "--module", "--"),
+        )
+    },
+    "-m": followed("--module", has_value=False),
+    **{name: refused(_ONE_RUN) for name in ("--with", "-w", "--with-editable", "--with-requirements")},
+    **{name: refused(_ONE_RUN, has_value=False) for name in ("--isolated", "--script", "-s", "--gui-script")},
+    "--env-file": refused(_SECRETS),
+    "--directory": refused(_OTHER_FOLDER),
+}
+"""Of `uv run`, uv 0.7."""
+
+
+# The launchers that users type to start ranks, one record each.
+
+
+TORCH_LAUNCH = "torch.distributed.launch"
+"""torchrun's older module."""
+DEEPSPEED_LAUNCH = "deepspeed.launcher.launch"
+"""The module by which DeepSpeed's launcher starts the ranks of one host."""
+
+
+@dataclass(frozen=True)
+class UserLauncher:
+    """A launcher.
+
+    Attributes:
+        name: as `Entrypoint.launched_by` has it.
+        programs: the words that begin it, such as `accelerate launch`. Texts show the first.
+        read: the function that reads the words behind them, as `module:function`. It takes the words, this record and
+            the interpreter beside the program. It returns fields of `Entrypoint`.
+        options: what becomes of each of its options.
+        yaml_options: the same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot
+            name the launcher.
+        count: the options that say how many ranks start, for the readers that use them. The first that is typed counts.
+        modules: the modules behind `python -m` that are the launcher, each with the words that belong to its name.
+        comes_with_python: whether it is installed beside a Python, which then runs the ranks.
+        runs_command: whether a whole command follows, and not a Python script.
+        is_environment: whether it starts no ranks, and only runs the command in an environment of its own.
+        sets_local_size: whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By
+            LOCAL_SIZE DeepSpeed takes each rank on a CPU for a device of its own.
+        gives_one_thread: whether it sets OMP_NUM_THREADS to 1 if it starts several ranks.
+        overrides_visible_devices: whether it ignores CUDA_VISIBLE_DEVICES if its options name devices or a number.
+        hands_over_config: whether it hands the program a DeepSpeed configuration that no argument names.
+        rank_variables: more variables of each rank. `{rank}`, `{local_rank}`, `{ranks}` and `{local_ranks}` stand for
+            numbers.
+        retype: the function that types it with another DeepSpeed configuration, as `module:function`. It is called as
+            `accelerate_rewrite.accelerate_words` is. Empty if the words stay as they are.
+    """
+
+    name: str
+    programs: tuple[str, ...]
+    read: str = "trial_lib.inputs.launcher_readers:read_counted"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    yaml_options: Mapping[str, Option] | None = None
+    count: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    comes_with_python: bool = False
+    runs_command: bool = False
+    is_environment: bool = False
+    sets_local_size: bool = False
+    gives_one_thread: bool = False
+    overrides_visible_devices: bool = False
+    hands_over_config: bool = False
+    rank_variables: Mapping[str, str] = field(default_factory=dict)
+    retype: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The words that texts call it by."""
+        return self.programs[0]
+
+    def begins(self, words: Sequence[str]) -> bool:
+        """Returns whether words begin with the launcher, whatever folder its program is in."""
+        named = [os.path.basename(words[0]), *words[1:]] if words else []  # noqa: PTH119 - a word, not a path
+        return any(named[: len(spelled)] == spelled for spelled in map(str.split, self.programs))
+
+
+NONE = UserLauncher(name="python", programs=("python", "python3"), comes_with_python=True, sets_local_size=True)
+"""What holds if no launcher is typed. ZeroTune then starts ranks as `deepspeed` does."""
+
+_RECORDS = (
+    UserLauncher(
+        name="deepspeed",
+        programs=("deepspeed",),
+        read="trial_lib.inputs.launcher_readers:read_deepspeed",
+        options=DEEPSPEED,
+        yaml_options=DEEPSPEED_IN_YAML,
+        modules=("deepspeed.launcher.runner", DEEPSPEED_LAUNCH),
+        comes_with_python=True,
+        sets_local_size=True,
+        overrides_visible_devices=True,
+    ),
+    UserLauncher(
+        name="torchrun",
+        programs=("torchrun",),
+        read="trial_lib.inputs.launcher_readers:read_torchrun",
+        options=TORCHRUN,
+        yaml_options=TORCHRUN_IN_YAML,
+        modules=("torch.distributed.run", TORCH_LAUNCH),
+        comes_with_python=True,
+        gives_one_thread=True,  # torch/distributed/run.py
+        rank_variables={
+            # By the run's id Lightning and torch know that torchrun started them. The ranks have a store of their own.
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "ROLE_NAME": "default",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": "{rank}",
+            "ROLE_WORLD_SIZE": "{ranks}",
+        },
+    ),
+    UserLauncher(
+        name="accelerate",
+        programs=("accelerate launch", "accelerate-launch"),
+        read="trial_lib.inputs.accelerate:read_accelerate",
+        modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli launch", "accelerate launch"),
+        comes_with_python=True,
+        gives_one_thread=True,  # It starts torchrun.
+        hands_over_config=True,
+        retype="trial_lib.inputs.accelerate:accelerate_words",
+    ),
+    UserLauncher(
+        name="mpirun",
+        programs=("mpirun", "mpiexec", "orterun"),
+        read="trial_lib.inputs.launcher_readers:read_mpirun",
+        options=MPIRUN,
+        count=("-np", "-npernode"),
+        runs_command=True,
+        rank_variables={
+            "OMPI_COMM_WORLD_RANK": "{rank}",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "{local_rank}",
+            "OMPI_COMM_WORLD_SIZE": "{ranks}",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "{local_ranks}",
+            "PMI_RANK": "{rank}",
+            "PMI_SIZE": "{ranks}",
+        },
+    ),
+    UserLauncher(
+        name="srun",
+        programs=("srun",),
+        read="trial_lib.inputs.launcher_readers:read_srun",
+        options=SRUN,
+        count=("--ntasks", "--ntasks-per-node"),
+        runs_command=True,
+        rank_variables={
+            "SLURM_PROCID": "{rank}",
+            "SLURM_LOCALID": "{local_rank}",
+            "SLURM_NODEID": "0",
+            "SLURM_NTASKS": "{ranks}",
+            "SLURM_NPROCS": "{ranks}",
+            "SLURM_STEP_NUM_TASKS": "{ranks}",
+        },
+    ),
+    UserLauncher(
+        name="uv",
+        programs=("uv run",),
+        read="trial_lib.inputs.program_code:read_uv_run",
+        options=UV_RUN,
+        runs_command=True,
+        is_environment=True,
+    ),
+)
+LAUNCHERS: dict[str, UserLauncher] = {launcher.name: launcher for launcher in _RECORDS}
+"""Every launcher by its name. Texts list them in this order."""
+
+
+def launcher_named(name: str | None) -> UserLauncher:
+    """Returns the record of `Entrypoint.launched_by`."""
+    return NONE if name is None else LAUNCHERS[name]
+
+
+def launcher_of(words: Sequence[str]) -> UserLauncher | None:
+    """Returns the launcher that a command begins with."""
+    return next((launcher for launcher in LAUNCHERS.values() if launcher.begins(words)), None)
+
+
+def launcher_of_program(program: str) -> UserLauncher | None:
+    """Returns the launcher that a program belongs to, by the program's name alone: `accelerate` without `launch`."""
+    return next((launcher for launcher in LAUNCHERS.values() if program in first_words(launcher)), None)
+
+
+def launcher_of_module(module: str) -> UserLauncher | None:
+    """Returns the launcher that is a module, by the module's name alone."""
+    return next((launcher for launcher in LAUNCHERS.values() if module in firsts(launcher.modules)), None)
+
+
+def is_environment_from(words: Sequence[str]) -> bool:
+    """Returns whether a command, or a command that it starts, runs in an environment of a launcher's own."""
+    for position, word in enumerate(words):
+        launcher = launcher_of(words[position:])
+        if launcher is not None and launcher.is_environment:
+            return True
+        if word in python_programs():
+            # The words of a script follow.
+            return False
+    return False
+
+
+def first_words(launcher: UserLauncher) -> tuple[str, ...]:
+    """Returns the programs of a launcher without the words behind them."""
+    return firsts(launcher.programs)
+
+
+def firsts(spellings: Sequence[str]) -> tuple[str, ...]:
+    """Returns the first word of each spelling."""
+    return tuple(spelled.split()[0] for spelled in spellings)
+
+
+def python_programs() -> tuple[str, ...]:
+    """Returns the programs that are a Python or come with one."""
+    return tuple(
+        program
+        for launcher in (NONE, *LAUNCHERS.values())
+        if launcher.comes_with_python
+        for program in first_words(launcher)
+    )
+
+
+def all_modules() -> Iterator[str]:
+    """Yields every module of a launcher, each with the words that belong to its name."""
+    for launcher in LAUNCHERS.values():
+        yield from launcher.modules
+
+
+def launchers_listed() -> str:
+    """Returns the launchers as a sentence names them."""
+    *others, last = (launcher.shown for launcher in LAUNCHERS.values())
+    return f"{', '.join(others)} or {last}"

@@ -1,0 +1,517 @@
+"""Places in the user's command that hold a value: options, switches, and values in files that it names."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import read_bounded
+from trial_lib.messages.turned import TURNED_PLACE
+from trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_of
+
+# A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file.
+
+
+FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
+"""How such a target is written: `conf/train.yaml:trainer.batch`."""
+
+# An anchor or a tag before a value belongs to the value.
+_PROPERTIES = re.compile(r"([&!]\S*\s+)*")
+
+
+@dataclass(frozen=True)
+class DocumentValue:
+    """A value in a document. Replacing it keeps every other character.
+
+    Attributes:
+        document: the whole text.
+        begin: the position of the value's first character.
+        end: the position behind its last character.
+    """
+
+    document: str
+    begin: int
+    end: int
+
+    @property
+    def text(self) -> str:
+        """The value's text."""
+        return self.document[self.begin : self.end]
+
+    def replaced(self, value: str) -> str:
+        """Returns the document with another value."""
+        return self.document[: self.begin] + value + self.document[self.end :]
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """A place in the command that is a value in a file.
+
+    Attributes:
+        path: the path of the file, as the user wrote it.
+        key: the path to the value, with dots. A number counts from 0 in a list.
+    """
+
+    path: str
+    key: str
+
+    @classmethod
+    def read(cls, target: str) -> "FileTarget | None":
+        """Returns a target that is a value in a file. None for any other target."""
+        if target.startswith("-") or not re.fullmatch(FILE_TARGET, target):
+            return None
+        path, _, key = target.partition(":")
+        return cls(path, key)
+
+    def positions(self, arguments: Sequence[str], folder: Path) -> list[tuple[int, str]]:
+        """Returns each position of the file's path in the arguments, and the text before it, such as `--config=`.
+
+        A path may be relative to a folder that another argument names, as in `-d configs small.yml`.
+        """
+        own = (folder / self.path).resolve()
+        found = []
+        for position, word in enumerate(arguments):
+            name, equals, value = word.partition("=")
+            for before, path in (("", word), (name + equals, value)):
+                if path and (folder / path).resolve() == own:
+                    found.append((position, before))
+                    break
+        if not found:
+            # A word may be too long for a path.
+            folders = [folder / word for word in arguments if word and os.path.isdir(folder / word)]  # noqa: PTH112
+            found = [
+                (position, "")
+                for position, word in enumerate(arguments)
+                if word and any((each / word).resolve() == own for each in folders)
+            ]
+        return found
+
+    def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> DocumentValue:
+        """Returns the value in the file.
+
+        Args:
+            arguments: the program's arguments.
+            folder: the folder of relative paths.
+            document: the text to look in. None reads the file.
+
+        Raises:
+            InputError: no argument is the file's path, the file cannot be read, or it has no such value.
+        """
+        if not self.positions(arguments, folder):
+            remedy = "Name a file that is: a trial is given its own copy in the place of that argument."
+            raise self._error(f"no argument of the program is {self.path}", remedy)
+        try:
+            text = read_bounded(folder / self.path) if document is None else document
+            # JSON may be indented with tabs, which YAML refuses.
+            node: yaml.Node | None = yaml.compose(text.replace("\t", " "), Loader=yaml.SafeLoader)
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            problem = " ".join(str(error).split())
+            raise self._error(f"{self.path} cannot be read ({problem})", "Mend it, or name another place.") from None
+        for step in self.key.split("."):
+            node = _inner(node, step)
+        if not isinstance(node, yaml.ScalarNode):
+            remedy = "Write its keys from the top, with dots between them."
+            raise self._error(f"{self.path} has no value {self.key}", remedy)
+        begin, end = node.start_mark.index, node.end_mark.index
+        properties = _PROPERTIES.match(text, begin, end)
+        return DocumentValue(text, properties.end() if properties else begin, end)
+
+    def _error(self, what: str, remedy: str) -> InputError:
+        return InputError(f"{what}.", where=f"{self.path}:{self.key}", remedy=remedy)
+
+
+def in_wrapper(
+    arg_mappings: Mapping[Any, str], arguments: Sequence[str], wrapper: Sequence[str], folder: Path
+) -> dict[str, str]:
+    """Returns the mappings to files that a wrapper reads, and does not hand over to the program.
+
+    Args:
+        arg_mappings: the place that sets each DeepSpeed key.
+        arguments: the program's.
+        wrapper: the words that the user typed; none if they start the program themselves.
+        folder: the folder of relative paths.
+    """
+    files = ((str(key), target, FileTarget.read(target)) for key, target in arg_mappings.items() if wrapper)
+    return {key: target for key, target, file in files if file is not None and not file.positions(arguments, folder)}
+
+
+def text_in_file(place: str, value: SwitchValue, typed: str) -> str:
+    """Returns the text of a value in a YAML or JSON file, quoted if it would not read back as text.
+
+    Args:
+        place: the place, which names the file.
+        value: the value to set.
+        typed: the text of the value there now.
+    """
+    text = text_of(value, typed)
+    if not isinstance(value, str):
+        return text.lower() if isinstance(value, bool) else text
+    file = FileTarget.read(place)
+    if file is not None and file.path.endswith(".json"):
+        return json.dumps(value)
+    try:
+        is_plain = bool(yaml.safe_load(text) == value) and not re.search(r"[#,\[\]{}\n]|:\s|^\s|\s$", text)
+    except yaml.YAMLError:
+        is_plain = False
+    return text if is_plain else json.dumps(value)
+
+
+def unquoted(text: str) -> str:
+    """Returns the text that a scalar of YAML or JSON means."""
+    try:
+        loaded = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+    return loaded if isinstance(loaded, str) else text
+
+
+def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:
+    if isinstance(node, yaml.MappingNode):
+        named = (value for key, value in node.value if isinstance(key, yaml.ScalarNode) and key.value == step)
+        return next(named, None)
+    if isinstance(node, yaml.SequenceNode) and step.isdecimal() and int(step) < len(node.value):
+        found: yaml.Node = node.value[int(step)]
+        return found
+    return None
+
+
+# Places in the user's command that hold a value: the targets of `arg_mappings`, and the switches of a program.
+
+
+_KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
+_OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]\d*"
+_OVERRIDE = rf"\+{{1,2}}{_KEY}|[A-Za-z_][\w-]*(\.[\w-]+)+"
+MAPPING_TARGET = rf"^({_OPTION}|{_VARIABLE}|{_OVERRIDE}|{FILE_TARGET}|{_WORD})$"
+"""An option, an environment variable, an override `key=value`, a value in a file, or a word by its number."""
+PLACES = (
+    "an option (--batch-size), an environment variable (BATCH), an override (trainer.batch), a value in a file of the "
+    "command (conf.yaml:trainer.batch), or a word by its number (argv:2)"
+)
+"""The places, as a message names them."""
+SWITCH_PLACE = rf"{MAPPING_TARGET}|^{TURNED_PLACE}$"
+"""A place of a switch: a target, or the name of a switch that ZeroTune turns."""
+
+_AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
+_NEGATIVE = re.compile(r"-\.?\d")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One place of a target in the command.
+
+    Attributes:
+        begin: the position of its first word among the program's arguments.
+        end: the position behind its last word.
+        name: the words before the word with the value.
+        before: the text before the value in that word.
+        value: the value as the user typed it. Empty if there is none.
+    """
+
+    begin: int
+    end: int
+    name: tuple[str, ...]
+    before: str
+    value: str
+
+    def words(self, value: str) -> list[str]:
+        """Returns the words that set another value in the same form."""
+        return [*self.name, f"{self.before}{value}"]
+
+
+def is_plain_name(place: str) -> bool:
+    """Returns whether a place is a name without dots: an environment variable, unless an argument has that name."""
+    return re.fullmatch(_VARIABLE, place) is not None
+
+
+def is_variable(target: str, arguments: Sequence[str]) -> bool:
+    """Returns whether a target is an environment variable: a plain name without an argument `name=value`.
+
+    Args:
+        target: a target of `arg_mappings`.
+        arguments: the program's arguments.
+    """
+    return is_plain_name(target) and not typed_as(target, arguments)
+
+
+def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
+    """Returns the places of a target among a program's arguments, in order. Most parsers use the last one.
+
+    Args:
+        target: a target of `arg_mappings`. A variable, or a value in a file, has no place there.
+        arguments: the program's arguments.
+
+    Raises:
+        InputError: the target is a word by its number, and there are fewer words.
+    """
+    if target.startswith("-"):
+        return _options(target, arguments)
+    if target.startswith("argv:"):
+        return [_word(int(target.partition(":")[2]), arguments)]
+    if FileTarget.read(target) is not None:
+        return []
+    return _overrides(target, arguments) or (_options(f"--{target}", arguments) if "." in target else [])
+
+
+def with_target(target: str, arguments: Sequence[str], value: str) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns a program's arguments with a value at a target, and a pair (old, new) for each change.
+
+    Each place of the target changes in its own form. A target without a place is added, and its old is empty. An option
+    is added behind all words before `--`, so that it belongs to the last subcommand. An override is added behind the
+    last override, because argparse refuses a second group of them.
+
+    Args:
+        target: a target of `arg_mappings`. A variable, or a value in a file, changes nothing here.
+        arguments: the program's arguments.
+        value: the value to set.
+    """
+    words, changes = list(arguments), []
+    for typed in reversed(typed_as(target, arguments)):
+        new = typed.words(value)
+        changes.append((" ".join(words[typed.begin : typed.end]), " ".join(new)))
+        words[typed.begin : typed.end] = new
+    if changes or FileTarget.read(target) is not None or is_variable(target, arguments):
+        return words, changes[::-1]
+    position, new = _added(target, arguments, value)
+    return [*words[:position], *new, *words[position:]], [("", " ".join(new))]
+
+
+def value_of(
+    target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> tuple[str, str] | None:
+    """Returns the value of a target in a command, and its text there. None if the command does not set it.
+
+    Args:
+        target: a target of `arg_mappings`.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        folder: the folder of relative paths.
+
+    Raises:
+        InputError: the target names a word, or a value in a file, that does not exist.
+    """
+    if is_variable(target, arguments):
+        return (environment[target], f"{target}={environment[target]}") if target in environment else None
+    file = FileTarget.read(target)
+    if file is not None:
+        value = file.find(arguments, folder).text
+        return value, f"{target}={value}"
+    typed = typed_as(target, arguments)
+    return (typed[-1].value, " ".join(arguments[typed[-1].begin : typed[-1].end])) if typed else None
+
+
+def with_switch(place: str, arguments: Sequence[str], value: SwitchValue) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns a program's arguments with a switch set, and a pair (old, new) for each change.
+
+    A boolean sets an option without a value: the option is there, or it is not. If the option is typed with a boolean
+    as its value, or by its negative form (`--no-compile`), that is changed.
+
+    Args:
+        place: of the switch. A variable, or a value in a file, changes nothing here.
+        arguments: the program's arguments.
+        value: the value to set.
+    """
+    if value is None:
+        return list(arguments), []
+    if isinstance(value, bool) and is_option(place):
+        return _with_flag(place, arguments, value)
+    typed = typed_as(place, arguments)
+    return with_target(place, arguments, text_of(value, typed[-1].value if typed else ""))
+
+
+def without_option(option: str, arguments: Sequence[str]) -> list[str]:
+    """Returns a program's arguments without an option that takes a value, and without its value."""
+    words = list(arguments)
+    for typed in reversed(typed_as(option, arguments)):
+        del words[typed.begin : typed.end]
+    return words
+
+
+def typed_switch(
+    place: str, values: Iterable[SwitchValue], arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+) -> SwitchValue:
+    """Returns the value of a switch as the command was typed; None if the command does not set it.
+
+    It is one of the given values if its text is. A boolean option that is not typed is off.
+
+    Args:
+        place: of the switch.
+        values: those that the search tries.
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        folder: the folder of relative paths.
+
+    Raises:
+        InputError: the place is a word, or a value in a file, that does not exist.
+    """
+    values = list(values)
+    has_booleans = any(isinstance(value, bool) for value in values)
+    if has_booleans and is_option(place):
+        flags = _flags(place, arguments)
+        if not flags:
+            return False
+        typed, is_negative = flags[-1]
+        if is_negative or not _has_value(typed):
+            return not is_negative
+    found = value_of(place, arguments, environment, folder)
+    if found is None:
+        return None
+    text = unquoted(found[0]) if FileTarget.read(place) is not None else found[0]
+    own = next((value for value in values if not isinstance(value, bool) and str(value) == text), None)
+    if own is not None:
+        return own
+    meant = boolean_of(text) if has_booleans else None
+    return text if meant is None else meant
+
+
+def same_place(one: str, other: str) -> bool:
+    """Returns whether two places are one, such as `--batch-size` and `--batch_size`."""
+    return spelling(one) == spelling(other) if is_option(one) and is_option(other) else one == other
+
+
+def spelling(flag: str) -> str:
+    """Returns an option as Hugging Face compares it, with underscores for the dashes within it."""
+    return re.sub(r"(?<=\w)-", "_", flag)
+
+
+def end_of_options(arguments: Sequence[str]) -> int:
+    """Returns the position behind the last word that can be an option."""
+    return list(arguments).index("--") if "--" in arguments else len(arguments)
+
+
+def _word(number: int, arguments: Sequence[str]) -> Typed:
+    if number > len(arguments):
+        raise InputError(
+            f"there is no word {number} behind the script's name, where {len(arguments)} stand.",
+            where=f"argv:{number}",
+            remedy="Count them from 1.",
+        )
+    return Typed(number - 1, number, (), "", arguments[number - 1])
+
+
+def _options(flag: str, arguments: Sequence[str]) -> list[Typed]:
+    found = []
+    end = end_of_options(arguments)
+    for position, word in enumerate(arguments[:end]):
+        name, equals, value = word.partition("=")
+        if spelling(name) == spelling(flag):
+            following = arguments[position + 1] if position + 1 < end else "-"
+            if equals:
+                found.append(Typed(position, position + 1, (), f"{name}=", value))
+            elif following.startswith("-") and not _NEGATIVE.match(following):
+                found.append(Typed(position, position + 1, (word,), "", ""))
+            else:
+                found.append(Typed(position, position + 2, (word,), "", following))
+        elif len(flag) == 2 and word.startswith(flag) and word[2:].isdecimal():
+            found.append(Typed(position, position + 1, (), flag, word[2:]))
+    return found
+
+
+def _overrides(target: str, arguments: Sequence[str]) -> list[Typed]:
+    key = target.lstrip("+")
+    found = []
+    for position, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if equals and name.lstrip("+") == key:
+            found.append(Typed(position, position + 1, (), f"{name}=", value))
+        elif word == key and "." in key and position + 1 < len(arguments):
+            # yacs and its kind read overrides in two words: `SOLVER.IMS_PER_BATCH 16`.
+            found.append(Typed(position, position + 2, (word,), "", arguments[position + 1]))
+    return found
+
+
+def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list[str]]:
+    """Returns the position of a target that is added, and its words."""
+    end = end_of_options(arguments)
+    if target.startswith("-"):
+        # Some parsers read one form only, so the option gets the form of the others.
+        long = [word for word in arguments[:end] if word.startswith("--")]
+        is_joined = target.startswith("--") and any("=" in word for word in long)
+        return end, [f"{target}={value}"] if is_joined else [target, value]
+    overrides = [position for position, word in enumerate(arguments) if _AN_OVERRIDE.match(word)]
+    return overrides[-1] + 1 if overrides else len(arguments), [f"{target}={value}"]
+
+
+def _flags(flag: str, arguments: Sequence[str]) -> list[tuple[Typed, bool]]:
+    """Returns the places of a flag and of its negative form in order, and whether each is the negative one."""
+    name = flag.lstrip("-")
+    negative = typed_as(f"--no-{name}", arguments) if flag.startswith("--") else []
+    found = [*((typed, False) for typed in typed_as(flag, arguments)), *((typed, True) for typed in negative)]
+    return sorted(found, key=lambda each: each[0].begin)
+
+
+def _has_value(typed: Typed) -> bool:
+    """Returns whether a flag is typed with a value. A word behind a flag without a value is another argument."""
+    return bool(typed.before) or boolean_of(typed.value) is not None
+
+
+def _with_flag(flag: str, arguments: Sequence[str], is_on: bool) -> tuple[list[str], list[tuple[str, str]]]:
+    words, changes = list(arguments), []
+    found = _flags(flag, arguments)
+    for typed, is_negative in reversed(found):
+        end = typed.end if _has_value(typed) else typed.begin + 1
+        old = words[typed.begin : end]
+        if is_negative:
+            new = [flag] if is_on else old
+        elif _has_value(typed):
+            new = typed.words(text_of(is_on, typed.value))
+        else:
+            new = old if is_on else []
+        changes.append((" ".join(old), " ".join(new)))
+        words[typed.begin : end] = new
+    if found or not is_on:
+        return words, changes[::-1]
+    position = end_of_options(words)
+    return [*words[:position], flag, *words[position:]], [("", flag)]
+
+
+# Reads the mapped batch sizes off a command.
+
+
+@dataclass(frozen=True)
+class BatchPlace:
+    """A batch key that a command sets.
+
+    Attributes:
+        key: the key in DeepSpeed's configuration.
+        value: its value.
+        shown: the place with its value, as the user typed it.
+    """
+
+    key: str
+    value: int
+    shown: str
+
+
+def batch_places(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    arg_mappings: Mapping[Any, str],
+    folder: Path,
+    wrapper: Sequence[str] = (),
+) -> list[BatchPlace]:
+    """Returns the batch keys that a command sets to a number.
+
+    Args:
+        arguments: the program's arguments.
+        environment: the program's environment variables.
+        arg_mappings: the place in the command that sets each DeepSpeed key.
+        folder: the folder of the command's relative paths.
+        wrapper: the words that the user typed, if they start the program's command.
+
+    Raises:
+        InputError: a mapping names a word, or a value in a file, that does not exist.
+    """
+    of_wrapper = in_wrapper(arg_mappings, arguments, wrapper, folder)
+    places = []
+    for key, target in arg_mappings.items():
+        words = wrapper if str(key) in of_wrapper else arguments
+        value, shown = value_of(target, words, environment, folder) or ("", "")
+        if value.isdecimal():
+            places.append(BatchPlace(str(key), int(value), shown))
+    return places

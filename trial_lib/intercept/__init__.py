@@ -1,1 +1,0 @@
-"""Replacements for functions of the user's libraries."""

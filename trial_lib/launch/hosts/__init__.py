@@ -1,1 +1,0 @@
-"""One trial over the hosts of a hostfile."""

@@ -1,0 +1,444 @@
+"""The outcome of a trial, from the records and logs of its ranks."""
+
+import contextlib
+import json
+import re
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from trial_lib.device.this_host import kind_of
+from trial_lib.launch.processes.guard import CANCEL, DEADLINE, REPLACED, STOPPED
+from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
+from trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
+from trial_lib.records.result import Outcome, as_sentence
+from trial_lib.records.units import bytes_shown
+
+# Finds out from a rank's record and log which memory it has run out of. Pure functions.
+
+
+# Each text was observed, or is in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
+
+_OF_THE_HOST = (
+    r"DefaultCPUAllocator: can't allocate memory"
+    r"|\bMemoryError\b"
+    r"|std::bad_alloc"
+    r"|Unable to allocate .* for an array"
+    r"|Cannot allocate memory"
+    r"|is killed by signal: Killed"
+)
+# With the limit of a CPU's slot these fail for lack of memory. Elsewhere the cause is a thread limit, or a bug.
+_OF_A_BUDGET = (
+    r"can't start new thread"
+    r"|RuntimeError: Resource temporarily unavailable"
+    # oneDNN gives no reason. A convolution in a slot with almost no memory left ends with this.
+    r"|could not create a primitive(?! descriptor)"
+)
+# A log has these words for nothing else. An exception may use others.
+_OF_THE_DEVICE = (
+    r"OutOfMemoryError"
+    r"|CUDA (driver )?(error: )?out of memory"
+    r"|Triton Error \[CUDA\]: out of memory"
+    r"|Cuda failure (\d+ )?'out of memory'"
+    r"|\bError out of memory at line \d+"
+    r"|cudaErrorMemoryAllocation"
+    r"|[A-Z]_ALLOC_FAILED|[A-Z]_ALLOCATION_FAILED"
+)
+_OUT_OF_MEMORY = {
+    "cpu": (re.compile(f"{_OF_THE_HOST}|{_OF_A_BUDGET}"), re.compile(_OF_THE_DEVICE)),
+    "cuda": (re.compile(_OF_THE_HOST), re.compile(_OF_THE_DEVICE)),
+}
+_OF_AN_EXCEPTION = re.compile(r"out of memory", re.IGNORECASE)
+# A library could not start, or an assertion failed behind an allocation. The cause is memory if none was left.
+_UNSURE = re.compile(
+    r"\b(CUBLAS|CUBLASLT|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b"
+    r"|handles_\.at\(i\) INTERNAL ASSERT FAILED"
+    r"|INTERNAL ASSERT FAILED at \S*CUDACachingAllocator"
+)
+# A cuBLAS handle with its workspace takes some tens of megabytes. cuDNN and lazily loaded kernels take hundreds.
+_NONE_LEFT_SHARE = 0.03
+# CUDA reports a page that it cannot lock like a lack of the device's memory. torch's allocator for the device raises
+# its own exception.
+_PINS_HERE = re.compile(r"pin_memory|pin_empty|pinned", re.IGNORECASE)
+_SAYS_IT_PINS = re.compile(r"in pin memory thread|cudaHost(Alloc|Register)|cuMemHost(Alloc|Register)")
+_OF_THE_ALLOCATOR = "OutOfMemoryError"
+
+# The other ranks show this when one rank has died. It is never the cause.
+PEER_DIED = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|failed to recv, got 0 bytes"
+    r"|NCCL communicator was aborted|remote process exited|recvValue failed|Connection was likely closed"
+)
+
+_LONGEST_LINE = 300
+
+
+class MemoryOwner(str, Enum):
+    """The owner of the memory that has run out."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class MemoryLack:
+    """The finding that a rank has run out of memory.
+
+    Attributes:
+        whose: the owner of that memory. The memory of a CPU's slot counts as the device's.
+        said: the line that shows it.
+    """
+
+    whose: MemoryOwner
+    said: str
+
+
+def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> MemoryLack | None:
+    """Returns the memory that a rank has run out of. None if nothing shows that.
+
+    In the recorded exception all the texts count. In the log only unmistakable texts count, because a warning may name
+    memory too. The log counts if there is no recorded exception, or if it only shows the end of another rank.
+
+    Args:
+        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
+        log_tail: the last lines of its log.
+        device: `cuda` or `cpu`.
+    """
+    if failure is not None:
+        found = _lack_in(failure, device)
+        if found is not None or not PEER_DIED.search(failure["message"]):
+            return found
+    return _lack_in_text(log_tail, device)
+
+
+def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
+    message = f"{failure['type']}: {failure['message']}"
+    for text in (message, failure["traceback"]):
+        found = _lack_in_text(text, device) or _in_other_words(text)
+        if found is not None:
+            return MemoryLack(MemoryOwner.HOST, found.said) if _has_its_own(device) and _pins(failure) else found
+    unsure = _UNSURE.search(message)
+    left = failure.get("memory") or {}
+    if unsure is not None and left.get("free", float("inf")) <= _NONE_LEFT_SHARE * left.get("total", 0):
+        return MemoryLack(MemoryOwner.DEVICE, f"{_line_with(message, unsure.start())} {_left(left)}")
+    return None
+
+
+def _has_its_own(device: str) -> bool:
+    """Returns whether a device has memory of its own."""
+    return not kind_of(device).computes_on_the_processor
+
+
+def _in_other_words(text: str) -> MemoryLack | None:
+    """Returns the words of an exception, without the lines of code that are shown with it."""
+    lines = (line for line in text.splitlines() if not line[:1].isspace() and _OF_AN_EXCEPTION.search(line))
+    return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
+
+
+def _pins(failure: dict[str, Any]) -> bool:
+    """Returns whether the exception was raised while pages of the host were being locked."""
+    last_frame = failure["traceback"].rpartition('  File "')[2]
+    return failure["type"] != _OF_THE_ALLOCATOR and bool(
+        _SAYS_IT_PINS.search(failure["message"]) or _PINS_HERE.search(last_frame)
+    )
+
+
+def _lack_in_text(text: str, device: str) -> MemoryLack | None:
+    of_host, of_device = (pattern.search(text) for pattern in _OUT_OF_MEMORY[device])
+    if of_host is not None:
+        whose = MemoryOwner.HOST if _has_its_own(device) else MemoryOwner.DEVICE
+        return MemoryLack(whose, _line_with(text, of_host.start()))
+    return None if of_device is None else MemoryLack(MemoryOwner.DEVICE, _line_with(text, of_device.start()))
+
+
+def _left(left: dict[str, int]) -> str:
+    return f"The device had {bytes_shown(left['free'])} of {bytes_shown(left['total'])} free."
+
+
+def _line_with(text: str, position: int) -> str:
+    """Returns the line around a position."""
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    return text[start : end if end >= 0 else None].strip()[:_LONGEST_LINE]
+
+
+# Classifies the end of a trial from the records and logs of its ranks. Pure functions.
+
+
+REFUSED = "DeepSpeed refuses the configuration:"
+"""The beginning of the reason if `deepspeed.initialize` has raised an exception."""
+
+# The process of a rank shows that it got such a signal, and not who has sent it.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+_OF_NATIVE_CODE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_SENDER_UNKNOWN = "another process has sent it, or the program itself"
+
+# Gloo ends the process with a C++ exception, which Python code does not see.
+_CPP_EXCEPTION = re.compile(r"^\s*what\(\):\s*(\S.*)$", re.MULTILINE)
+_OTHER_COLLECTIVE = re.compile(r"op\.preamble\.length|collective mismatch")
+
+# The longest text for a table.
+_LONGEST_MESSAGE = 300
+# Exceptions that say nothing of a configuration, by name. The last four are of `torch.distributed`.
+_OF_NO_CONFIGURATION = {
+    *("ImportError", "ModuleNotFoundError"),
+    *("DistError", "DistBackendError", "DistNetworkError", "DistStoreError"),
+}
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """The records and the log of one rank.
+
+    Attributes:
+        measurement: its measurement. None if it has none.
+        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
+        log_tail: the last lines of its log.
+        log: path of its log.
+        engine_built: whether its program has built a DeepSpeed engine.
+    """
+
+    measurement: dict[str, Any] | None
+    failure: dict[str, Any] | None
+    log_tail: str
+    log: str
+    engine_built: bool = True
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """How a trial, or an attempt of a training, ended.
+
+    Attributes:
+        outcome: the kind of end.
+        reason: one sentence that the user can act on. Empty for a completed trial.
+        failed_rank: the rank that failed first, whose log the reason names. None if no rank failed.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    failed_rank: int | None = None
+
+
+def classify(
+    ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool | None, device: str
+) -> TrialEnd:
+    """Returns how a trial ended.
+
+    The ranks' measurements come first, then the root cause in any rank's record or log, then the kernel's counter of
+    out-of-memory kills. Without any of these the trial has crashed. An exit status alone is never success.
+
+    Args:
+        ending: the end of the processes.
+        ranks: the records of each rank, in rank order.
+        deadline_s: the trial's deadline.
+        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial. None if the
+            kernel does not show it.
+        device: `cuda`, or `cpu`, whose slots use the host's memory.
+    """
+    measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
+    for number, measurement in measured:
+        if measurement["outcome"] != Outcome.COMPLETED:
+            return TrialEnd(Outcome(measurement["outcome"]), measurement["reason"], number)
+    if len(measured) == len(ranks):
+        return TrialEnd(Outcome.COMPLETED)
+    if ending.ended_by == CANCEL:
+        return TrialEnd(Outcome.CANCELLED, "Cancelled while it ran.")
+    for number, rank in enumerate(ranks):
+        lack = lack_of_memory(rank.failure, rank.log_tail, device)
+        if lack is not None:
+            return _failed_on(ranks, number, *_out_of_memory(lack))
+    killed = next((number for number, status in enumerate(ending.statuses) if status == -signal.SIGKILL), None)
+    if kernel_killed and killed is not None and _sent_by_itself(ranks[killed]) is None:
+        of_the_slot = kind_of(device).computes_on_the_processor
+        outcome = Outcome.OUT_OF_MEMORY if of_the_slot else Outcome.OUT_OF_HOST_MEMORY
+        sentence = f"Rank {killed} was killed by SIGKILL while the kernel killed processes for lack of host memory."
+        return _failed_on(ranks, killed, outcome, sentence)
+    return _failed(ending, ranks, deadline_s, kernel_killed)
+
+
+def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence: str) -> TrialEnd:
+    return TrialEnd(outcome, f"{as_sentence(sentence)} Log: {ranks[number].log}", number)
+
+
+def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
+    if lack.whose is MemoryOwner.HOST:
+        # The line may name CUDA, which locks the pages.
+        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said}"
+    return Outcome.OUT_OF_MEMORY, lack.said
+
+
+def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankRecord]) -> bool:
+    """Returns whether the ranks, their guard or their host were killed from outside, whatever they ran.
+
+    Args:
+        ending: the end of the processes.
+        outcome: the outcome by `classify`. A rank that the kernel killed for its memory is out of memory.
+        ranks: the records of each rank.
+    """
+    if outcome is not Outcome.CRASHED:
+        return False
+    killed = any(status in _KILLED for status in ending.statuses) and not _roots(ranks)
+    return killed or ending.ended_by in (GUARD, HOST, STOPPED)
+
+
+def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, kernel_killed: bool | None) -> TrialEnd:
+    if ending.ended_by == HOST:
+        gone = f"The host {ending.host} could not be reached or died"
+        lost = ranks[ending.host_rank]
+        if not lost.log_tail.strip():
+            return _failed_on(ranks, 0, Outcome.CRASHED, f"{gone}.")
+        return _failed_on(ranks, ending.host_rank, Outcome.CRASHED, f"{gone}: {_last_line(lost)}")
+    if ending.ended_by in (STOPPED, REPLACED):
+        return _failed_on(ranks, ending.rank, Outcome.CRASHED, _lost(ending))
+    if roots := _roots(ranks):
+        _, root = min(roots)
+        return _failed_on(ranks, root, *_by_exception(ranks[root]))
+    if ending.ended_by == DEADLINE:
+        waiting = next((number for number, rank in enumerate(ranks) if not rank.engine_built), None)
+        if waiting is not None:
+            reason = (
+                f"The program had no DeepSpeed engine after {deadline_s:.0f} s: it does not call deepspeed.initialize, "
+                "or waits for something before that (a download, a prompt, a lock, other processes). "
+                f"Its last words: {_last_line(ranks[waiting])}"
+            )
+            return _failed_on(ranks, waiting, Outcome.TIMED_OUT, reason)
+        return _failed_on(ranks, 0, Outcome.TIMED_OUT, f"Still running after its deadline of {deadline_s:.0f} s.")
+    if ending.ended_by == GUARD:
+        killed_guard = "The trial's guard process, the parent of its ranks, was killed"
+        return _failed_on(ranks, 0, Outcome.CRASHED, f"{killed_guard}: {_SENDER_UNKNOWN}.")
+    signalled = [number for number, status in enumerate(ending.statuses) if status is not None and status < 0]
+    if signalled:
+        # A rank that lost its connection to another one may abort.
+        root = next((number for number in signalled if not _lost_its_peer(ranks[number])), signalled[0])
+        sentence = _by_signal(root, -(ending.statuses[root] or 0), ranks[root], kernel_killed)
+        return _failed_on(ranks, root, Outcome.CRASHED, sentence)
+    silent = next((number for number, rank in enumerate(ranks) if rank.measurement is None), 0)
+    failed = [number for number, status in enumerate(ending.statuses) if status]
+    # A rank with an exception has lost its peers.
+    culprit = next((number for number in failed if ranks[number].failure is None), (failed or [silent])[0])
+    status = ending.statuses[culprit] if culprit < len(ending.statuses) else None
+    code = "" if status is None else f" ended with exit code {status} and"
+    sentence = f"Rank {culprit}{code} left no result; its last words: {_last_line(ranks[culprit])}"
+    return _failed_on(ranks, culprit, Outcome.CRASHED, sentence)
+
+
+def _roots(ranks: list[RankRecord]) -> list[tuple[float, int]]:
+    """Returns the time and the rank of each exception that is not the consequence of another rank's end."""
+    return [
+        (rank.failure["time"], number)
+        for number, rank in enumerate(ranks)
+        if rank.failure
+        and not PEER_DIED.search(rank.failure["message"])
+        and rank.failure["message"] != ANOTHER_HAS_FAILED
+    ]
+
+
+def _lost(ending: ProcessesEnd) -> str:
+    if ending.ended_by == STOPPED:
+        return f"Rank {ending.rank} was stopped by {ending.seen} and did not go on: {_SENDER_UNKNOWN}."
+    return (
+        f"Rank {ending.rank} no longer runs the program, because its process executes another one: "
+        f"{ending.seen[:_LONGEST_MESSAGE]}. ZeroTune measures in the process that it starts. "
+        "Let the program train there."
+    )
+
+
+def _lost_its_peer(rank: RankRecord) -> bool:
+    thrown = _CPP_EXCEPTION.search(rank.log_tail)
+    return thrown is not None and PEER_DIED.search(thrown[1]) is not None
+
+
+def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
+    """Returns the outcome of a trial with an exception in a rank, and a sentence about it."""
+    assert rank.failure is not None
+    failure, message = rank.failure, _first_lines(rank.failure["message"])
+    if failure["ended_early"]:
+        return Outcome.CRASHED, message
+    if failure.get("elsewhere"):
+        return Outcome.INVALID, str(failure["message"])
+    if failure.get("waits"):
+        return Outcome.TIMED_OUT, str(failure["message"])
+    if failure["type"] == "SystemExit" and message.isdigit():
+        said = f"SystemExit: {message}; its last words: {_last_line(rank)}"
+        return Outcome.CRASHED, f"The program ended by itself with {said}"
+    sentence = f"{failure['type']}: {message}" if message else str(failure["type"])
+    if failure["in_initialize"] and failure["type"] not in _OF_NO_CONFIGURATION:
+        return Outcome.INVALID, f"{REFUSED} {failure.get('refusal') or sentence}"
+    return Outcome.CRASHED, f"The program raised {sentence}"
+
+
+def _sent_by_itself(rank: RankRecord) -> str | None:
+    """Returns the signal that a rank's program has sent to end the rank, with more words; None if it has sent none."""
+    last = _last_line(rank)
+    return last.removeprefix(SENDS) if last.startswith(SENDS) else None
+
+
+def _by_signal(number: int, by: int, rank: RankRecord, kernel_killed: bool | None) -> str:
+    own = _sent_by_itself(rank)
+    if own is not None:
+        return f"Rank {number} was ended by its program, which sent {own}."
+    name = signal.Signals(by).name if by in set(signal.Signals) else f"signal {by}"
+    thrown = _CPP_EXCEPTION.search(rank.log_tail) if by == signal.SIGABRT else None
+    if thrown is None:
+        if by == signal.SIGKILL:
+            shown = "does not show whether it has" if kernel_killed is None else "has counted no such kill meanwhile"
+            return (
+                f"Rank {number} was killed by SIGKILL. The kernel sends it if memory runs out, and {shown}. "
+                f"Otherwise {_SENDER_UNKNOWN}."
+            )
+        if by in _OF_NATIVE_CODE:
+            return f"Rank {number} crashed in native code by {name}; its last words: {_last_line(rank)}"
+        return f"Rank {number} was ended by {name}: {_SENDER_UNKNOWN}."
+    if _OTHER_COLLECTIVE.search(thrown[1]):
+        return (
+            f"Rank {number} was in another collective than its peers, and aborted: likely the ranks have different "
+            "numbers of batches. Give every rank as many: shards that divide by the ranks, or what is over left out."
+        )
+    return f"Rank {number} aborted: {thrown[1][:_LONGEST_MESSAGE]}"
+
+
+def _last_line(rank: RankRecord) -> str:
+    return (rank.log_tail.strip().splitlines() or ["it printed nothing."])[-1][:_LONGEST_MESSAGE]
+
+
+def _first_lines(message: str) -> str:
+    """Returns the first lines of a message as one. pydantic names the wrong key only in the second and third."""
+    return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
+
+
+# Reads the records and the log of a rank.
+
+
+_TAIL_BYTES = 20_000
+
+
+def read_rank_record(
+    record: Path, failure: Path, log: Path, log_start: int = 0, engine_built: Path | None = None
+) -> RankRecord:
+    """Returns the records of a rank. A record that is missing or damaged is None.
+
+    Args:
+        record: the file with its measurement, or with the record of its program's return.
+        failure: the file with the exception that ended it.
+        log: the file with its output.
+        log_start: the bytes of the log that are older than the rank.
+        engine_built: the file that exists when the rank has an engine. None if the caller does not ask.
+    """
+    has_engine = engine_built is None or engine_built.exists()
+    return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log), has_engine)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+    return None
+
+
+def _tail(path: Path, start: int) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(start, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""

@@ -1,1 +1,0 @@
-"""Trials on the hosts of a Ray cluster."""

@@ -1,0 +1,262 @@
+"""A study's actor on one host of a Ray cluster. It keeps a warm starter there until the study ends.
+
+If the driver dies, Ray ends the actor, and with it all processes that it has started.
+"""
+
+import contextlib
+import fcntl
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trial_lib.device.base import Host, has_killed, kernel_kills
+from trial_lib.device.this_host import this_host
+from trial_lib.launch.locks import hold_folder, lock_file, own_folder, release, reserved_port
+from trial_lib.launch.place import ThisHost
+from trial_lib.launch.program import HostRanks, rank_requests
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
+from trial_lib.launch.ray_messages import ClusterOrder, Delivery, FileContents, moved, packed, result_from
+from trial_lib.launch.slots import SlotWait, held_slots
+from trial_lib.launch.starters import ColdStarter, WarmStarter
+from trial_lib.launch.trial import ENTRY, TrialPlan, clear, order_of, run_to_end, write_candidate
+from trial_lib.messages.files import OWNERS_FOLDER
+from trial_lib.messages.orders import Import
+from trial_lib.records.candidate import Purpose, Withdrawal
+from trial_lib.records.folders import TrialPaths
+from trial_lib.records.result import TrialResult
+
+# The folder of a study on a host of a Ray cluster. It exists while the study has an actor there.
+
+
+class HostFolder:
+    """Makes a study's folder, and removes the folders of studies whose actors here were killed.
+
+    Two nodes of a cluster may be on one machine. Their actors share the folder.
+
+    Args:
+        lock_dir: the folder of the locks. The studies' folders are in this user's folder there.
+        study_id: the study's id.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, lock_dir: Path, study_id: str) -> None:
+        own = own_folder(lock_dir)
+        self.path = own / "trials" / study_id
+        self._locks = [hold_folder(lock_dir)]
+        self.path.parent.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+        # One actor at a time does this, because a new lock file is not locked at once.
+        starting = lock_file(own / "trials.lock", fcntl.LOCK_EX)
+        try:
+            for other in self.path.parent.iterdir():
+                if other.is_dir() and other != self.path:
+                    _remove_if_free(other)
+            self.path.mkdir(exist_ok=True)
+            self._locks.append(lock_file(_lock_of(self.path), fcntl.LOCK_SH))
+        finally:
+            release([starting])
+
+    def remove(self) -> None:
+        """Removes the folder. Called once, when the study has ended."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _lock_of(self.path).unlink(missing_ok=True)
+        release(self._locks)
+
+
+def _remove_if_free(folder: Path) -> None:
+    try:
+        lock = lock_file(_lock_of(folder), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    _lock_of(folder).unlink(missing_ok=True)
+    release([lock])
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+@dataclass(frozen=True)
+class HostSetup:
+    """The setup of a study on each host.
+
+    Attributes:
+        study_id: the study's id.
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to build before the first trial.
+        ahead: ops to build during the profile trial, before all other trials.
+        environment: the environment variables that ranks start from.
+        is_warm: whether ranks are forks of a primed interpreter.
+        lock_dir: the folder with the locks of slots and ports, the same for all studies on a host.
+    """
+
+    study_id: str
+    interpreter: str
+    builders: list[str]
+    ahead: list[str]
+    environment: dict[str, str]
+    is_warm: bool
+    lock_dir: Path
+
+
+@dataclass(frozen=True)
+class PartEnd:
+    """How one host's part of a trial ended.
+
+    Attributes:
+        ending: the end of its ranks.
+        kernel_killed: whether the kernel's out-of-memory killer struck on the host.
+        files: the files that its ranks have left.
+        notes: sentences for the user on anything that delayed it.
+    """
+
+    ending: ProcessesEnd
+    kernel_killed: bool | None
+    files: FileContents
+    notes: list[str]
+
+
+class RayHost:
+    """Runs a study's trials on this host. Each call of a method has a thread of its own.
+
+    Args:
+        setup: the study's setup.
+    """
+
+    def __init__(self, setup: HostSetup) -> None:
+        self._setup = setup
+        self._held_folder = HostFolder(setup.lock_dir, setup.study_id)
+        self._folder = self._held_folder.path
+        self._notes: list[str] = []
+        self._cancelled: dict[str, threading.Event] = {}
+        self._is_closed = False
+        self._meetings: dict[str, contextlib.ExitStack] = {}
+        self._starter = self._new_starter()
+
+    def _new_starter(self) -> RankStarter:
+        setup = self._setup
+        if not setup.is_warm:
+            return ColdStarter(setup.interpreter, setup.builders, setup.environment, self._notes.append, setup.ahead)
+        log = str(self._folder / "fork_server.log")
+        warm = WarmStarter(setup.interpreter, setup.builders, setup.environment, log, self._notes.append, setup.ahead)
+        warm.start()
+        return warm
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Imports the modules of the profile trial ahead."""
+        self._starter.prime(imported)
+
+    def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
+        """Runs an order for one host to its end.
+
+        Args:
+            order: the order.
+            devices: the GPUs that Ray has assigned. Empty on a CPU, where this host chooses the cores.
+        """
+        plans = [moved(plan, self._folder / plan.paths.root.name) for plan in order.plans]
+        place = ThisHost(self._starter, self._host(devices), self._setup.lock_dir)
+        with self._cancellable(order.name) as cancelled:
+            ends: list[TrialResult | Withdrawal]
+            if order.sweep is None:
+                ends = [place.run_trial(plans[0], cancelled, self._notes.append)]
+            else:
+                ends = place.run_sweep(plans, order.sweep, cancelled, self._notes.append, lambda position, result: None)
+        told = [
+            result_from(end, there.paths.root, here.paths.root) if isinstance(end, TrialResult) else end
+            for end, there, here in zip(ends, plans, order.plans, strict=True)
+        ]
+        return Delivery(ends=told, files=[self._taken(plan.paths) for plan in plans], notes=self._taken_notes())
+
+    def meet(self, name: str) -> int:
+        """Reserves a port for the rendezvous of a trial over several hosts until its part here ends."""
+        self._meetings[name] = contextlib.ExitStack()
+        return self._meetings[name].enter_context(reserved_port())
+
+    def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> PartEnd:
+        """Runs this host's ranks of a trial over several hosts to their end.
+
+        Args:
+            plan: the trial.
+            part: its ranks on this host.
+            devices: the GPUs that Ray has assigned.
+        """
+        with contextlib.ExitStack() as held:
+            # Whatever fails, the port is given back.
+            held.enter_context(self._meetings.pop(plan.trial_id, contextlib.ExitStack()))
+            # Two nodes of a cluster may be on one machine.
+            there = moved(plan, self._folder / f"{plan.paths.root.name}-{part.first_rank}")
+            host, lock_dir = self._host(devices), self._setup.lock_dir
+            kills_before = kernel_kills()
+            write_candidate(there)
+            clear(there)
+            slot_wait = SlotWait(f"trial {plan.number:04d}", self._notes.append)
+            cancelled = held.enter_context(self._cancellable(plan.trial_id))
+            self._starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
+            slots = held.enter_context(
+                held_slots(lock_dir, host, part.slots, cancelled.is_set, slot_wait.tell, what=plan.trial_id)
+            )
+            slot_wait.end(slots is not None)
+            ending = ProcessesEnd("cancel", [None] * part.slots)
+            if slots is not None:
+                there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
+                request = _part_request(there, part, host, slots.names)
+                ending = run_to_end(replace(request, descriptors=slots.descriptors), self._starter, cancelled)
+        return PartEnd(ending, has_killed(kills_before), self._taken(there.paths), self._taken_notes())
+
+    def cancel(self, name: str | None = None) -> None:
+        """Ends the ranks of one order here, or of all orders."""
+        for running, cancelled in list(self._cancelled.items()):
+            if name in (None, running):
+                cancelled.set()
+
+    def close(self) -> None:
+        """Ends everything here."""
+        self._is_closed = True
+        self.cancel()
+        self._starter.close()
+        self._held_folder.remove()
+
+    def _host(self, devices: list[str]) -> Host:
+        host = this_host()
+        return replace(host, slots=devices) if devices else host
+
+    @contextlib.contextmanager
+    def _cancellable(self, name: str) -> Iterator[threading.Event]:
+        self._cancelled[name] = threading.Event()
+        if self._is_closed:
+            self._cancelled[name].set()
+        try:
+            yield self._cancelled[name]
+        finally:
+            del self._cancelled[name]
+
+    def _taken(self, paths: TrialPaths) -> FileContents:
+        shutil.rmtree(paths.scratch, ignore_errors=True)
+        files = packed(paths)
+        shutil.rmtree(paths.root, ignore_errors=True)
+        return files
+
+    def _taken_notes(self) -> list[str]:
+        notes, self._notes[:] = list(self._notes), []
+        return notes
+
+
+def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]) -> LaunchRequest:
+    logs = [plan.paths.log(part.first_rank + rank) for rank in range(part.slots)]
+    ranks = rank_requests(plan.program, host, slots, part.port, logs, part)
+    model_dir = str(plan.program.model_dir)
+    return LaunchRequest(
+        plan.program.interpreter,
+        ENTRY,
+        replace(order_of(plan), shares_folder=False).to_json(),
+        model_dir,
+        ranks,
+        plan.deadline_s,
+        first_rank=part.first_rank,
+        beside_builds=plan.purpose is Purpose.PROFILE,
+        starts_cold=plan.program.starts_cold,
+    )

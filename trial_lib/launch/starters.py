@@ -1,0 +1,442 @@
+"""The starters of trials on this host: cold, with new interpreters, and warm, by forks of a primed one."""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trial_lib.launch.op_builds import OpBuilds
+from trial_lib.launch.processes import bootstrap, channel, rank_process
+from trial_lib.launch.processes.config_check import CHECK, CHECKED, Judgement
+from trial_lib.launch.processes.jit_builds import clear_stale_locks
+from trial_lib.launch.processes.rank_process import NUMBER
+from trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
+from trial_lib.messages.files import open_own
+from trial_lib.messages.orders import Import, modules_in
+
+# The cold starter. Every trial has new interpreters.
+
+
+class ColdStarter:
+    """Starts each rank as a new interpreter. That takes seconds, and trials share nothing.
+
+    Args:
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to build before the first trial after the profile trial.
+        environment: the environment variables of the builds.
+        note: called with a sentence when something takes long.
+        ahead: ops to build after the profile trial, before all other trials.
+        hosts: the command of `build_guard` on each other host of a trial, by the host's name.
+    """
+
+    def __init__(
+        self,
+        interpreter: str,
+        builders: list[str],
+        environment: dict[str, str],
+        note: Callable[[str], None],
+        ahead: Sequence[str] = (),
+        hosts: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._interpreter = interpreter
+        self._builders = builders
+        self._ahead = ahead
+        self._environment = environment
+        here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")}
+        self._spans_hosts = hosts is not None
+        self._builds = OpBuilds({**here, **(hosts or {})}, interpreter, environment, note)
+        self._judge: subprocess.Popen[str] | None = None
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Starts a guard, which starts the ranks."""
+        self._prepare(request)
+        guard = self._start_guard("trial_lib.launch.processes.guard", request.to_json(), request)
+        return Launched(guard, len(request.ranks))
+
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """See `RankStarter.prepare`."""
+        # Ranks on other hosts do not say what they need.
+        if not beside_builds or self._spans_hosts:
+            self._build()
+        self.start_and_await(beside_builds)
+
+    def _prepare(self, request: LaunchRequest) -> None:
+        self.prepare(request.beside_builds, request.starts_cold)
+        # New ranks load the ops again, and would wait for a lock that a killed rank has left.
+        clear_stale_locks(request.ranks[0].environment)
+
+    def _build(self) -> None:
+        """Builds the ops that every trial needs, unless they are built. Nothing else is being built then."""
+        if self._builds.start(self._builders):
+            self._builds.wait()
+
+    def start_builds(self) -> None:
+        """Starts the builds for the trials after the profile trial, and returns at once."""
+        self._builds.start(self._ahead)
+
+    def start_and_await(self, beside_builds: bool) -> None:
+        """Starts the builds for the trials after the profile trial, and waits for all, unless this is that trial.
+
+        The profile trial shows whether the program has an engine at all.
+        """
+        if not beside_builds:
+            self.start_builds()
+            self._builds.wait()
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `RankStarter.build`."""
+        self._builds.start(builders)
+        self._builds.wait()
+        return self._builds.cannot
+
+    @property
+    def has_compiled(self) -> bool:
+        """See `RankStarter.has_compiled`."""
+        return self._builds.has_compiled
+
+    def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
+        """Starts a guard, sends it a message, and returns the socket to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            guard = subprocess.Popen(
+                bootstrap.command(sys.executable, module, str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        threading.Thread(target=guard.wait, daemon=True, name="reap-guard").start()
+        channel.send(ours, message, request.descriptors)
+        return ours
+
+    def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        """See `RankStarter.check`. A process of its own imports DeepSpeed and answers."""
+        read, write = os.pipe()
+        with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
+            try:
+                self._judge = subprocess.Popen(
+                    bootstrap.command(self._interpreter, "trial_lib.launch.processes.config_check", str(write)),
+                    pass_fds=[write],
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            finally:
+                os.close(write)
+            with contextlib.suppress(BrokenPipeError):
+                self._judge.communicate(json.dumps({"ds_config": ds_config, "slots": slots}))
+            judged = pipe.read()
+        return json.loads(judged) if judged else None
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Does nothing, because a new interpreter imports for itself."""
+
+    def close(self) -> None:
+        """Ends the builds, and the check of a configuration. Nothing else runs between trials."""
+        self._builds.close()
+        if self._judge is not None:
+            self._judge.kill()
+            self._judge.wait()
+
+
+def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
+    """Returns the environment that ranks start from, which is the driver's with a few changes.
+
+    Args:
+        interpreter: the Python of the ranks.
+        has_one_thread: whether each rank has one OpenMP thread, unless the user's environment sets the number.
+    """
+    environment = dict(os.environ)
+    if has_one_thread:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    # With this `is_available()` asks the driver library. It does not initialise CUDA, which no fork could use then.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    # Another ninja than the builder's takes all ops for outdated, so the interpreter's ninja comes first.
+    environment["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environment.get("PATH", os.defpath)])
+    return environment
+
+
+# The warm starter. Ranks are forks of a primed interpreter and start in a fraction of a second.
+
+
+_CLOSE_S = 10
+_LOOK_S = 2.0
+_STOPPED_LOOKS = 5
+# What no trial has imported yet may wait for a network.
+_PATIENCE_S = 60.0
+# Without this Arrow's allocator starts a thread when MLflow or pandas imports it. Ranks have their own environment.
+_FIT_TO_FORK = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# Without this OpenBLAS, which numpy imports, starts a thread for each core. The ranks start theirs themselves.
+_ONE_THREAD = {NUMBER: "1"}
+
+
+class WarmStarter:
+    """Keeps one fork server for the user's interpreter and environment, and forks trials from it.
+
+    A server that has died is started again. A server with a thread or an initialised driver must not fork. Its trials
+    then start cold, a note says so, and the server ends.
+
+    Args:
+        interpreter: the Python of the ranks.
+        builders: DeepSpeed ops to load while priming, if they are built.
+        environment: the server's environment variables. Its imports see them.
+        log: path of the file for the server's output.
+        note: called with a sentence when something takes long, or when trials start cold.
+        ahead: ops to build during the profile trial, before all other trials.
+        leading: statements by which the program begins, which import modules. The server runs them while it is primed.
+        without: modules that are left to the ranks, with those that import them.
+    """
+
+    def __init__(
+        self,
+        interpreter: str,
+        builders: list[str],
+        environment: dict[str, str],
+        log: str,
+        note: Callable[[str], None],
+        ahead: Sequence[str] = (),
+        leading: Sequence[str] = (),
+        without: Sequence[str] = (),
+    ) -> None:
+        self._interpreter = interpreter
+        self._builders = builders
+        self._environment = environment
+        self._log = log
+        self._note = note
+        self._leading = list(leading)
+        self._without = list(without)
+        self._leads = False
+        self._cold = ColdStarter(interpreter, builders, environment, note, ahead)
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._ready = False
+        self._primed: set[str] = set()
+        self._loaded: set[str] = set()
+        self._doubt: str | None = None
+        self._running: list[Launched] = []  # forks of the server
+        self._ended: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the server and returns at once, so that other servers can start too."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        ahead = {"imports": self._leading, "without": self._without, "patience_s": _PATIENCE_S}
+        # They may be what kills a server. The next one does without them.
+        self._leads, self._leading = bool(self._leading), []
+        with theirs, open_own(Path(self._log), "ab") as log:
+            self._server = subprocess.Popen(
+                bootstrap.command(
+                    self._interpreter,
+                    "trial_lib.launch.processes.fork_server",
+                    str(theirs.fileno()),
+                    json.dumps(ahead),
+                    *self._builders,
+                ),
+                pass_fds=[theirs.fileno()],
+                env={**_FIT_TO_FORK, **self._environment, **_ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._channel = ours
+        self._ready = False
+        self._primed = set()
+
+    def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
+        """See `RankStarter.prepare`. If the server dies meanwhile, the launch starts another."""
+        self._cold.start_and_await(beside_builds)
+        if starts_cold or self._doubt:
+            self._cold.prepare(beside_builds, starts_cold)
+            return
+        with self._lock, contextlib.suppress(OSError, EOFError):
+            if self._channel is not None:
+                self._wait_until_ready()
+
+    def launch(self, request: LaunchRequest) -> Launched:
+        """Forks a trial when the server is primed."""
+        self._cold.start_and_await(request.beside_builds)
+        if request.starts_cold and not self._closed:
+            return self._cold.launch(request)
+        with self._lock:
+            for _ in range(2):
+                launched = None if self._doubt or self._closed else self._fork(request)
+                if launched is not None:
+                    self._running = [*filter(Launched.is_running, self._running), launched]
+                    return launched
+            self._retire()
+        if self._closed:
+            raise StarterClosedError
+        why = (
+            f"{self._doubt} (docs/operations.md)"
+            if self._doubt
+            else f"the fork server does not come up, see {self._log}"
+        )
+        self._note(f"starting cold: {why}")
+        return self._cold.launch(request)
+
+    def _fork(self, request: LaunchRequest) -> Launched | None:
+        """Returns the running trial. None if the server must not fork, or has died, and is then dropped."""
+        try:
+            if self._channel is None:
+                self._start()
+            self._wait_until_ready()
+            if self._doubt:
+                return None
+            assert self._channel is not None
+            ours, theirs = socket.socketpair()
+            with theirs:
+                channel.send(self._channel, {"launch": request.to_json()}, (theirs.fileno(), *request.descriptors))
+                self._doubt = self._answer("doubt")
+            if self._doubt:
+                ours.close()
+                return None
+            return Launched(ours, len(request.ranks))
+        except (OSError, EOFError):
+            if self._leads and not self._ready and not self._closed:
+                self._note("the fork server died while it ran the program's first imports: another one leaves them out")
+            self._drop()
+            return None
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready:
+            self._doubt = self._answer("ready", "doubt")
+            self._ready = True
+
+    def _answer(self, *keys: str) -> Any:
+        """Returns the value of the last key in the server's next answer. Passes its notes on."""
+        assert self._channel is not None
+        while True:
+            self._wait_for_word()
+            received = channel.receive(self._channel)
+            if received is None:
+                raise EOFError("the fork server is gone")
+            message = received[0]
+            self._loaded.update(message.get("loaded", ()))
+            if keys[0] in message:
+                return message[keys[-1]]
+            if "ready" in message:
+                self._doubt, self._ready = message["doubt"], True
+            else:
+                self._note(message["note"])
+
+    def _retire(self) -> None:
+        """Ends a server that must not fork when none of its trials runs, because it only holds memory."""
+        if self._doubt and self._server is not None and not any(map(Launched.is_running, self._running)):
+            self._ended.append(self._server)
+            self._drop()
+
+    def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        """See `RankStarter.check`. The server answers when it has imported DeepSpeed."""
+        with self._lock:
+            if self._doubt is None:
+                return self._judged_by_server(ds_config, slots)
+        return self._cold.check(ds_config, slots)
+
+    def _judged_by_server(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
+        if self._channel is None:
+            return None
+        try:
+            channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
+            judgement: Judgement | None = self._answer(CHECKED)
+        except (OSError, EOFError):
+            # The next launch finds that the server is gone, and starts another.
+            return None
+        return judgement
+
+    def _wait_for_word(self) -> None:
+        """Waits for a message of the server. Its imports may take long.
+
+        Raises:
+            EOFError: the server was killed, or it was stopped (SIGSTOP) and stays so.
+        """
+        assert self._channel is not None
+        stopped_for = 0
+        while not select.select([self._channel], [], [], _LOOK_S)[0]:
+            stopped_for = stopped_for + 1 if self._is_stopped() else 0
+            if stopped_for > _STOPPED_LOOKS:
+                self._note("the fork server was stopped: another one is started in its place")
+                raise EOFError("the fork server was stopped")
+
+    def _is_stopped(self) -> bool:
+        if self._server is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            keeper = psutil.Process(self._server.pid)
+            return any(rank_process.is_stopped(process.pid) for process in [keeper, *keeper.children()])
+        return False
+
+    def build(self, builders: Sequence[str]) -> dict[str, str]:
+        """See `RankStarter.build`. What the server has loaded is built."""
+        return self._cold.build([name for name in builders if name not in self._loaded])
+
+    @property
+    def has_compiled(self) -> bool:
+        """See `RankStarter.has_compiled`."""
+        return self._cold.has_compiled
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Imports the modules of the profile trial in the server, except those that would keep it from forking.
+
+        Args:
+            imported: the modules, each with the variables that the program had set before.
+        """
+        modules = modules_in(imported)
+        with self._lock:
+            if self._channel is None or self._doubt or self._primed.issuperset(modules):
+                return
+            try:
+                self._wait_until_ready()
+                if self._doubt:
+                    self._retire()
+                    return
+                channel.send(self._channel, {"prime": list(imported), "without": self._without})
+                self._answer("primed")
+                self._primed.update(() if self._without else modules)
+            except (OSError, EOFError):
+                self._note("the fork server died of the code's own imports: they are paid in each trial")
+                self._drop()
+                if not self._closed:
+                    self._start()
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._server is not None:
+            if self._is_stopped():
+                # The processes below it then find that their parent is gone, and clean up.
+                self._server.kill()
+            # A killed server's keeper stays until its running trials have ended. No launch waits for that.
+            threading.Thread(target=self._server.wait, daemon=True, name="reap-server").start()
+            self._server = None
+
+    def close(self) -> None:
+        """Ends the server, and with it the trials that run."""
+        self._closed = True
+        serving, server = self._channel, self._server
+        if serving is not None:
+            # A launch that waits for a primed server holds the lock. This ends the launch.
+            with contextlib.suppress(OSError):
+                serving.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._drop()
+        for ended in filter(None, (*self._ended, server)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ended.wait(timeout=_CLOSE_S)
+        self._cold.close()

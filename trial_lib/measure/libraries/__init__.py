@@ -1,1 +1,0 @@
-"""DeepSpeed, Accelerate and the Trainer in a trial: each follows the candidate."""

@@ -1,1 +1,0 @@
-"""The memory model: the memory that a configuration needs on a device and on its host."""

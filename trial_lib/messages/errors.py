@@ -1,0 +1,48 @@
+"""The one error for mistakes in a user's input."""
+
+import re
+
+
+class InputError(Exception):
+    """Input that cannot be used: the mistake, its place, and the remedy.
+
+    The command line prints it as one message and exits with code 2, before it has started anything.
+
+    Attributes:
+        what: one sentence on the mistake, with the value.
+        where: a file (with line and column if known), a key or a flag.
+        remedy: one sentence on how to mend it.
+    """
+
+    def __init__(self, what: str, *, where: str, remedy: str) -> None:
+        """Takes the three parts of the message, which the class documents."""
+        super().__init__(what, where, remedy)
+        self.what = what
+        self.where = where
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        """Returns the whole message, `where: what remedy`."""
+        return f"{self.where}: {self.what} {self.remedy}"
+
+
+# Sequences that a terminal obeys and does not show: colours, cursor movements, titles and links.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]?"
+)
+# All other control characters, and characters that turn the direction of a line.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_NOT_UTF_8 = re.compile(r"[\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    r"""Returns a text without anything that a terminal obeys. Lines and tabs stay.
+
+    Example:
+        >>> plain("\x1b[31mred\x1b[0m \x1b]0;title\x07\tdone")
+        'red \tdone'
+    """
+    text = _ESCAPES.sub("", text.replace("\r\n", "\n"))
+    return _NOT_UTF_8.sub("\ufffd", _UNPRINTABLE.sub("", text))

@@ -1,0 +1,161 @@
+"""Ratios with intervals: of rounds that measured both things, and of two studies."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# Student's t distribution for whole degrees of freedom. A rank imports this module: standard library only. Pure.
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Returns the quantile of Student's t distribution.
+
+    The distribution function is the finite sum of Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3
+    (odd degrees of freedom) and 26.7.4 (even ones), inverted by bisection.
+
+    Args:
+        probability: of a smaller value, between 0.5 and 1, both excluded.
+        degrees: of freedom, at least 1.
+    """
+    low, high = 0.0, math.pi / 2
+    # The bisection reaches the angle's last bit earlier.
+    for _ in range(80):
+        middle = (low + high) / 2
+        if (1 + _central_probability(middle, degrees)) / 2 < probability:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    """Returns the probability that |t| is below sqrt(degrees) * tan(angle)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2 == 1
+    term = cosine if is_odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for power in range(3 if is_odd else 2, degrees - 1, 2):
+        term *= cosine**2 * (power - 1) / power
+        total += term
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+
+
+# Ratios with intervals, from rounds that measured both things. Pure.
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with its confidence interval.
+
+    Attributes:
+        value: geometric mean over the rounds.
+        low: the interval's lower end; 0 for a single round.
+        high: its upper end; infinite for a single round.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """Half the interval's width, as a share of the value."""
+        return (self.high - self.low) / 2.0 / self.value
+
+    def overlaps(self, other: "Ratio") -> bool:
+        """Returns whether two intervals have a value in common."""
+        return self.low <= other.high and other.low <= self.high
+
+
+def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: float) -> dict[str, Ratio]:
+    """Returns the ratio of everything else to the reference, by name.
+
+    Student's t on the logarithms of the rounds' ratios. Two or more things share the estimate of the noise. Its
+    variance is the residual of the additive model (thing + round), with (things - 1) * (rounds - 1) degrees of freedom.
+    A thing that varies more than the others gets the larger variance of its own ratios.
+
+    Args:
+        reference: the name of the reference.
+        rounds: the positive measurements of each round, by name. All rounds have the same names.
+        error: the probability that one interval misses the true value.
+    """
+    count = len(rounds)
+    logs = {name: [math.log(row[name]) for row in rounds] for name in rounds[0]}
+    shared = 2.0 * _residual_variance(list(logs.values())) if count > 1 else 0.0
+    found = {}
+    for name in logs.keys() - {reference}:
+        differences = [ours - theirs for ours, theirs in zip(logs[name], logs[reference], strict=True)]
+        mean = statistics.fmean(differences)
+        half = math.inf
+        if count > 1:
+            variance = max(shared, statistics.variance(differences))
+            half = t_quantile(1.0 - error / 2.0, (len(logs) - 1) * (count - 1)) * math.sqrt(variance / count)
+        found[name] = Ratio(math.exp(mean), _exp(mean - half), _exp(mean + half))
+    return found
+
+
+def geometric_mean(values: Sequence[float], error: float) -> Ratio:
+    """Returns the geometric mean of repeated measurements with its interval, without a reference.
+
+    Args:
+        values: one of each process, positive.
+        error: the probability that the interval misses the true value.
+    """
+    return ratios_to("one", [{"one": 1.0, "value": value} for value in values], error)["value"]
+
+
+def _residual_variance(rows: Sequence[Sequence[float]]) -> float:
+    """Returns the variance of a table without the means of its rows and columns."""
+    columns = [statistics.fmean(column) for column in zip(*rows, strict=True)]
+    whole = statistics.fmean(columns)
+    left = [
+        (value - statistics.fmean(row) - column + whole) ** 2
+        for row in rows
+        for value, column in zip(row, columns, strict=True)
+    ]
+    return sum(left) / ((len(rows) - 1) * (len(columns) - 1))
+
+
+def _exp(power: float) -> float:
+    return math.inf if power > 700.0 else math.exp(power)
+
+
+# The ratio of one study's measurements to another's, with an interval. Pure.
+
+
+ERROR = 0.05
+_ENOUGH_STUDIES = 4
+
+
+def ratio_between(
+    now: Sequence[float], last: Sequence[float], before: Sequence[Sequence[float]], unknown: float
+) -> Ratio:
+    """Returns the ratio of this study's values to the last study's.
+
+    Args:
+        now: the measurements of this study's processes, positive.
+        last: those of the last study.
+        before: those of the studies before it that measured the same under the same conditions.
+        unknown: the standard deviation from study to study, as a share, for too few studies.
+    """
+    ours, theirs = ([math.log(value) for value in values] for values in (now, last))
+    difference = statistics.fmean(ours) - statistics.fmean(theirs)
+    levels = [statistics.fmean(math.log(value) for value in values) for values in (*before, last)]
+    freedom = len(ours) + len(theirs) - 2
+    scatter = (_squares(ours) + _squares(theirs)) / freedom * (1 / len(ours) + 1 / len(theirs)) if freedom else 0.0
+    if len(levels) >= _ENOUGH_STUDIES:
+        # The levels' variance already contains the scatter of processes, but four levels may be close by luck.
+        half = _half(max(2.0 * statistics.variance(levels), scatter), len(levels) - 1)
+    else:
+        half = _half(scatter + 2.0 * unknown**2, freedom)
+    return Ratio(math.exp(difference), math.exp(difference - half), _exp(difference + half))
+
+
+def _half(variance: float, freedom: int) -> float:
+    return t_quantile(1.0 - ERROR / 2.0, freedom) * math.sqrt(variance) if freedom else math.inf
+
+
+def _squares(values: Sequence[float]) -> float:
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)

@@ -1,0 +1,1 @@
+"""Plans for devices that are not there: foreseen runs, their memory and time, and the answer."""

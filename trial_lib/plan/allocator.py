@@ -1,0 +1,450 @@
+"""PyTorch's caching allocator: its settings, its rounding, and a replay of a run's allocations through its model."""
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trial_lib.messages.errors import InputError
+
+SMALLEST_BLOCK = 512
+"""Bytes. Every block on a device is a multiple of it (`kMinBlockSize`)."""
+
+
+def rounded(size: float, place: str) -> float:
+    """Returns the bytes that a request takes.
+
+    Args:
+        size: the request, in bytes.
+        place: one of `PLACES`. Plain host memory is not rounded.
+    """
+    if size <= 0:
+        return 0
+    if place == "pinned":
+        return 1 << (int(size) - 1).bit_length()
+    if place == "device":
+        return -(-int(size) // SMALLEST_BLOCK) * SMALLEST_BLOCK
+    return size
+
+
+# The settings of PyTorch's caching allocator, as `PYTORCH_CUDA_ALLOC_CONF` gives them.
+
+
+_MIB = 2**20
+# The first that is set counts (`c10/core/AllocatorConfig.h`). The second is the older name.
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# A value may be a list in brackets, whose commas separate nothing.
+_PAIR = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """Settings of the allocator.
+
+    Attributes:
+        expandable_segments: whether segments grow instead of having the size of a request.
+        max_split_size: bytes of the largest block that may be split; None if all may be.
+        max_non_split_rounding: bytes that a block which may not be split can be larger than a request.
+        roundup_power2_divisions: steps between two powers of two to which requests are rounded, by the power of two (in
+            MiB) from which they hold. Empty if requests are rounded to 512 bytes.
+    """
+
+    expandable_segments: bool = False
+    max_split_size: int | None = None
+    max_non_split_rounding: int = 20 * _MIB
+    roundup_power2_divisions: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> "AllocatorSettings":
+        """Returns the settings of a program's variables.
+
+        Raises:
+            InputError: a value cannot be read.
+        """
+        variable = next((name for name in _VARIABLES if environment.get(name)), _VARIABLES[0])
+        return cls.parse(environment.get(variable, ""))
+
+    @classmethod
+    def parse(cls, text: str) -> "AllocatorSettings":
+        """Returns the settings of a variable's value. Other keys do not change sizes.
+
+        Raises:
+            InputError: a value cannot be read.
+        """
+        found: dict[str, str] = {match[1]: match[2] for match in _PAIR.finditer(text)}
+        split, rounding = found.get("max_split_size_mb"), found.get("max_non_split_rounding_mb")
+        return cls(
+            expandable_segments=found.get("expandable_segments", "").strip().lower() == "true",
+            max_split_size=None if split is None else _number(split, "max_split_size_mb") * _MIB,
+            max_non_split_rounding=20 * _MIB
+            if rounding is None
+            else _number(rounding, "max_non_split_rounding_mb") * _MIB,
+            roundup_power2_divisions=_divisions(found.get("roundup_power2_divisions", "")),
+        )
+
+    def rounded(self, request: int) -> int:
+        """Returns the bytes of the block for a request (`round_size`)."""
+        if request < SMALLEST_BLOCK:
+            return SMALLEST_BLOCK
+        steps = self._divisions_at(request)
+        if steps > 1 and request > SMALLEST_BLOCK * steps:
+            return _next_division(request, steps)
+        return -(-request // SMALLEST_BLOCK) * SMALLEST_BLOCK
+
+    def _divisions_at(self, request: int) -> int:
+        steps = 0
+        for begin, value in self.roundup_power2_divisions:
+            if request >= begin * _MIB or not steps:
+                steps = value
+        return steps
+
+
+def _next_division(request: int, steps: int) -> int:
+    floor = 1 << (request.bit_length() - 1)
+    if request == floor:
+        return request
+    division = floor >> (steps.bit_length() - 1)
+    return floor << 1 if division == 0 else -(-request // division) * division
+
+
+def _divisions(text: str) -> tuple[tuple[int, int], ...]:
+    text = text.strip()
+    if not text:
+        return ()
+    if not text.startswith("["):
+        return ((0, _number(text, "roundup_power2_divisions")),)
+    pairs = [pair.partition(":") for pair in text.strip("[]").split(",") if pair.strip()]
+    listed = [(begin.strip(), _number(steps, "roundup_power2_divisions")) for begin, _, steps in pairs]
+    known = sorted((_number(begin, "roundup_power2_divisions"), steps) for begin, steps in listed if begin != ">")
+    others = [(2 * known[-1][0] if known else 0, steps) for begin, steps in listed if begin == ">"]
+    return (*known, *others)
+
+
+def _number(text: str, key: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"{key}:{text.strip()} is not a whole number.", where=" or ".join(_VARIABLES), remedy="Write one."
+        ) from None
+
+
+# A replay of a run's allocations through a model of PyTorch's caching allocator for CUDA.
+
+
+MIB = 2**20
+SMALL_REQUEST = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+OWN_SEGMENT = 10 * MIB
+"""A request of this size or more gets a segment of its own, rounded up to `SEGMENT_UNIT`."""
+SEGMENT_UNIT = 2 * MIB
+SMALLEST_REST = 512
+
+# The addresses of a range that grows, in whole pages. Otherwise only their order matters.
+_RANGE = LARGE_SEGMENT * 2**26
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """A stretch of a segment. `before` and `after` are its neighbours there."""
+
+    start: int
+    size: int
+    is_free: bool = False
+    is_mapped: bool = True
+    before: "_Block | None" = None
+    after: "_Block | None" = None
+
+    @property
+    def is_split(self) -> bool:
+        return self.before is not None or self.after is not None
+
+    @property
+    def grown_size(self) -> int:
+        """Its size with the unmapped pages behind it."""
+        return self.size + (self.after.size if self.after is not None and not self.after.is_mapped else 0)
+
+
+@dataclass(eq=False)
+class _Pool:
+    """The free blocks of one pool, by size and address, and the unmapped ones by address."""
+
+    is_small: bool
+    number: int = 0
+    keys: list[tuple[int, int]] = field(default_factory=list)
+    blocks: dict[int, _Block] = field(default_factory=dict)
+    unmapped: dict[int, _Block] = field(default_factory=dict)
+
+    @property
+    def page(self) -> int:
+        return SMALL_SEGMENT if self.is_small else LARGE_SEGMENT
+
+    def add(self, block: _Block) -> None:
+        block.is_free = True
+        insort(self.keys, (block.size, block.start))
+        self.blocks[block.start] = block
+
+    def remove(self, block: _Block) -> None:
+        del self.keys[bisect_left(self.keys, (block.size, block.start))]
+        del self.blocks[block.start]
+        block.is_free = False
+
+    def smallest(self, size: int) -> _Block | None:
+        """Returns the best fit. A block that can grow counts with the size to which it can."""
+        place = bisect_left(self.keys, (size, 0))
+        if place == len(self.keys):
+            return None
+        best = self.blocks[self.keys[place][1]]
+        if not self.unmapped:
+            # No block can grow.
+            return best
+        for following in range(place + 1, len(self.keys)):
+            block = self.blocks[self.keys[following][1]]
+            if block.grown_size >= best.grown_size:
+                break
+            best = block
+        return best
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Args:
+        settings: of the allocator.
+        limit: bytes that it may reserve; None for a device without an end.
+
+    Attributes:
+        allocated: bytes in blocks that are in use.
+        reserved: bytes of all segments.
+        segments: their number.
+        retries: how often it gave cached segments back to the device, because the device was full.
+    """
+
+    def __init__(self, settings: AllocatorSettings | None = None, limit: float | None = None) -> None:
+        self._settings = settings or AllocatorSettings()
+        self._limit = float("inf") if limit is None else limit
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._in_use: dict[int, tuple[_Block, _Pool]] = {}
+        self._next_address = 0
+        self._most_split = self._settings.max_split_size or float("inf")
+        self.allocated = 0
+        self.reserved = 0
+        self.segments = 0
+        self.retries = 0
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest free block."""
+        return max((pool.keys[-1][0] for pool in self._pools.values() if pool.keys), default=0)
+
+    def allocate(self, handle: int, request: float, stream: int = 0) -> bool:
+        """Allocates a block. It returns False if the device is full even without cached segments.
+
+        Args:
+            handle: names the block for `free`.
+            request: bytes. A request of 0 bytes takes no memory.
+            stream: on which it is allocated.
+        """
+        if request <= 0:
+            return True
+        size = self._settings.rounded(int(request))
+        pool = self._pool(stream, is_small=size <= SMALL_REQUEST)
+        block = self._cached(pool, size) or self._from_device(pool, size)
+        if block is None:
+            return False
+        self._split(pool, block, size)
+        self._in_use[handle] = block, pool
+        self.allocated += block.size
+        return True
+
+    def free(self, handle: int) -> None:
+        """Frees a block; nothing happens if no block has the name."""
+        block, pool = self._in_use.pop(handle, (None, None))
+        if block is None or pool is None:
+            return
+        self.allocated -= block.size
+        self._merge_free(pool, block)
+        pool.add(block)
+
+    def release_cached(self) -> None:
+        """Gives all free segments back to the device (`torch.cuda.empty_cache`)."""
+        for pool in self._pools.values():
+            for block in list(pool.blocks.values()):
+                if self._settings.expandable_segments:
+                    self._unmap(pool, block)
+                elif not block.is_split:
+                    self._release(pool, block)
+
+    def _pool(self, stream: int, *, is_small: bool) -> _Pool:
+        pool = self._pools.get((stream, is_small))
+        if pool is None:
+            pool = self._pools[stream, is_small] = _Pool(is_small=is_small, number=len(self._pools))
+        return pool
+
+    def _cached(self, pool: _Pool, size: int) -> _Block | None:
+        block = pool.smallest(size)
+        if block is None:
+            return None
+        if size < self._most_split <= block.size:
+            return None
+        if size >= self._most_split and block.size >= size + self._settings.max_non_split_rounding:
+            return None
+        pool.remove(block)
+        return block
+
+    def _from_device(self, pool: _Pool, size: int) -> _Block | None:
+        block = self._new(pool, size)
+        if block is None and self._settings.max_split_size and self._release_oversize(pool, size):
+            block = self._new(pool, size)
+        if block is None:
+            self.release_cached()
+            self.retries += 1
+            block = self._new(pool, size)
+        return block
+
+    def _new(self, pool: _Pool, size: int) -> _Block | None:
+        return self._grown(pool, size) if self._settings.expandable_segments else self._segment(pool, size)
+
+    def _segment(self, pool: _Pool, size: int) -> _Block | None:
+        taken = _segment_size(size)
+        if self.reserved + taken > self._limit:
+            return None
+        block = _Block(self._next_address, taken)
+        self._next_address += taken
+        self.reserved += taken
+        self.segments += 1
+        return block
+
+    def _grown(self, pool: _Pool, size: int) -> _Block | None:
+        """Maps pages at the lowest address that has room (`try_allocate_expandable_block`)."""
+        block = self._room(pool, size)
+        if not block.is_mapped and not self._map(pool, block, min(size, block.size)):
+            return None
+        while block.size < size:
+            following = block.after
+            if following is None or not self._map(pool, following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def _room(self, pool: _Pool, size: int) -> _Block:
+        for _, unmapped in sorted(pool.unmapped.items()):
+            first = unmapped.before if unmapped.before is not None and unmapped.before.is_free else unmapped
+            room = 0
+            block: _Block | None = first
+            while block is not None and room < size and (block.is_free or not block.is_mapped):
+                room += block.size
+                block = block.after
+            if room >= size:
+                return first
+        whole = _Block((1 + pool.number) * _RANGE, _RANGE, is_mapped=False)
+        pool.unmapped[whole.start] = whole
+        self.segments += 1
+        return whole
+
+    def _map(self, pool: _Pool, block: _Block, size: int) -> bool:
+        mapped = -(-size // pool.page) * pool.page
+        if self.reserved + mapped > self._limit:
+            return False
+        self.reserved += mapped
+        del pool.unmapped[block.start]
+        block.is_mapped = True
+        if mapped < block.size:
+            rest = _Block(block.start + mapped, block.size - mapped, is_mapped=False)
+            self._cut(block, mapped, rest)
+            pool.unmapped[rest.start] = rest
+        self._merge_free(pool, block)
+        pool.add(block)
+        return True
+
+    def _unmap(self, pool: _Pool, block: _Block) -> None:
+        """Gives the whole pages of a free block back; a rest at either end stays free."""
+        begin = -(-block.start // pool.page) * pool.page
+        given = (block.start + block.size - begin) // pool.page * pool.page
+        if given <= 0:
+            return
+        pool.remove(block)
+        self.reserved -= given
+        if begin > block.start:
+            pages = _Block(begin, block.start + block.size - begin)
+            self._cut(block, begin - block.start, pages)
+            pool.add(block)
+            block = pages
+        if block.size > given:
+            rest = _Block(block.start + given, block.size - given)
+            self._cut(block, given, rest)
+            pool.add(rest)
+        block.is_mapped = False
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.is_mapped:
+                del pool.unmapped[neighbour.start]
+                self._merge(block, neighbour)
+        pool.unmapped[block.start] = block
+
+    def _split(self, pool: _Pool, block: _Block, size: int) -> None:
+        rest = block.size - size
+        if pool.is_small or self._settings.expandable_segments:
+            if rest < SMALLEST_REST:
+                return
+        elif not (size < self._most_split and rest > SMALL_REQUEST):
+            return
+        remaining = _Block(block.start + size, rest)
+        self._cut(block, size, remaining)
+        pool.add(remaining)
+
+    @staticmethod
+    def _cut(block: _Block, size: int, rest: _Block) -> None:
+        """Shortens a block to a size. The rest becomes its neighbour."""
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+
+    def _merge_free(self, pool: _Pool, block: _Block) -> None:
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free:
+                pool.remove(neighbour)
+                self._merge(block, neighbour)
+
+    @staticmethod
+    def _merge(block: _Block, gone: _Block) -> None:
+        if gone is block.before:
+            block.start, block.before = gone.start, gone.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = gone.after
+            if block.after is not None:
+                block.after.before = block
+        block.size += gone.size
+
+    def _release(self, pool: _Pool, block: _Block) -> None:
+        pool.remove(block)
+        self.reserved -= block.size
+        self.segments -= 1
+
+    def _release_oversize(self, pool: _Pool, size: int) -> bool:
+        """Gives back blocks that may not be split, until they are enough for a request."""
+        needed = max(size, int(self._most_split))
+        one = pool.smallest(needed)
+        if one is not None and not one.is_split:
+            self._release(pool, one)
+            return True
+        released = 0
+        while released < needed and pool.keys and pool.keys[-1][0] >= self._most_split:
+            largest = pool.blocks[pool.keys[-1][1]]
+            if largest.is_split:
+                break
+            released += largest.size
+            self._release(pool, largest)
+        return released >= needed
+
+
+def _segment_size(size: int) -> int:
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    if size < OWN_SEGMENT:
+        return LARGE_SEGMENT
+    return -(-size // SEGMENT_UNIT) * SEGMENT_UNIT

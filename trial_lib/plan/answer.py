@@ -1,0 +1,263 @@
+"""The answer of a plan in sentences: which configuration, what bounds it, and the fewest devices. Pure.
+
+Every figure in them is foreseen, and the sentences say so.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
+from trial_lib.records.units import bytes_shown, percent
+
+EQUAL = 1.01
+"""Speeds that differ less are not told apart."""
+
+SUREST, LEAST = 0.95, 0.2
+"""The surest that a plan says of what fits, and of what does not.
+
+Of public trainings that were foreseen to fit with over 95 %, 113 of 115 fitted, and of those with under 20 % 3 of 17
+(`benchmarks/results/foreseen_memory.json`). On unseen ones a plan was wrong more often: docs/plan.md.
+"""
+
+STATES = ("parameter", "gradient", "optimizer")
+
+MEMORY_WORDS = {
+    "states": "states (parameters, gradients, optimizer)",
+    "activation": "activations",
+    "logits": "logits and the loss",
+    "buffer": "DeepSpeed's buffers and gathered parameters",
+    "input": "the batch",
+    "temporary": "temporary storages",
+    "overhead": "the allocator's cache and the context",
+}
+"""Kinds of memory in the words of an answer. `states` stands for `STATES`."""
+
+TIME_WORDS = {
+    "compute": "computing",
+    "launches": "launching many small operations",
+    "gathering": "gathering parameters",
+    "reducing": "reducing gradients",
+    "exchanging": "waiting for activations of other devices",
+    "update": "the optimizer's update",
+    "host_update": "the optimizer's update on the host (Adam)",
+    "transfers": "copies between device and host",
+    "disk": "reading and writing NVMe drives",
+    "data": "loading data",
+}
+"""Parts of a step in the words of an answer."""
+
+
+TIME_BRIEFLY = {
+    "compute": "compute",
+    "launches": "launches",
+    "gathering": "gathers",
+    "reducing": "reduction",
+    "exchanging": "exchange",
+    "update": "update",
+    "host_update": "host Adam",
+    "transfers": "copies",
+    "disk": "NVMe",
+    "data": "data",
+}
+"""Parts of a step in the words of a table."""
+
+
+def grouped(memory: Mapping[str, float]) -> dict[str, float]:
+    """Returns bytes by the keys of `MEMORY_WORDS`, largest first."""
+    sums: dict[str, float] = {}
+    for kind, size in memory.items():
+        name = "states" if kind in STATES else kind
+        sums[name] = sums.get(name, 0.0) + size
+    return dict(sorted(((name, size) for name, size in sums.items() if size > 0), key=lambda each: -each[1]))
+
+
+def memory_bound(memory: Mapping[str, float]) -> str:
+    """Returns what takes most of a device's memory, in words; empty if nothing is known."""
+    return next((MEMORY_WORDS.get(name, name) for name in grouped(memory)), "")
+
+
+def time_bound(seconds: Mapping[str, float]) -> str:
+    """Returns what takes most of a step, in words; empty if nothing is known."""
+    longest = max(seconds, key=lambda part: seconds[part], default="")
+    return TIME_WORDS.get(longest, longest)
+
+
+def answer_of(devices: PlannedDevices) -> str:
+    """Returns the answer for some devices in a sentence."""
+    on = _on(devices)
+    arm = devices.chosen
+    if devices.contradiction:
+        return (
+            f"{on}: no answer, because the foreseen speeds contradict themselves. {devices.contradiction} "
+            "The table has the memory alone."
+        )
+    if arm is None:
+        return _nothing_fits(devices, on)
+    said = "by measurements of this device" if devices.measured_on else "foreseen"
+    figures = [f"{said} {_range(arm.samples_per_s, 'samples/s')}"] if arm.samples_per_s else []
+    if arm.tokens_per_s:
+        figures.append(f"{arm.tokens_per_s.value:,.0f} tokens/s")
+    if arm.mfu:
+        figures.append(f"MFU {percent(round(arm.mfu.value, 2))}")
+    if arm.cost:
+        figures.append(f"{money(arm.cost.value)} for a billion tokens")
+    return f"{on}: {configuration(arm)}: {', '.join(figures)}. It fits with {likelihood(arm.fits)}."
+
+
+def configuration(arm: PlannedArm) -> str:
+    """Returns an arm's configuration in words, such as `ZeRO 2, micro-batch 8, accumulation 4`."""
+    plain = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
+    stage, *more = plain.split("-", 1)
+    said = [more[0].replace("-offload", " and offload").replace("-", " ")] if more else []
+    with_more = " with " + ", ".join([*said, *arm.switches.values()]) if said or arm.switches else ""
+    return f"ZeRO {stage.removeprefix('z')}{with_more}, micro-batch {arm.micro_batch}, accumulation {arm.accumulation}"
+
+
+def why_of(devices: PlannedDevices) -> tuple[str, ...]:
+    """Returns sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit."""
+    arm = devices.chosen or nearest_to_fit(devices.arms)
+    if arm is None:
+        return ()
+    sentences = []
+    if arm.peak is not None and arm.memory:
+        total = sum(arm.memory.values()) or 1.0
+        parts = [f"{bytes_shown(size)} {MEMORY_WORDS.get(name, name)}" for name, size in grouped(arm.memory).items()]
+        largest = next(iter(grouped(arm.memory).values()))
+        sentences.append(
+            f"Memory: {bytes_shown(arm.peak.value)} of {bytes_shown(devices.usable)} at the peak, "
+            f"{_moment(arm.peak_moment)}: {_listed(parts[:4])}. The largest part is {_share(largest, total)} of it."
+        )
+    if arm.host > 0.01 * (devices.host_memory or 0.0):
+        room = "" if devices.host_memory is None else f" of {bytes_shown(devices.host_memory)}"
+        sentences.append(f"Host: each rank keeps {bytes_shown(arm.host)}{room} in its host's memory.")
+    if arm.seconds:
+        total = sum(arm.seconds.values()) or 1.0
+        longest = sorted(arm.seconds.items(), key=lambda each: -each[1])
+        parts = [
+            f"{TIME_WORDS.get(part, part)} {_share(size, total)}" for part, size in longest if size >= 0.01 * total
+        ]
+        sentences.append(f"Time: a step takes {total:.3g} s, of which {_listed(parts[:4])}.")
+    if is_bound_by_loading(arm):
+        sentences.append(
+            f"Loading binds: with all data at hand it would be {_three(arm.without_loading or 0.0)} samples/s. It was "
+            "measured on this host. Other workers or data there change it."
+        )
+    return tuple(sentences)
+
+
+def is_bound_by_loading(arm: PlannedArm) -> bool:
+    """Returns whether the devices wait for data in a tenth of a step or more."""
+    return arm.without_loading is not None and arm.seconds.get("data", 0.0) >= 0.1 * sum(arm.seconds.values())
+
+
+def fewest_sentence(devices: PlannedDevices) -> str:
+    """Returns the fewest of these devices on which the program trains at all."""
+    if devices.fewest is None:
+        most = max((each.devices for each in devices.counts), default=devices.count)
+        return f"It trains on no number of {devices.device} up to {most:,}."
+    if devices.fewest == 1:
+        return f"It trains on a single {devices.device} already."
+    found = next((each.other_batch for each in devices.counts if each.devices == devices.fewest), None)
+    batch = "" if found is None else f", with a global batch of {found:,}, because they cannot divide yours"
+    return f"The fewest {devices.device} on which it trains: {devices.fewest:,}{batch}."
+
+
+def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:
+    """Returns the answer of the whole plan in a sentence.
+
+    Args:
+        devices: in the order of `--on`.
+        best: the index of the answer; None if nothing fits anywhere.
+    """
+    if best is not None:
+        return f"{answer_of(devices[best])}{_faster(devices, best)}"
+    if len(devices) == 1 or any(each.contradiction for each in devices):
+        return " ".join(map(answer_of, devices))
+    return f"Nothing fits on {_listed([each.label for each in devices])}. {fewest_sentence(devices[0])}"
+
+
+def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
+    """Returns which devices are faster than those with the cheapest tokens; empty if none are."""
+    speeds = {
+        each.label: arm.samples_per_s.value
+        for each in devices
+        if (arm := each.chosen) is not None and arm.samples_per_s is not None
+    }
+    fastest = max(speeds, key=lambda label: speeds[label], default=devices[best].label)
+    if speeds.get(fastest, 0.0) <= EQUAL * speeds.get(devices[best].label, 0.0):
+        return ""
+    return f" It costs least. {fastest} is faster, with {_three(speeds[fastest])} samples/s."
+
+
+def best_of(devices: Sequence[PlannedDevices]) -> int | None:
+    """Returns the index of the devices that the plan's answer is about.
+
+    It is that with the cheapest tokens if all that fit have a price, else that with the most samples a second.
+    """
+    fitting = [(index, arm) for index, each in enumerate(devices) if (arm := each.chosen) is not None]
+    if not fitting:
+        return None
+    costs = [(arm.cost.value, index) for index, arm in fitting if arm.cost is not None]
+    if len(costs) == len(fitting):
+        return min(costs)[1]
+    return max(fitting, key=lambda each: each[1].samples_per_s.value if each[1].samples_per_s else 0.0)[0]
+
+
+def nearest_to_fit(arms: Sequence[PlannedArm]) -> PlannedArm | None:
+    """Returns the arm that needs least memory; None if none was foreseen."""
+    seen = [arm for arm in arms if arm.peak is not None]
+    return min(seen, key=lambda arm: (-round(arm.fits, 2), arm.peak.value if arm.peak else 0.0), default=None)
+
+
+def likelihood(share: float) -> str:
+    """Returns a probability as people read it, and none that is surer than measurements have shown."""
+    if share > SUREST:
+        return f"over {percent(SUREST)}"
+    return f"under {percent(LEAST)}" if share < LEAST else percent(round(share, 2))
+
+
+def money(amount: float) -> str:
+    """Returns a price, in the currency of what the user typed."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
+
+
+def _nothing_fits(devices: PlannedDevices, on: str) -> str:
+    stopped = [arm for arm in devices.arms if arm.stopped]
+    nearest = nearest_to_fit(devices.arms)
+    if nearest is None or nearest.peak is None:
+        return f"{on}: {stopped[0].stopped}" if stopped else f"{on}: nothing was foreseen."
+    lacks = f"it needs {bytes_shown(nearest.peak.value)} of {bytes_shown(devices.usable)}"
+    if nearest.peak.value <= devices.usable and devices.host_memory is not None and nearest.host > devices.host_memory:
+        lacks = f"each rank keeps {bytes_shown(nearest.host)} on a host with {bytes_shown(devices.host_memory)} for it"
+    return f"{on}: nothing fits. The nearest is {configuration(nearest)}: {lacks}. {fewest_sentence(devices)}"
+
+
+def _on(devices: PlannedDevices) -> str:
+    hosts = "" if devices.nodes == 1 else f" ({devices.nodes} hosts of {devices.per_node})"
+    return f"On {devices.count} {devices.device}{hosts}"
+
+
+def _range(figure: ForeseenRange, unit: str) -> str:
+    return f"{_three(figure.value)} {unit} ({_three(figure.low)} to {_three(figure.high)})"
+
+
+def _three(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _share(part: float, whole: float) -> str:
+    return percent(round(part / whole, 2))
+
+
+def _moment(name: str) -> str:
+    words = {
+        "initialize": "while DeepSpeed initialises",
+        "load": "while a batch is loaded",
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "update": "in the optimizer's update",
+    }
+    return words.get(name, "between the passes")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

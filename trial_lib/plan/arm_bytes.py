@@ -1,0 +1,305 @@
+"""The memory model's prior from foreseen runs: the bytes of an arm's moments, and their growth with the micro-batch."""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
+from trial_lib.plan.allocator import rounded
+from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.scaling import have_same_events, scaled_run
+from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+
+# A replay of a run's allocations through a model of the C library's heap, for runs whose device is a processor.
+
+
+_HEADER, _UNIT, _SMALLEST = 8, 16, 32
+_ALIGNMENT, _PAGE = 64, 4096
+MAPPED_FROM = (32 << 20) - (64 << 10)
+"""Bytes. A rank's heap has this threshold from its first step on (`keep_what_is_freed` in `device/rank/cpu.py`)."""
+
+
+class CHeap:
+    """The heap of one process."""
+
+    def __init__(self) -> None:
+        # Free pieces by size and start, with both ends to join neighbours.
+        self._free: list[tuple[int, int]] = []
+        self._sizes: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._top = self._mapped = 0
+        # Of each handle: start and size. Mapped blocks have no start.
+        self._used: dict[int, tuple[int | None, int]] = {}
+
+    @property
+    def held(self) -> int:
+        """Bytes from its begin to the end of its last block, with all holes, and those of mapped blocks."""
+        return self._top + self._mapped
+
+    def allocate(self, handle: int, request: int) -> None:
+        """Allocates a block.
+
+        Args:
+            handle: names it until it is freed.
+            request: bytes.
+        """
+        size = max(_SMALLEST, -(-(request + _HEADER) // _UNIT) * _UNIT)
+        if size >= MAPPED_FROM:
+            pages = -(-(size + _ALIGNMENT + _SMALLEST) // _PAGE) * _PAGE
+            self._used[handle] = None, pages
+            self._mapped += pages
+        else:
+            self._used[handle] = self._cut(size)
+
+    def free(self, handle: int) -> None:
+        """Frees a block. An unknown handle is ignored."""
+        start, size = self._used.pop(handle, (None, 0))
+        if start is None:
+            self._mapped -= size
+        else:
+            self._release(start, size)
+
+    def _cut(self, size: int) -> tuple[int, int]:
+        """Returns start and size of a block, with the rest in front of it, which is freed with it."""
+        start, found = self._take(size + _ALIGNMENT + _SMALLEST)
+        # The header lies in front of the aligned address.
+        front = -(start + _UNIT) % _ALIGNMENT
+        if 0 < front < _SMALLEST:
+            front += _ALIGNMENT
+        end, block = start + found, start + front + size
+        if end - block < _SMALLEST:
+            block = end
+        else:
+            self._release(block, end - block)
+        return start, block - start
+
+    def _take(self, size: int) -> tuple[int, int]:
+        """Returns start and size of the best fit, or of a new piece at the top."""
+        place = bisect_left(self._free, (size, 0))
+        if place == len(self._free):
+            self._top += size
+            return self._top - size, size
+        found, start = self._free[place]
+        self._remove(start)
+        if found - size < _SMALLEST:
+            return start, found
+        self._add(start + size, found - size)
+        return start, size
+
+    def _release(self, start: int, size: int) -> None:
+        end = start + size
+        if end in self._sizes:
+            end += self._remove(end)
+        if start in self._starts:
+            start = self._starts[start]
+            self._remove(start)
+        if end == self._top:
+            self._top = start
+        else:
+            self._add(start, end - start)
+
+    def _add(self, start: int, size: int) -> None:
+        insort(self._free, (size, start))
+        self._sizes[start] = size
+        self._starts[start + size] = start
+
+    def _remove(self, start: int) -> int:
+        size = self._sizes.pop(start)
+        del self._starts[start + size]
+        del self._free[bisect_left(self._free, (size, start))]
+        return size
+
+
+# Host memory of a rank, from a foreseen run: offloaded states in pageable and in pinned memory, and its data.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPeak:
+    """Bytes of one rank in its host's memory.
+
+    Attributes:
+        pageable: the most live bytes in pageable memory during the steps.
+        built: the most while the program builds its model, which may be on the host.
+        pinned: the most live bytes in pinned memory, each block a power of two.
+        pinned_blocks: all blocks that torch has pinned. It keeps a freed one for the next request of its size.
+        data: of the program's data, which are real.
+    """
+
+    pageable: float
+    built: float
+    pinned: float
+    pinned_blocks: float
+    data: float
+
+    @property
+    def held(self) -> float:
+        """All that stays in the host for the rank's steps, beside the interpreter and its libraries."""
+        return self.pageable + self.pinned_blocks + self.data
+
+
+def host_peak(run: ForeseenRun) -> HostPeak:
+    """Returns the host memory of a run's rank."""
+    highest = live_bytes(run, "host").by_name()
+    return HostPeak(
+        pageable=max((peak for name, peak in highest.items() if name != "initialize"), default=0.0),
+        built=highest.get("initialize", 0.0),
+        pinned=live_bytes(run, "pinned").peak,
+        pinned_blocks=_pinned_blocks(run),
+        data=run.data_bytes,
+    )
+
+
+def _pinned_blocks(run: ForeseenRun) -> float:
+    """Returns the bytes of all pinned blocks, by size the most that are live at once.
+
+    Source: `aten/src/ATen/core/CachingHostAllocator.h` of PyTorch 2.13, which keeps free blocks in one list for each
+    power of two and gives none back.
+    """
+    index = PLACES.index("pinned")
+    live: Counter[float] = Counter()
+    most: Counter[float] = Counter()
+    for storage, is_made in run.events:
+        if run.storages[storage].place != index:
+            continue
+        size = rounded(run.storages[storage].size, "pinned")
+        live[size] += 1 if is_made else -1
+        most[size] = max(most[size], live[size])
+    return sum(size * count for size, count in most.items())
+
+
+_DEVICE, _THREAD = PLACES.index("device"), PLACES.index("thread")
+# The line is near these multiples of the larger size. On a GPU a point is exact, and at small sizes the peak may be at
+# an event whose bytes hardly grow. In a processor's heap the holes differ from size to size, and a slot holds less.
+_SHARES = {"cuda": (4, 8), "cpu": (0.5, 1, 2, 4)}
+# Uses of memory that a sample takes. Temporaries count as well in part, which no kind says.
+_OF_SAMPLES = frozenset(KINDS.index(kind) for kind in ("activation", "input"))
+_INITIALIZE, _UPDATE = MOMENTS.index("initialize"), MOMENTS.index("update")
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A peak above initialisation: its bytes, and the bytes of activations and batches among them."""
+
+    bytes_: float = 0.0
+    of_samples: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """Bytes of one run.
+
+    Attributes:
+        initialize: live when `deepspeed.initialize` returns.
+        backward: the peak outside the optimizer's step.
+        update: the peak in the optimizer's step.
+    """
+
+    initialize: float
+    backward: _Level
+    update: _Level
+
+
+def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None:
+    """Returns the bytes of an arm; None if no run has foreseen a step.
+
+    If two runs have the same events, the line goes through larger sizes than theirs. At a small size another event may
+    have the peak, whose bytes hardly grow. If all runs have one size, activations and batches are taken as growing.
+
+    Args:
+        runs: of one configuration, at one micro-batch size or more. The smallest and the largest count.
+        device: `cuda` or `cpu`. A processor has one memory, in which offloaded states and data sets lie too.
+    """
+    whole = sorted((run for run in runs if not run.stopped and _has_step(run)), key=lambda run: run.micro_batch)
+    if not whole:
+        return None
+    small, large = whole[0], whole[-1]
+    sized = {run.micro_batch: run for run in (small, large)}
+    if small.micro_batch < large.micro_batch and have_same_events(small, large):
+        sizes = {round(share * large.micro_batch) for share in _SHARES[device]}
+        sized = {size: scaled_run(small, larger=large, micro_batch=size) for size in sorted(sizes)}
+    levels = {size: _levels(run, device) for size, run in sized.items()}
+    return ForeseenArm(
+        ds_config=large.ds_config,
+        initialize=SizeLine(levels[max(levels)].initialize),
+        backward=_line({size: each.backward for size, each in levels.items()}),
+        update=_line({size: each.update for size, each in levels.items()}),
+        host=0.0 if device == "cpu" else host_peak(whole[-1]).held,
+    )
+
+
+def _line(levels: Mapping[int, _Level]) -> SizeLine:
+    """Returns the line that is nearest to the levels of some sizes."""
+    if len(levels) > 1:
+        return SizeLine.near({size: level.bytes_ for size, level in levels.items()})
+    ((size, level),) = levels.items()
+    return SizeLine(level.bytes_ - level.of_samples, level.of_samples / max(1, size))
+
+
+def _has_step(run: ForeseenRun) -> bool:
+    return any(moment.name == _UPDATE for moment in run.moments)
+
+
+def _levels(run: ForeseenRun, device: str) -> _Levels:
+    if device == "cpu":
+        return _levels_on_processor(run)
+    sizes = [rounded(each.size, PLACES[each.place]) for each in run.storages]
+    is_here = [each.place == _DEVICE for each in run.storages]
+    live, of_samples, initialize = 0.0, 0.0, 0.0
+    most = {"backward": _Level(), "update": _Level()}
+    for part, events in _parts(run):
+        peak, then = live, of_samples
+        for event in events:
+            if not is_here[event.storage]:
+                continue
+            change = sizes[event.storage] if event.is_made else -sizes[event.storage]
+            live += change
+            of_samples += change if run.storages[event.storage].kind in _OF_SAMPLES else 0
+            if live > peak:
+                peak, then = live, of_samples
+        if part == "initialize":
+            initialize = live
+        elif peak - initialize > most[part].bytes_:
+            most[part] = _Level(peak - initialize, then)
+    return _Levels(initialize, most["backward"], most["update"])
+
+
+def _levels_on_processor(run: ForeseenRun) -> _Levels:
+    """Returns the levels of a process's whole memory: its heap with all holes, and that of the thread that gathers."""
+    heap, live, of_samples, threads = CHeap(), 0, 0, 0
+    initialize, held_then = 0, 0
+    most = {"backward": _Level(), "update": _Level()}
+    for part, events in _parts(run):
+        peak, then, held = live, of_samples, 0
+        for storage, is_made in events:
+            size, kind, place, _ = run.storages[storage]
+            if place == _THREAD:
+                threads = max(threads, size)
+            elif is_made:
+                heap.allocate(storage, size)
+            else:
+                heap.free(storage)
+            change = size if is_made else -size
+            live += change
+            of_samples += change if kind in _OF_SAMPLES else 0
+            if live > peak:
+                peak, then = live, of_samples
+            held = max(held, heap.held)
+        if part == "initialize":
+            initialize, held_then = live, heap.held
+            continue
+        # An update takes few large blocks, and those that the passes have freed.
+        with_holes = held - held_then + threads if part == "backward" else 0
+        above = max(peak - initialize, with_holes) + run.data_bytes
+        if above > most[part].bytes_:
+            most[part] = _Level(above, then)
+    return _Levels(initialize, most["backward"], most["update"])
+
+
+def _parts(run: ForeseenRun) -> Iterator[tuple[str, Sequence[MemoryEvent]]]:
+    """Yields the events of each moment, with the part of the run that it belongs to."""
+    last = max((place for place, moment in enumerate(run.moments) if moment.name == _INITIALIZE), default=-1)
+    for place, (moment, following) in enumerate(zip_longest(run.moments, run.moments[1:])):
+        part = "initialize" if place <= last else "update" if moment.name == _UPDATE else "backward"
+        yield part, run.events[moment.event : following.event if following else len(run.events)]

@@ -1,0 +1,393 @@
+"""The foreseen runs of one arm, and what follows from them for other devices and micro-batches. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
+
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, Moment, Operation, Storage
+from trial_lib.plan.arms import PlanArm
+from trial_lib.plan.devices import COLLECTIVES, DISK
+from trial_lib.plan.scaling import have_same_events, scaled_run
+from trial_lib.plan.work import kind_of
+from trial_lib.records.switches import switch_key
+
+# A foreseen run at a micro-batch size that was not run, from two that were. Pure.
+
+
+def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
+    """Returns the run of the arm with another micro-batch. Its storages are those of the nearer run.
+
+    Operations are matched one to one by their order within a moment. If a moment has other operations at the larger
+    size, the nearer run's are scaled by the sums of their class. If one run has more micro-batches in a step, its last
+    ones count.
+
+    Args:
+        small: a run of the arm.
+        large: a run of it with a larger micro-batch.
+        micro_batch: samples, at least 1.
+        accumulation: micro-batches of a step; that of the nearer run if None.
+
+    Raises:
+        ValueError: both runs have the same micro-batch.
+    """
+    if small.micro_batch == large.micro_batch:
+        raise ValueError(f"both runs have a micro-batch of {small.micro_batch}")
+    small, large = _with_as_many(small, large), _with_as_many(large, small)
+    weight = (micro_batch - small.micro_batch) / (large.micro_batch - small.micro_batch)
+    nearer = large if weight > 0.5 else small
+    operations: list[Operation] = []
+    starts: list[int] = []
+    if len(small.moments) == len(large.moments):
+        for low, high, near in zip(*(_stretches(run) for run in (small, large, nearer)), strict=True):
+            starts.append(len(operations))
+            operations += _between(low, high, near, weight)
+    else:
+        operations = _between(small.operations, large.operations, nearer.operations, weight)
+        starts = [moment.operation for moment in nearer.moments]
+    return replace(
+        nearer,
+        micro_batch=micro_batch,
+        accumulation=accumulation or nearer.accumulation,
+        operations=tuple(operations),
+        moments=tuple(moment._replace(operation=start) for moment, start in zip(nearer.moments, starts, strict=True)),
+        loading_s=_loading(small, large, micro_batch, weight),
+        loads_beside=small.loads_beside or large.loads_beside,
+    )
+
+
+def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
+    """Returns the operations of a run with at most as many micro-batches in a step as another run has."""
+    most = max((moment.micro_batch for moment in other.moments), default=0)
+    last: dict[int, int] = {}
+    for moment in run.moments:
+        last[moment.step] = max(last.get(moment.step, 0), moment.micro_batch)
+    if max(last.values(), default=0) <= most:
+        return run
+    moments: list[Moment] = []
+    operations: list[Operation] = []
+    for moment, stretch in run.operations_by_moment():
+        if moment.micro_batch >= last[moment.step] - most:
+            moments.append(moment._replace(operation=len(operations)))
+            operations += stretch
+    return replace(run, moments=tuple(moments), operations=tuple(operations))
+
+
+def _stretches(run: ForeseenRun) -> list[tuple[Operation, ...]]:
+    return [operations for _, operations in run.operations_by_moment()]
+
+
+def _between(
+    low: Sequence[Operation], high: Sequence[Operation], near: Sequence[Operation], weight: float
+) -> list[Operation]:
+    if [_sort(each) for each in low] == [_sort(each) for each in high]:
+        return [
+            near_by.with_work(_line(one.flops, other.flops, weight), _line(one.moved, other.moved, weight))
+            for one, other, near_by in zip(low, high, near, strict=True)
+        ]
+    sums = [_sums(each) for each in (low, high, near)]
+    factors = {
+        sort: tuple(
+            _line(sums[0].get(sort, (0.0, 0.0))[part], sums[1].get(sort, (0.0, 0.0))[part], weight) / (own[part] or 1.0)
+            for part in (0, 1)
+        )
+        for sort, own in sums[2].items()
+    }
+    return [each.with_work(each.flops * factors[_sort(each)][0], each.moved * factors[_sort(each)][1]) for each in near]
+
+
+def _sort(operation: Operation) -> tuple[int, int, int]:
+    return operation.kind, operation.ranks, operation.on_host
+
+
+def _sums(operations: Sequence[Operation]) -> dict[tuple[int, int, int], tuple[float, float]]:
+    sums: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for each in operations:
+        flops, moved = sums.get(_sort(each), (0.0, 0.0))
+        sums[_sort(each)] = flops + each.flops, moved + each.moved
+    return sums
+
+
+def _line(low: float, high: float, weight: float) -> float:
+    # Below the smaller size a line may cross zero.
+    return max(0.0, low + (high - low) * weight)
+
+
+def _loading(small: ForeseenRun, large: ForeseenRun, micro_batch: int, weight: float) -> tuple[float, ...]:
+    known = [run for run in (small, large) if run.loading_s]
+    if len(known) < 2:
+        # Of one size a sample takes as long as of another.
+        return tuple(seconds * micro_batch / run.micro_batch for run in known for seconds in run.loading_s)
+    low, high = (sorted(run.loading_s)[len(run.loading_s) // 2] for run in known)
+    return (_line(low, high, weight),)
+
+
+# A foreseen run on another number of ranks. Pure.
+
+
+# What an operation of the host moves for a number at most: it reads two of 32 bits and writes one. A copy moves one.
+_TOUCHED_BYTES, _COPIED_BYTES = 12, 4
+_COPIES = ("to_host", "to_device")
+
+
+def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """Returns the run with another number of replicas. Its storages stay, and so do not belong to it.
+
+    Args:
+        run: of two replicas or more, because one has no collectives that could be scaled.
+        replicas: of the model, at least 1. Tensor parallelism stays as it is.
+
+    Raises:
+        ValueError: the run has one replica, and more are asked for.
+    """
+    if replicas == run.replicas:
+        return run
+    if run.replicas == 1:
+        raise ValueError("a run of one replica does not show what several send to each other")
+    share, world = run.replicas / replicas, run.world // run.replicas * replicas
+    # Stages of a pipeline send to each other in the group of all ranks.
+    grown = {run.world: world, run.zero_ranks: replicas * run.sequence_ranks}
+    starts = [moment.operation for moment in run.moments]
+    names = [MOMENTS[moment.name] for moment in run.moments]
+    operations: list[Operation] = []
+    moments = []
+    for index, moment in enumerate(run.moments):
+        end = starts[index + 1] if index + 1 < len(starts) else len(run.operations)
+        moments.append(moment._replace(operation=len(operations)))
+        for operation in run.operations[moment.operation : end]:
+            kind = kind_of(operation)
+            if kind in COLLECTIVES:
+                ranks = grown.get(operation.ranks, operation.ranks)
+                if ranks > 1 or operation.ranks == 1:
+                    operations.append(operation._replace(ranks=ranks))
+            elif _is_of_a_partition(operation, kind, names[index], run):
+                operations.append(operation.with_work(operation.flops * share, operation.moved * share))
+            else:
+                operations.append(operation)
+    return replace(
+        run,
+        world=world,
+        replicas=replicas,
+        operations=tuple(operations),
+        moments=tuple(moments),
+    )
+
+
+def _is_of_a_partition(operation: Operation, kind: str, moment: str, run: ForeseenRun) -> bool:
+    """Whether an operation works on this rank's share of the states: the update, and what is offloaded.
+
+    Stages 1 and 2 move the whole gradient of a parameter that lies in several shares. So what is larger than a share
+    stays, whatever the number of ranks.
+    """
+    if run.stage == 0:
+        return False
+    if moment == "update":
+        return True
+    is_offloaded = operation.on_host == 1 or kind in DISK or (kind in _COPIES and moment != "load")
+    touched = _COPIED_BYTES if kind in _COPIES else _TOUCHED_BYTES
+    return is_offloaded and (not run.parameters or operation.moved <= touched * run.parameters / run.replicas)
+
+
+_UPDATE, _DEVICE = MOMENTS.index("update"), PLACES.index("device")
+# The first ZeRO stage that partitions a kind of state (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+_PARTITIONED_FROM = {"optimizer": 1, "gradient": 2, "parameter": 3}
+
+
+@dataclass(frozen=True)
+class ArmRuns:
+    """The foreseen runs of one arm.
+
+    Attributes:
+        arm: what ran.
+        small: the run at a small micro-batch.
+        large: the same at a larger one; None if the program takes only one size.
+        wider: the run at the small micro-batch on another number of ranks; None if there is none.
+        names: of the runs' files.
+    """
+
+    arm: PlanArm
+    small: ForeseenRun
+    large: ForeseenRun | None = None
+    wider: ForeseenRun | None = None
+    names: tuple[str, ...] = ()
+    _at_sizes: dict[int, ForeseenRun] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def runs(self) -> list[ForeseenRun]:
+        """All of them."""
+        return [run for run in (self.small, self.large, self.wider) if run is not None]
+
+    def with_loading(self, of_a_sample: float | None, is_beside: bool) -> "ArmRuns":
+        """Returns the arm with another loading time.
+
+        Args:
+            of_a_sample: seconds; None if it is not known.
+            is_beside: whether worker processes load while the rank trains.
+        """
+
+        def changed(run: ForeseenRun) -> ForeseenRun:
+            loading = () if of_a_sample is None else (of_a_sample * run.micro_batch,)
+            return replace(run, loading_s=loading, loads_beside=is_beside)
+
+        return replace(
+            self,
+            small=changed(self.small),
+            large=None if self.large is None else changed(self.large),
+            wider=None if self.wider is None else changed(self.wider),
+            _at_sizes={},
+        )
+
+    @property
+    def stopped(self) -> str:
+        """Why the arm cannot be foreseen; empty if it was."""
+        return self.small.stopped
+
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether nothing is known about other micro-batches."""
+        return self.large is None or bool(self.large.stopped)
+
+    def is_scaled(self, replicas: int) -> bool:
+        """Returns whether no run was of so many replicas, so that the states are divided anew."""
+        return replicas != self.small.replicas
+
+    def at_replicas(self, replicas: int) -> tuple[ForeseenRun, ForeseenRun | None]:
+        """Returns the runs at the small and at the larger micro-batch on a number of replicas of the model."""
+        large = None if self.is_of_one_size else self.large
+        if replicas == self.small.replicas:
+            return self.small, large
+        wider = self._wider
+        world = self.small.world // self.small.replicas * replicas
+        if wider is None:
+            return divided_anew(self.small, replicas), None if large is None else divided_anew(large, replicas)
+        one = scaled_run(self.small, wider=wider, world=world)
+        if large is None:
+            return one, None
+        if not have_same_events(self.small, large):
+            return one, divided_anew(large, replicas)
+        other = scaled_run(self.small, larger=large, wider=wider, micro_batch=large.micro_batch, world=world)
+        return one, other
+
+    def step_at(self, replicas: int, micro_batch: int, accumulation: int) -> ForeseenRun:
+        """Returns the run whose operations are those of a micro-batch on a number of replicas.
+
+        Args:
+            replicas: of the model.
+            micro_batch: samples.
+            accumulation: micro-batches of an optimizer step.
+        """
+        run = self._at_size(micro_batch)
+        if run.replicas != replicas:
+            run = at_world(run, replicas) if run.replicas > 1 else _alone(run, replicas)
+        return replace(run, accumulation=accumulation)
+
+    @cached_property
+    def partitioned(self) -> tuple[float, float]:
+        """Bytes of the small run's share of partitioned states, on the device and on the host."""
+        return partitioned_bytes(self.small)
+
+    def _at_size(self, micro_batch: int) -> ForeseenRun:
+        if micro_batch == self.small.micro_batch or self.large is None or self.is_of_one_size:
+            return self.small
+        if micro_batch not in self._at_sizes:
+            self._at_sizes[micro_batch] = at_size(self.small, self.large, micro_batch)
+        return self._at_sizes[micro_batch]
+
+    @property
+    def _wider(self) -> ForeseenRun | None:
+        """The run on another number of ranks, if it differs in sizes alone."""
+        wider = self.wider
+        if wider is None or wider.stopped or wider.world == self.small.world:
+            return None
+        return wider if have_same_events(self.small, wider) else None
+
+
+def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """Returns a run whose partitioned states are divided over another number of replicas, by formula.
+
+    Buffers, and what a pass gathers for a while, stay.
+    """
+    partitioned, share = partitioned_states(run), run.replicas / replicas
+    storages = tuple(
+        _divided(storage, share) if index in partitioned else storage for index, storage in enumerate(run.storages)
+    )
+    return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)
+
+
+def partitioned_states(run: ForeseenRun) -> set[int]:
+    """Returns the indexes of the storages with this rank's share of states that ZeRO partitions.
+
+    States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
+    """
+    kinds = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
+    return {index for index in persistent(run) if run.storages[index].kind in kinds}
+
+
+def persistent(run: ForeseenRun) -> set[int]:
+    """Returns the indexes of the storages that are there when an optimizer steps; at the end of a run without steps."""
+    updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
+    live: set[int] = set()
+    found: set[int] = set()
+    for index, event in enumerate(run.events):
+        if index in updates:
+            found |= live
+        if event.is_made:
+            live.add(event.storage)
+        else:
+            live.discard(event.storage)
+    return found if updates else live
+
+
+def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
+    """Returns the bytes of one rank's share of partitioned states, on the device and on the host.
+
+    A share that is made anew in each step counts once.
+    """
+    device = host = 0.0
+    most: dict[tuple[int, int], float] = {}
+    live: dict[tuple[int, int], float] = {}
+    states = partitioned_states(run)
+    for event in run.events:
+        if event.storage not in states:
+            continue
+        storage = run.storages[event.storage]
+        key = storage.kind, storage.place
+        live[key] = live.get(key, 0.0) + (storage.size if event.is_made else -storage.size)
+        most[key] = max(most.get(key, 0.0), live[key])
+    for (_, place), size in most.items():
+        if place == _DEVICE:
+            device += size
+        else:
+            host += size
+    return device, host
+
+
+def _divided(storage: Storage, share: float) -> Storage:
+    return storage._replace(size=round(storage.size * share))
+
+
+def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """Returns a run of one replica as one of several that send each other nothing: the best that it can show."""
+    return replace(run, replicas=replicas, world=run.world * replicas)
+
+
+def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
+    """Returns the arms with the same loading time of a sample, which is the median over the runs of all of them.
+
+    Loading is measured, and a run has only a few batches. An arm would otherwise look slow because another process
+    disturbed its run. Arms with other switches of the program may load otherwise, so they have a median of their own.
+
+    Args:
+        arms: of one program.
+    """
+    alike: dict[tuple[tuple[str, str], ...], list[ForeseenRun]] = {}
+    for arm in arms:
+        alike.setdefault(switch_key(arm.arm.knobs), []).extend(arm.runs)
+    return [arm.with_loading(*_of_a_sample(alike[switch_key(arm.arm.knobs)])) for arm in arms]
+
+
+def _of_a_sample(runs: Sequence[ForeseenRun]) -> tuple[float | None, bool]:
+    """Returns the median loading time of a sample, and whether workers load. A few runs may not have shown that."""
+    beside = [run for run in runs if run.loads_beside]
+    seconds = [each / run.micro_batch for run in beside or runs for each in run.loading_s if run.micro_batch]
+    return (median(seconds) if seconds else None), bool(beside)

@@ -1,0 +1,326 @@
+"""One arm on one cluster: whether it fits, its fastest micro-batch, its speed and its price. Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import permutations
+from statistics import NormalDist
+from typing import Any
+
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.answer import EQUAL, memory_bound, time_bound
+from trial_lib.plan.arm_bytes import host_peak
+from trial_lib.plan.arm_runs import ArmRuns
+from trial_lib.plan.arms import offloaded_sections
+from trial_lib.plan.asked_devices import AskedDevices
+from trial_lib.plan.devices import Efficiencies
+from trial_lib.plan.fits import ArmMemory, PeakForecast
+from trial_lib.plan.live_bytes import with_logits
+from trial_lib.plan.plan_record import LIKELY, ForeseenRange, PlannedArm
+from trial_lib.plan.step_time import ForeseenStep, foresee_step
+from trial_lib.records.switches import switch_key
+from trial_lib.records.units import percent
+from trial_lib.search.sizes import BatchPolicy
+
+SAFE = 0.8
+"""The answer's micro-batch fits with at least this probability, if any does."""
+
+_BILLION, _HOUR_S = 1e9, 3600.0
+# Sizes whose step is timed: the largest that fits, and some of the smaller ones.
+_TIMED = 4
+# The host's memory is as uncertain as an allocated peak, and the rank's own libraries are not in it.
+_HOST_ERROR = 0.05
+_LIBRARIES = 3 * 2.0**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One arm on one cluster.
+
+    Attributes:
+        runs: of the arm.
+        asked: the devices.
+        policy: its batches there.
+        headroom: the share of a device's memory that stays free.
+        base_config: the user's DeepSpeed configuration.
+        efficiencies: constants of the foreseen time.
+        allocator: settings of PyTorch's allocator.
+        typed: micro-batch and accumulation of the program as it was typed; None if nobody knows them.
+    """
+
+    runs: ArmRuns
+    asked: AskedDevices
+    policy: BatchPolicy
+    headroom: float = 0.0
+    base_config: dict[str, object] = field(default_factory=dict)
+    efficiencies: Efficiencies | None = None
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    typed: tuple[int, int] | None = None
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a device that programs may use."""
+        return self.asked.cluster.device.memory * (1 - self.headroom)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Micro-batch sizes that could be taken (samples), ascending."""
+        return self.sizes_of(self.policy)
+
+    def sizes_of(self, policy: BatchPolicy) -> tuple[int, ...]:
+        """Returns the sizes of a policy that the runs of the arm say something about (samples), ascending."""
+        if self.runs.is_of_one_size:
+            return tuple(size for size in policy.sizes() if size == self.runs.small.micro_batch)
+        return policy.sizes()
+
+    @cached_property
+    def memory(self) -> ArmMemory:
+        """The memory of a device for any micro-batch."""
+        one, other = self.runs.at_replicas(self.policy.data_parallel_size)
+        cluster = self.asked.cluster
+        return ArmMemory(
+            one=one,
+            other=other,
+            settings=self.allocator,
+            ranks_per_node=cluster.per_host,
+            capability=cluster.device.capability,
+        )
+
+    @cached_property
+    def host(self) -> float:
+        """Bytes that each rank keeps in its host's memory during its steps."""
+        return host_peak(self.memory.one).held
+
+    @cached_property
+    def built(self) -> float:
+        """Bytes that each rank has in its host's memory while it builds its model there."""
+        return host_peak(self.memory.one).built
+
+    @cached_property
+    def host_fits(self) -> float:
+        """The probability that the host has room for its ranks, while they build their models and later."""
+        return host_likelihood(max(self.host, self.built), self.asked)
+
+    def fits(self, micro_batch: int) -> float:
+        """Returns the probability that a micro-batch fits, on the device and in the host's memory."""
+        return self.memory.at(micro_batch).fits(self.capacity) * self.host_fits
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest micro-batch that fits at even odds or better (samples); 0 if none does."""
+        return self._largest_at(LIKELY)
+
+    @cached_property
+    def best(self) -> tuple[int, ForeseenStep | None]:
+        """The micro-batch of the answer with its step: the fastest of those that surely fit."""
+        if not self.sizes:
+            return self.runs.small.micro_batch, None
+        limit = self._largest_at(SAFE) or self.largest
+        if not limit:
+            return self.sizes[0], None
+        fitting = [size for size in self.sizes if size <= limit]
+        if self.runs.small.is_pipeline:
+            return fastest_of_pipeline(fitting, self.step)
+        own = self.typed[0] if self.typed else fitting[-1]
+        candidates = {*fitting[-1 : -1 - 2 * _TIMED : -2], *({own} & set(fitting))}
+        steps = {size: self.step(size) for size in candidates}
+        most = max(step.samples_per_s for step in steps.values())
+        # Of those as fast the nearest to the typed one: nothing is gained by another.
+        equal = [size for size in steps if EQUAL * steps[size].samples_per_s >= most]
+        fastest = min(equal, key=lambda size: (abs(math.log(size / own)), -size))
+        return fastest, steps[fastest]
+
+    def step(self, micro_batch: int) -> ForeseenStep:
+        """Returns the foreseen optimizer step at a micro-batch."""
+        accumulation = max(1, self.policy.accumulation(micro_batch))
+        run = self.runs.step_at(self.policy.data_parallel_size, micro_batch, accumulation)
+        return foresee_step(run, self.asked.cluster, self.efficiencies)
+
+    def planned(self) -> PlannedArm:
+        """Returns the row of the arm in the plan's table."""
+        arm = self.runs.arm
+        if self.runs.stopped:
+            return PlannedArm(**self._named, stopped=self.runs.stopped)
+        size, step = self.best
+        forecast = self.memory.at(size)
+        accumulation = max(1, self.policy.accumulation(size))
+        candidate = arm.candidate(self.policy, size, self.asked.count)
+        memory = self._memory(forecast)
+        return PlannedArm(
+            **self._named,
+            ds_config=candidate.complete(self.base_config),
+            fits=self.fits(size),
+            largest_micro_batch=self.largest,
+            most_micro_batch=self.sizes[-1] if self.sizes else size,
+            micro_batch=size,
+            accumulation=accumulation,
+            is_typed=arm.is_own and (size, accumulation) == self.typed,
+            peak=ForeseenRange.of_peak(forecast, self.capacity),
+            peak_moment=forecast.live.highest.name if forecast.live.highest else "",
+            memory=memory,
+            host=self.host,
+            memory_bound=memory_bound(memory),
+            is_scaled=self.runs.is_scaled(self.policy.data_parallel_size),
+            runs=self.runs.names,
+            **({} if step is None else self._speed(step)),
+        )
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        arm = self.runs.arm
+        return {"label": arm.label, "knobs": dict(arm.knobs), "is_own": arm.is_own, "switches": dict(arm.switches)}
+
+    def _speed(self, step: ForeseenStep) -> dict[str, object]:
+        wide = step.high / step.seconds, step.seconds / step.low
+
+        def rate(value: float | None) -> ForeseenRange | None:
+            return None if value is None else ForeseenRange(value=value, low=value / wide[0], high=value * wide[1])
+
+        tokens, price = rate(step.tokens_per_s), self.asked.price
+        cost = None
+        if tokens is not None and price is not None and tokens.value > 0:
+            of_hour = price * self.asked.count / _HOUR_S * _BILLION
+            cost = ForeseenRange(value=of_hour / tokens.value, low=of_hour / tokens.high, high=of_hour / tokens.low)
+        return {
+            "samples_per_s": rate(step.samples_per_s),
+            "tokens_per_s": tokens,
+            "mfu": rate(step.mfu),
+            "without_loading": step.samples_per_s * _without_data(step) if step.parts["data"] else None,
+            "cost": cost,
+            "seconds": dict(step.parts),
+            "hidden_s": step.hidden,
+            "time_bound": time_bound(step.parts),
+        }
+
+    def _memory(self, forecast: PeakForecast) -> dict[str, float]:
+        """Returns the bytes at the peak by kind, with logits apart from other activations."""
+        highest = forecast.live.highest
+        split = {} if highest is None else with_logits(highest, self.memory.one, forecast.micro_batch)
+        split["overhead"] = max(0.0, forecast.needed.mean - forecast.live.peak)
+        return split
+
+    def _largest_at(self, likely: float) -> int:
+        """Returns the largest of the sizes that fits with a probability; 0 if none does."""
+        low, high = 0, len(self.sizes)
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits(self.sizes[middle]) >= likely:
+                low = middle + 1
+            else:
+                high = middle
+        return self.sizes[low - 1] if low else 0
+
+
+def _without_data(step: ForeseenStep) -> float:
+    """Returns how many times as fast a step is if no device waits for data."""
+    return step.seconds / max(step.seconds - step.parts["data"], 1e-9)
+
+
+def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep]) -> tuple[int, ForeseenStep]:
+    """Returns the fastest micro-batch of a pipeline, with its step.
+
+    Larger micro-batches compute faster, and leave fewer of them in a step, so that more of it is spent with filling and
+    draining the pipeline. So the speed rises up to one size, and falls from there on.
+
+    Args:
+        sizes: that fit (samples), ascending; one at least.
+        step: returns the step at a size.
+    """
+    timed = cache(step)
+
+    def speed(size: int) -> float:
+        return timed(size).samples_per_s
+
+    best = sizes[-1]
+    while (halves := [each for each in sizes if 2 * each <= best]) and speed(halves[-1]) >= speed(best):
+        best = halves[-1]
+    place = sizes.index(best)
+    while faster := [
+        each for each in (place - 1, place + 1) if 0 <= each < len(sizes) and speed(sizes[each]) > speed(sizes[place])
+    ]:
+        place = max(faster, key=lambda each: speed(sizes[each]))
+    return sizes[place], timed(sizes[place])
+
+
+def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
+    """Returns why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
+
+    At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
+    faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Stages
+    have other code for the same work. So a speed contradicts that of an arm with less to do only beyond the interval
+    of the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
+
+    Args:
+        judged: the arms that were foreseen, with their rows.
+    """
+    for evaluation, row in judged:
+        constants = evaluation.efficiencies or Efficiencies()
+        most = max(constants.matmul.value, constants.attention.value) / constants.whole.value
+        if row.mfu is not None and row.mfu.value > EQUAL * min(1.0, most):
+            return f"The row {row.label} has an MFU of {percent(round(row.mfu.value, 2))}, which no kernel reaches."
+    timed = [each for each in judged if each[1].samples_per_s is not None]
+    for (fast, row), (slow, other) in permutations(timed, 2):
+        more = _more_to_do(fast, slow)
+        if not more or _speed(row) <= _speed(other) or row.micro_batch not in slow.sizes:
+            continue
+        # They may have other micro-batches in the table.
+        theirs = slow.step(row.micro_batch)
+        times = fast.step(row.micro_batch).samples_per_s / theirs.samples_per_s
+        if times > theirs.apart and theirs.bound != "launches":
+            return (
+                f"The row {row.label} is {times:.2f} times as fast as {other.label} with the same micro-batch of "
+                f"{row.micro_batch}, and {more}."
+            )
+    return ""
+
+
+def _more_to_do(one: Evaluation, other: Evaluation) -> str:
+    """Returns what an arm has to do more than another one, which is alike otherwise; empty if nothing is."""
+    mine, its = one.runs.small, other.runs.small
+    if switch_key(one.runs.arm.knobs) != switch_key(other.runs.arm.knobs):
+        return ""
+    offloads, its_offloads = offloaded_sections(mine.ds_config), offloaded_sections(its.ds_config)
+    if mine.stage == its.stage and offloads > its_offloads:
+        return "offloads more"
+    is_more = one.asked.count == 1 and mine.stage > its.stage and offloads == its_offloads
+    return "a higher stage only adds communication on a single device" if is_more else ""
+
+
+def _speed(row: PlannedArm) -> float:
+    return row.samples_per_s.value if row.samples_per_s else 0.0
+
+
+def host_likelihood(held: float, asked: AskedDevices) -> float:
+    """Returns the probability that a host has room for the bytes that each of its ranks keeps there."""
+    return 1.0 if held <= 0 else NormalDist(held, _HOST_ERROR * held).cdf(host_room(asked))
+
+
+def host_room(asked: AskedDevices) -> float:
+    """Returns the bytes of its host's memory that each rank may fill with states."""
+    # A rented device comes with its share of the host, also if the others are somebody else's.
+    return asked.cluster.device.host_memory - _LIBRARIES
+
+
+def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
+    """Returns the rows of a table: those that fit, fastest first, then the others, nearest to fit first."""
+
+    def key(arm: PlannedArm) -> tuple[int, float, float]:
+        if arm.is_likely and arm.samples_per_s is not None:
+            return 0, -arm.samples_per_s.value, 0.0
+        if arm.stopped or arm.peak is None:
+            return 2, 0.0, 0.0
+        return 1, -round(arm.fits, 3), arm.peak.value
+
+    return tuple(sorted(arms, key=key))
+
+
+def best_arm(arms: Sequence[PlannedArm]) -> str:
+    """Returns the label of the answer: the fastest that surely fits, else the likeliest; empty if none fits."""
+    fitting = [arm for arm in arms if arm.is_likely and arm.samples_per_s is not None]
+    safe = [arm for arm in fitting if arm.fits >= SAFE]
+    if safe:
+        most = max(map(_speed, safe))
+        # Of arms as fast the user's own: nothing is gained by another.
+        return max(safe, key=lambda arm: (arm.is_own and EQUAL * _speed(arm) >= most, _speed(arm))).label
+    return max(fitting, key=lambda arm: arm.fits).label if fitting else ""

@@ -1,0 +1,384 @@
+"""Whether an arm fits a device: the peak with its 90 % interval, the probability, and the largest micro-batch.
+
+The peak of live bytes is counted. The error has sources with their own constants: the CUDA context and NCCL
+(`constants.py`), the pieces of segments that the allocator cannot use (`PIECES_ERROR`), and whatever a foreseen run
+cannot see (`PROGRAM_ERROR`). That is workspaces of kernels, other kernels than those of the foreseen run, and blocks
+that a stream has not yet given back.
+
+Reserved memory is less certain than allocated memory, for reasons that no foreseen run shows. Another program leaves
+other pieces between its blocks. The allocator keeps what it once had, and a long run has other samples, evaluations and
+checkpoints, so its cache grows for as long as the device has room. A full device gives cached segments back, so a
+reading there is between the needed bytes and the whole device.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import hypot
+from statistics import NormalDist
+
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.live_bytes import LiveBytes, Reserved, least_reserved, replay
+from trial_lib.plan.scaling import BySize, by_size
+from trial_lib.search.budget import Uncertain
+
+# Memory that no allocation of a program shows: workspaces, the CUDA context, the buffers of NCCL.
+
+
+GIB = 2**30
+MIB = 2**20
+
+MEMORY_FIGURES = ("allocated", "reserved", "shown")
+"""Figures of memory. `shown` is the one of `nvidia-smi`, which adds the context and NCCL to the reserved memory."""
+
+
+CONTEXT = Uncertain(0.5 * GIB, 0.15 * GIB)
+"""Driver, CUDA context and the kernels that were loaded, since CUDA 11.7 loads them when they are first used.
+
+About 300 MB (github.com/pytorch/pytorch/issues/107667) to 400 MB (github.com/pytorch/pytorch/issues/109888). An H200
+with CUDA 13.0 and driver 580 showed 527 MiB for the context and 92 MiB for the first kernel
+(`benchmarks/results/gpu_h200_probe.json`).
+"""
+
+CONTEXT_OF_ALL_KERNELS = Uncertain(1.0 * GIB, 0.25 * GIB)
+"""The same before CUDA 11.7, which loaded all kernels: over 1000 MB (github.com/pytorch/pytorch/issues/107667)."""
+
+_NCCL_PAIR = Uncertain(0.53 * GIB, 0.25 * GIB)
+_NCCL_NODE = Uncertain(0.67 * GIB, 0.3 * GIB)
+_NCCL_NODES = Uncertain(1.0 * GIB, 0.45 * GIB)
+
+
+def in_all(*parts: Uncertain) -> Uncertain:
+    """Returns the sum of numbers whose errors are independent."""
+    return Uncertain(sum(part.mean for part in parts), hypot(*(part.deviation for part in parts)))
+
+
+def communication(world: int, ranks_per_node: int) -> Uncertain:
+    """Returns the bytes of NCCL's buffers for one communicator over all ranks.
+
+    Four A100 with NVLink showed 544 MB for a pair and 688 MB for more (github.com/NVIDIA/nccl/issues/964). Beyond two
+    nodes the memory no longer grows (github.com/NVIDIA/nccl/issues/986). Several nodes are between that and the 1.6 GB
+    of github.com/NVIDIA/nccl/issues/864. DeepSpeed opens a communicator for a single rank, too: 558 MiB on an H200
+    (`benchmarks/results/gpu_h200_probe.json`).
+
+    Args:
+        world: ranks.
+        ranks_per_node: ranks of one host.
+    """
+    if world > ranks_per_node:
+        return _NCCL_NODES
+    return _NCCL_PAIR if world <= 2 else _NCCL_NODE
+
+
+def outside_pytorch(world: int, ranks_per_node: int, *, loads_all_kernels: bool = False) -> Uncertain:
+    """Returns the bytes that `nvidia-smi` shows beyond the memory that PyTorch has reserved.
+
+    Args:
+        world: ranks.
+        ranks_per_node: ranks of one host.
+        loads_all_kernels: whether CUDA is older than 11.7.
+    """
+    context = CONTEXT_OF_ALL_KERNELS if loads_all_kernels else CONTEXT
+    return in_all(context, communication(world, ranks_per_node))
+
+
+def workspaces(capability: float = 8.0) -> tuple[int, ...]:
+    """Returns the bytes of each workspace of cuBLAS, which PyTorch allocates as any tensor.
+
+    One is of the thread of the forward pass, one of the thread of the backward pass. Source: `parseChosenWorkspaceSize`
+    of `aten/src/ATen/cuda/CublasHandlePool.cpp`, in which the default is `:4096:2:16:8`, and 32 MiB from Hopper on.
+
+    Args:
+        capability: the compute capability of the device.
+    """
+    size = 32 * MIB if capability >= 9.0 else (2 * 4096 + 8 * 16) * 1024
+    return size, size
+
+
+PROGRAM_ERROR = 0.075
+"""Standard deviation of the allocated peak, as a share.
+
+Fitted to public measurements (`benchmarks/foresee/public_gpus`): the interval has about 90 % of their allocated peaks.
+Their programs were rebuilt from facts. A run of the program itself may be nearer, which few measurements show.
+"""
+
+PIECES_ERROR = 0.5
+"""Standard deviation of the memory that the allocator cannot use, as a share of all that it reserves beyond the peak.
+
+Another order of allocations leaves other pieces. Read off the decided rows of reserved or shown memory, or of an
+unknown kind, as the root of the mean square of their errors is.
+"""
+
+GROWS = 0.2
+"""Share of runs whose reserved memory grows on after the foreseen steps, to anything up to the whole device.
+
+Read off the decided rows of reserved or shown memory, or of an unknown kind: 3 of 18 have a fifth more than is
+foreseen, or over. Two of the three are of an unknown kind.
+"""
+
+FULL = 0.5
+"""Share of runs that are read as full, if their device gets full. The others have given segments back. Set by hand."""
+
+INTERVAL = 0.9
+_TRIES = 60
+_WIDTH = NormalDist().inv_cdf((1 + INTERVAL) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakForecast:
+    """The memory of one micro-batch on a device.
+
+    Attributes:
+        micro_batch: samples.
+        live: live bytes by moment, without workspaces.
+        allocated: as `torch.cuda.max_memory_allocated` shows.
+        reserved: as `torch.cuda.max_memory_reserved` shows on a device that never gets full.
+        shown: as `nvidia-smi` shows on such a device.
+        needed: the least memory of a device on which it runs.
+    """
+
+    micro_batch: int
+    live: LiveBytes
+    allocated: Uncertain
+    reserved: Uncertain
+    shown: Uncertain
+    needed: Uncertain
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        micro_batch: int,
+        live: LiveBytes,
+        allocated: float,
+        reserved: float,
+        least: float,
+        outside: Uncertain,
+        program_error: float = PROGRAM_ERROR,
+    ) -> "PeakForecast":
+        """Returns the forecast of a run, with the uncertainty of each of its parts.
+
+        Args:
+            micro_batch: samples.
+            live: live bytes by moment.
+            allocated: the most bytes in use.
+            reserved: the most bytes of all segments, on a device that never gets full.
+            least: about the least bytes that a device has to have for PyTorch.
+            outside: bytes beyond the memory of PyTorch.
+            program_error: standard deviation of the allocated peak, as a share.
+        """
+        in_use, gap = Uncertain(allocated, program_error * allocated), reserved - allocated
+        kept = in_all(in_use, Uncertain(gap, PIECES_ERROR * gap))
+        return cls(
+            micro_batch=micro_batch,
+            live=live,
+            allocated=in_use,
+            reserved=kept,
+            shown=in_all(kept, outside),
+            needed=in_all(in_use, Uncertain(least - allocated, PIECES_ERROR * gap), outside),
+        )
+
+    def fits(self, capacity: float) -> float:
+        """Returns the probability that it fits.
+
+        Args:
+            capacity: bytes that the device has for programs (`torch.cuda.mem_get_info` on an idle device).
+        """
+        if self.needed.deviation <= 0:
+            return float(self.needed.mean <= capacity)
+        return NormalDist(self.needed.mean, self.needed.deviation).cdf(capacity)
+
+
+def interval(number: Uncertain) -> tuple[float, float]:
+    """Returns the ends of the 90 % interval of a number of bytes."""
+    return max(0.0, number.mean - _WIDTH * number.deviation), number.mean + _WIDTH * number.deviation
+
+
+@dataclass(frozen=True)
+class ForeseenWay:
+    """What is foreseen of a figure in one way, such as with activations recomputed.
+
+    Attributes:
+        weight: the probability of the way.
+        figure: bytes of it, on a device that never gets full.
+        needed: the least bytes of a device on which it runs.
+    """
+
+    weight: float
+    figure: Uncertain
+    needed: Uncertain
+
+
+def peak_interval(forecast: PeakForecast, capacity: float) -> tuple[float, float]:
+    """Returns the ends of the 90 % interval of a device's memory at the peak of a step.
+
+    Args:
+        forecast: of the step.
+        capacity: bytes that the device has for programs.
+    """
+    low, high = interval(forecast.needed)
+    _, kept = ends_of([ForeseenWay(1.0, forecast.shown, forecast.needed)], capacity, is_kept=True)
+    return low, max(high, kept)
+
+
+def ends_of(ways: Sequence[ForeseenWay], most: float, is_kept: bool) -> tuple[float, float]:
+    """Returns the ends of the 90 % interval of a figure.
+
+    Args:
+        ways: whose weights add up to 1.
+        most: bytes that the figure cannot exceed; infinity if nothing is known.
+        is_kept: whether the figure has what the allocator keeps.
+    """
+
+    def below(size: float) -> float:
+        """Returns the probability that the figure is at most a size."""
+        if size >= most:
+            return 1.0
+        return sum(way.weight * (_kept(way, most) if is_kept else _normal(way.figure))(size) for way in ways)
+
+    top = max(way.figure.mean + 10 * way.figure.deviation for way in ways)
+    highest = top if most == float("inf") else most
+    return _quantile(below, (1 - INTERVAL) / 2, highest), _quantile(below, (1 + INTERVAL) / 2, highest)
+
+
+def _normal(figure: Uncertain) -> Callable[[float], float]:
+    return NormalDist(figure.mean, max(1.0, figure.deviation)).cdf
+
+
+def _kept(way: ForeseenWay, most: float) -> Callable[[float], float]:
+    if way.figure.mean >= most:
+        given_back = _normal(way.needed)
+        return lambda size: (1 - FULL) * given_back(size)
+    as_foreseen = _normal(way.figure)
+    if most == float("inf"):
+        return as_foreseen
+    room = most - way.figure.mean
+
+    def below(size: float) -> float:
+        grown = min(1.0, max(0.0, (size - way.figure.mean) / room))
+        return (1 - GROWS) * as_foreseen(size) + GROWS * grown
+
+    return below
+
+
+def _quantile(below: Callable[[float], float], share: float, highest: float) -> float:
+    low, high = 0.0, highest
+    for _ in range(_TRIES):
+        middle = (low + high) / 2
+        if below(middle) < share:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+class _Same:
+    """A run that equals itself alone, so that a cache need not compare events."""
+
+    def __init__(self, run: ForeseenRun) -> None:
+        self.run = run
+
+    def __hash__(self) -> int:
+        return id(self.run)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.run is self.run
+
+
+@lru_cache(maxsize=64)
+def _replayed(same: _Same, settings: AllocatorSettings, before: tuple[int, ...]) -> tuple[Reserved, float]:
+    """Returns the replay on a device without a limit, and the least bytes that suffice. It takes about a second."""
+    found = replay(same.run, settings, before=before)
+    return found, least_reserved(same.run, found, settings, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmMemory:
+    """The memory of one arm on a kind of device, for any micro-batch.
+
+    Attributes:
+        one: a foreseen run of the arm.
+        other: the same with another micro-batch; None if there is one run.
+        settings: of the caching allocator.
+        ranks_per_node: ranks of one host.
+        capability: the compute capability of the device.
+        loads_all_kernels: whether CUDA is older than 11.7.
+        program_error: standard deviation of the allocated peak, as a share.
+    """
+
+    one: ForeseenRun
+    other: ForeseenRun | None = None
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    ranks_per_node: int = 8
+    capability: float = 8.0
+    loads_all_kernels: bool = False
+    program_error: float = PROGRAM_ERROR
+
+    @cached_property
+    def sizes(self) -> BySize:
+        """Live bytes of any micro-batch."""
+        return by_size(self.one, self.other)
+
+    @cached_property
+    def larger(self) -> ForeseenRun:
+        """The run with the larger micro-batch."""
+        runs = [self.one] if self.other is None else [self.one, self.other]
+        return max(runs, key=lambda run: run.micro_batch)
+
+    @cached_property
+    def reserved(self) -> Reserved:
+        """The replay of the larger run on a device that never gets full."""
+        return _replayed(_Same(self.larger), self.settings, workspaces(self.capability))[0]
+
+    @cached_property
+    def least(self) -> float:
+        """About the least bytes that a device has to have for PyTorch, so that the larger run has room."""
+        return _replayed(_Same(self.larger), self.settings, workspaces(self.capability))[1]
+
+    def at(self, micro_batch: int) -> PeakForecast:
+        """Returns the memory of a micro-batch, in samples."""
+        return self.of_live(micro_batch, self.sizes.at(micro_batch))
+
+    def of_live(self, micro_batch: int, live: LiveBytes) -> PeakForecast:
+        """Returns the memory of live bytes that the runs themselves do not have, such as those of more layers.
+
+        Args:
+            micro_batch: samples.
+            live: by moment. The allocator adds to them what it adds to the larger run, as a share.
+        """
+        of_cublas = sum(workspaces(self.capability))
+        in_use = live.peak + of_cublas
+        # The allocator keeps rests of up to 1 MiB with their blocks, and they count as allocated.
+        seen = self.sizes.at(self.larger.micro_batch).peak + of_cublas
+        allocated_mean = in_use * self.reserved.allocated / seen if seen else in_use
+        scale = allocated_mean / self.reserved.allocated if self.reserved.allocated else 1.0
+        return PeakForecast.of(
+            micro_batch=micro_batch,
+            live=live,
+            allocated=allocated_mean,
+            reserved=scale * self.reserved.reserved,
+            least=scale * self.least,
+            outside=outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels),
+            program_error=self.program_error,
+        )
+
+    def largest_micro_batch(self, capacity: float, likely: float = 0.5, most: int = 65_536) -> int:
+        """Returns the largest micro-batch that probably fits, in samples; 0 if none does.
+
+        Args:
+            capacity: as in `PeakForecast.fits`.
+            likely: the least probability.
+            most: the largest that is tried.
+        """
+        fitting, failing = 0, 1
+        while failing <= most and self.at(failing).fits(capacity) >= likely:
+            fitting, failing = failing, 2 * failing
+        failing = min(failing, most + 1)
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self.at(middle).fits(capacity) >= likely:
+                fitting = middle
+            else:
+                failing = middle
+        return fitting

@@ -1,0 +1,408 @@
+"""Live bytes over the events of a foreseen run: the peak of each moment, its split by use, and a step's time line.
+
+A storage counts from its allocation to its release, with the size that PyTorch's allocator gives it (`rounded`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, ForeseenRun, Moment
+from trial_lib.plan.allocator import AllocatorSettings, CachingAllocator, rounded
+
+_LOSS, _ON_DEVICE = OPERATIONS.index("loss"), PLACES.index("device")
+_MAY_BE = [KINDS.index(kind) for kind in ("activation", "temporary", "gradient")]
+# An operation of the loss reads logits and writes as much, in one precision or the other. So logits are between a
+# quarter and the whole of what the largest such operation moves, and nothing else of a model is nearly as large.
+_LEAST_LOGITS, _MOST_LOGITS = 0.2, 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentPeak:
+    """The most live bytes during one moment.
+
+    Attributes:
+        name: one of `MOMENTS`.
+        step: the optimizer step, from 1; 0 before the first.
+        micro_batch: of the step, from 0.
+        peak: bytes.
+        by_kind: bytes at that peak, in the order of `KINDS`.
+        at_begin: live bytes when the moment begins.
+        at_end: live bytes when it ends.
+        event: index of the event that reaches the peak; the moment's first event if it begins at its peak.
+    """
+
+    name: str
+    step: int
+    micro_batch: int
+    peak: float
+    by_kind: tuple[float, ...]
+    at_begin: float
+    at_end: float
+    event: int
+
+    @property
+    def split(self) -> dict[str, float]:
+        """Bytes at the peak by kind, without the kinds that have none."""
+        return {kind: size for kind, size in zip(KINDS, self.by_kind, strict=True) if size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """The live bytes of a run in one place.
+
+    Attributes:
+        place: one of `PLACES`.
+        moments: of the run, in order.
+    """
+
+    place: str
+    moments: tuple[MomentPeak, ...]
+
+    @property
+    def highest(self) -> MomentPeak | None:
+        """The moment with the peak of the run; None if the run has no moments."""
+        return max(self.moments, key=lambda moment: moment.peak, default=None)
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak of the run."""
+        return self.highest.peak if self.highest else 0.0
+
+    def highest_of(self, name: str) -> MomentPeak | None:
+        """Returns the moment of a name that has the highest peak; None if the run has no such moment."""
+        return max((each for each in self.moments if each.name == name), key=lambda each: each.peak, default=None)
+
+    def by_name(self) -> dict[str, float]:
+        """Returns the peak of each name of a moment, in bytes, for the names that the run has."""
+        highest = {name: self.highest_of(name) for name in MOMENTS}
+        return {name: moment.peak for name, moment in highest.items() if moment}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePoint:
+    """Live bytes after one event.
+
+    Attributes:
+        event: index of the event.
+        by_kind: bytes in the order of `KINDS`.
+    """
+
+    event: int
+    by_kind: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all kinds."""
+        return sum(self.by_kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentSpan:
+    """The events of a moment: `begin` is its first, and `end` is the first of the next moment."""
+
+    name: str
+    micro_batch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeLine:
+    """The live bytes of one optimizer step, event by event.
+
+    Attributes:
+        step: the optimizer step, from 1.
+        points: in order. Some are left out if there are too many, never a point at a peak of its neighbourhood.
+        spans: the moments of the step.
+    """
+
+    step: int
+    points: tuple[TimePoint, ...]
+    spans: tuple[MomentSpan, ...]
+
+
+def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
+    """Returns the live bytes of a run by moment.
+
+    Args:
+        run: the foreseen run.
+        place: one of `PLACES`.
+    """
+    live = [0.0] * len(KINDS)
+    total, found, steps = 0.0, [], _changes(run, place)
+    for moment, begin, end in _moments(run):
+        at_begin = peak = total
+        at_peak, where = tuple(live), begin
+        for event in range(begin, end):
+            kind, change = steps[event]
+            live[kind] += change
+            total += change
+            if total > peak:
+                peak, at_peak, where = total, tuple(live), event
+        found.append(
+            MomentPeak(
+                name=MOMENTS[moment.name],
+                step=moment.step,
+                micro_batch=moment.micro_batch,
+                peak=peak,
+                by_kind=at_peak,
+                at_begin=at_begin,
+                at_end=total,
+                event=where,
+            )
+        )
+    return LiveBytes(place=place, moments=tuple(found))
+
+
+def time_line(run: ForeseenRun, step: int | None = None, place: str = "device", most_points: int = 2000) -> TimeLine:
+    """Returns the live bytes of one step, for a picture.
+
+    Args:
+        run: the foreseen run.
+        step: the optimizer step, from 1. Default: the last one, which has all states.
+        place: one of `PLACES`.
+        most_points: about the most points. Of each stretch of events the highest and the last are kept.
+    """
+    chosen = max((moment.step for moment in run.moments), default=0) if step is None else step
+    spans = tuple(
+        MomentSpan(name=MOMENTS[moment.name], micro_batch=moment.micro_batch, begin=begin, end=end)
+        for moment, begin, end in _moments(run)
+        if moment.step == chosen
+    )
+    if not spans:
+        return TimeLine(step=chosen, points=(), spans=())
+    begin, end = spans[0].begin, spans[-1].end
+    live, points = [0.0] * len(KINDS), []
+    for event, (kind, change) in enumerate(_changes(run, place)[:end]):
+        live[kind] += change
+        if event >= begin:
+            points.append(TimePoint(event=event, by_kind=tuple(live)))
+    return TimeLine(step=chosen, points=_thinned(points, most_points), spans=spans)
+
+
+def _thinned(points: Sequence[TimePoint], most: int) -> tuple[TimePoint, ...]:
+    stretch = max(1, -(-2 * len(points) // max(most, 2)))
+    if stretch < 2:
+        return tuple(points)
+    kept: list[TimePoint] = []
+    for first in range(0, len(points), stretch):
+        some = points[first : first + stretch]
+        highest = max(some, key=lambda point: point.total)
+        kept += [highest, some[-1]] if highest is not some[-1] else [highest]
+    return tuple(kept)
+
+
+def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
+    """Returns the kind and the change of live bytes of each event; a change of 0 if it is in another place."""
+    index = PLACES.index(place)
+    sizes = [rounded(storage.size, place) if storage.place == index else 0 for storage in run.storages]
+    return [
+        (run.storages[event.storage].kind, float(sizes[event.storage] if event.is_made else -sizes[event.storage]))
+        for event in run.events
+    ]
+
+
+def _moments(run: ForeseenRun) -> Iterator[tuple[Moment, int, int]]:
+    """Yields each moment with its first event and the one after its last."""
+    for moment, following in zip_longest(run.moments, run.moments[1:]):
+        yield moment, moment.event, following.event if following else len(run.events)
+
+
+def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[str, float]:
+    """Returns the bytes of a peak by kind, with `logits` as a kind of its own: they can be most of the memory.
+
+    Args:
+        peak: of a moment of the run, at the micro-batch.
+        run: with the events that the peak refers to, at any micro-batch.
+        micro_batch: samples.
+    """
+    split = dict(zip(KINDS, peak.by_kind, strict=True))
+    moved = max((each.moved for each in run.operations if each.kind == _LOSS), default=0.0)
+    if moved <= 0:
+        return {kind: size for kind, size in split.items() if size > 0}
+    live: set[int] = set()
+    for event in run.events[: peak.event + 1]:
+        if event.is_made:
+            live.add(event.storage)
+        else:
+            live.discard(event.storage)
+    split["logits"] = 0.0
+    for storage in (run.storages[index] for index in live):
+        if (
+            storage.place == _ON_DEVICE
+            and storage.kind in _MAY_BE
+            and _LEAST_LOGITS * moved <= storage.size <= _MOST_LOGITS * moved
+        ):
+            kind = KINDS[storage.kind]
+            size = min(split[kind], rounded(storage.size, "device") * micro_batch / max(1, run.micro_batch))
+            split[kind] -= size
+            split["logits"] += size
+    return {kind: size for kind, size in split.items() if size > 0}
+
+
+# The memory that a run reserves: its allocations replayed through the caching allocator.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentReserved:
+    """Bytes during one moment.
+
+    Attributes:
+        name: one of `MOMENTS`.
+        step: the optimizer step, from 1.
+        micro_batch: of the step, from 0.
+        allocated: the most bytes in use.
+        reserved: the most bytes of all segments.
+    """
+
+    name: str
+    step: int
+    micro_batch: int
+    allocated: float
+    reserved: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserved:
+    """What the caching allocator makes of a run's allocations.
+
+    Attributes:
+        allocated: the most bytes in use, `torch.cuda.max_memory_allocated`.
+        reserved: the most bytes of all segments, `torch.cuda.max_memory_reserved`.
+        in_use_then: bytes in use when the most are reserved.
+        segments: when the most bytes are reserved.
+        retries: how often the allocator emptied its cache because the device was full.
+        failed_at: index of the event whose request found no room; None if all did. The replay ends there.
+        lacking: bytes of that request; 0 if there is none.
+        moments: of the run, in order.
+    """
+
+    allocated: float
+    reserved: float
+    in_use_then: float
+    segments: int
+    retries: int
+    failed_at: int | None
+    lacking: float
+    moments: tuple[MomentReserved, ...]
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved memory that is not in use when the most is reserved."""
+        return 1 - self.in_use_then / self.reserved if self.reserved else 0.0
+
+
+def replay(
+    run: ForeseenRun,
+    settings: AllocatorSettings | None = None,
+    limit: float | None = None,
+    before: Sequence[float] = (),
+) -> Reserved:
+    """Replays the allocations of a run on its device.
+
+    Args:
+        run: the foreseen run.
+        settings: of the allocator.
+        limit: bytes that the device has for PyTorch; None for no limit.
+        before: bytes of blocks that are in use during the whole run and are not in its log, such as workspaces.
+    """
+    allocator = CachingAllocator(settings, limit)
+    device = PLACES.index("device")
+    most, lacking = _Most(), 0.0
+    failed_at = None
+    for index, size in enumerate(before):
+        if not allocator.allocate(-1 - index, size):
+            failed_at, lacking = 0, size
+    most.see(allocator)
+    storages, events = run.storages, run.events
+    moments: list[MomentReserved] = []
+    for moment, its_events in run.events_by_moment():
+        here = _Most()
+        here.see(allocator)
+        for event in its_events if failed_at is None else ():
+            index, is_made = events[event]
+            storage = storages[index]
+            if storage.place != device:
+                continue
+            if not is_made:
+                allocator.free(index)
+                continue
+            if not allocator.allocate(index, storage.size, storage.stream):
+                failed_at, lacking = event, storage.size
+                break
+            here.see(allocator)
+        most.take(here)
+        moments.append(
+            MomentReserved(
+                name=MOMENTS[moment.name],
+                step=moment.step,
+                micro_batch=moment.micro_batch,
+                allocated=here.allocated,
+                reserved=here.reserved,
+            )
+        )
+        if failed_at is not None:
+            break
+    return Reserved(
+        allocated=most.allocated,
+        reserved=most.reserved,
+        in_use_then=most.in_use_then,
+        segments=most.segments,
+        retries=allocator.retries,
+        failed_at=failed_at,
+        lacking=lacking,
+        moments=tuple(moments),
+    )
+
+
+def least_reserved(
+    run: ForeseenRun,
+    found: Reserved,
+    settings: AllocatorSettings | None = None,
+    before: Sequence[float] = (),
+    tries: int = 3,
+) -> float:
+    """Returns about the least bytes that a device has to have for PyTorch, so that every request finds room.
+
+    A full device makes the allocator give back whole segments that are free, so this is below what an endless device
+    reserves. It is the middle between the sizes of a replay that failed and of one that did not.
+
+    Args:
+        run: the foreseen run.
+        found: its replay on a device without a limit.
+        settings: of the allocator.
+        before: as in `replay`.
+        tries: replays. Each halves the error, which begins as the whole of the reserved memory that is not in use.
+    """
+    too_small, enough = found.allocated, found.reserved
+    for _ in range(tries):
+        middle = (too_small + enough) / 2
+        if replay(run, settings, middle, before).failed_at is None:
+            enough = middle
+        else:
+            too_small = middle
+    return (too_small + enough) / 2
+
+
+@dataclass
+class _Most:
+    """The most bytes that were seen."""
+
+    allocated: float = 0
+    reserved: float = 0
+    in_use_then: float = 0
+    segments: int = 0
+
+    def see(self, allocator: CachingAllocator) -> None:
+        allocated, reserved = allocator.allocated, allocator.reserved
+        if allocated > self.allocated:
+            self.allocated = allocated
+        if reserved > self.reserved or (reserved == self.reserved and allocated > self.in_use_then):
+            self.reserved, self.in_use_then, self.segments = reserved, allocated, allocator.segments
+
+    def take(self, later: "_Most") -> None:
+        """Takes the most of a later stretch, if it is more."""
+        self.allocated = max(self.allocated, later.allocated)
+        if (later.reserved, later.in_use_then) > (self.reserved, self.in_use_then):
+            self.reserved, self.in_use_then, self.segments = later.reserved, later.in_use_then, later.segments

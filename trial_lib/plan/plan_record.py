@@ -1,0 +1,465 @@
+"""A plan's record and its files. All figures in it are foreseen: no device has measured them."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, PositiveInt, model_validator
+
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import OWNERS_FILE, make_own_folder
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.arm_runs import ArmRuns, with_common_loading
+from trial_lib.plan.arms import PlanArm, with_switches
+from trial_lib.plan.fits import PeakForecast, peak_interval
+from trial_lib.plan.scaling import Growth, growth_between
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.folders import AnswerFolder
+from trial_lib.records.switches import switch_key
+from trial_lib.search.knobs import ZERO_STAGES, ZeroStage
+
+LIKELY = 0.5
+"""An arm whose probability to fit is at least this counts as one that fits."""
+
+
+_Count = Annotated[int, Field(ge=1)]
+_CountOrNone = Annotated[int, Field(ge=0)]
+_Amount = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Foreseen(FrozenRecord):
+    """A part of a plan. All its figures are finite. It may come from a file that was damaged."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ForeseenRange(_Foreseen):
+    """A foreseen figure with the ends of its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_peak(cls, forecast: PeakForecast, capacity: float) -> "ForeseenRange":
+        """Returns the memory of a device, which has `capacity` bytes for programs."""
+        low, high = peak_interval(forecast, capacity)
+        return cls(value=forecast.needed.mean, low=low, high=high)
+
+
+class PlannedArm(_Foreseen):
+    """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does.
+
+    Attributes:
+        label: such as `z3-offload-optimizer`.
+        knobs: the settings that make the arm, in the shape of the DeepSpeed configuration.
+        ds_config: the complete configuration at this micro-batch.
+        is_own: whether it is the arm of the user's configuration.
+        is_typed: whether its batch is the user's as well.
+        switches: as `PlanArm` has them.
+        fits: the probability that it fits at this micro-batch, on the device and in the host's memory.
+        largest_micro_batch: samples that fit at even odds or better. 0 if not even the smallest batch does.
+        most_micro_batch: the largest that the kept global batch allows. The memory may allow more.
+        micro_batch: samples.
+        accumulation: micro-batches of an optimizer step.
+        samples_per_s: over all devices. None if it does not fit.
+        tokens_per_s: over all devices. None if the batches show no tokens.
+        mfu: the share of the device's rate of dense products. None if that is not known.
+        without_loading: samples a second over all devices if none waits for data; None if none does.
+        cost: of a billion tokens, in the currency of the price. None without a price or tokens.
+        peak: bytes of a device at the peak of a step, with the allocator's and the context's.
+        peak_moment: the moment of that peak, one of `MOMENTS`.
+        memory: bytes of a device at that peak by kind. `overhead` is what is beside live storages.
+        host: bytes that each rank keeps in its host's memory.
+        seconds: of an optimizer step by part, as far as other parts do not hide them.
+        hidden_s: seconds of transfers that go on beside the computation.
+        memory_bound: the part of the memory that is largest, in words.
+        time_bound: the part of the step that takes longest, in words.
+        is_scaled: whether its run was of another number of ranks, whose states were divided anew.
+        runs: names of the foreseen runs that it comes from (`PlanPaths.run`), the larger micro-batch last.
+        stopped: why it cannot be foreseen, in a sentence; empty if it was.
+    """
+
+    label: str
+    knobs: dict[str, Any] = Field(default_factory=dict)
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    is_own: bool = False
+    is_typed: bool = False
+    switches: dict[str, str] = Field(default_factory=dict)
+    fits: _Share = 0.0
+    largest_micro_batch: _CountOrNone = 0
+    most_micro_batch: _CountOrNone = 0
+    micro_batch: _Count = 1
+    accumulation: _Count = 1
+    samples_per_s: ForeseenRange | None = None
+    tokens_per_s: ForeseenRange | None = None
+    mfu: ForeseenRange | None = None
+    without_loading: float | None = None
+    cost: ForeseenRange | None = None
+    peak: ForeseenRange | None = None
+    peak_moment: str = ""
+    memory: dict[str, float] = Field(default_factory=dict)
+    host: _Amount = 0.0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    hidden_s: float = 0.0
+    memory_bound: str = ""
+    time_bound: str = ""
+    is_scaled: bool = False
+    runs: tuple[str, ...] = ()
+    stopped: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_stage(self) -> "PlannedArm":
+        for config in (self.knobs, self.ds_config):
+            section = config.get("zero_optimization", {})
+            stage = section.get("stage", 0) if isinstance(section, dict) else None
+            if not self.stopped and stage not in ZERO_STAGES:
+                raise ValueError(f"the ZeRO stage {stage!r} is none of {ZERO_STAGES}")
+        return self
+
+    def without_speed(self) -> "PlannedArm":
+        """Returns the row without the figures that come of time."""
+        gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
+        return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it fits at even odds or better."""
+        return not self.stopped and self.largest_micro_batch > 0
+
+
+class PlannedCount(_Foreseen):
+    """The best arm on one number of devices.
+
+    Attributes:
+        devices: their number.
+        label: of the arm; empty if none trains there.
+        micro_batch: samples; 0 if no arm trains.
+        accumulation: micro-batches of an optimizer step.
+        fits: the probability that it fits.
+        samples_per_s: over all devices. None if no arm trains.
+        peak: bytes on a device: of that arm, or of the arm that needs least.
+        other_batch: samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no
+            micro-batch for it. None if it is kept, or free.
+    """
+
+    devices: _Count
+    label: str = ""
+    micro_batch: _CountOrNone = 0
+    accumulation: _Count = 1
+    fits: _Share = 0.0
+    samples_per_s: ForeseenRange | None = None
+    peak: ForeseenRange | None = None
+    other_batch: int | None = None
+
+
+class PlannedDevices(_Foreseen):
+    """The plan for one kind of device in one number.
+
+    Attributes:
+        device: the name of the kind, as `--on` has it.
+        nodes: hosts.
+        per_node: devices of each host.
+        figures: of the kind (`DeviceFigures` as JSON), which may come from a file of the user's.
+        price: of one device for one hour; None if it is not known.
+        memory: bytes of one device.
+        usable: of these, the bytes that a process may use.
+        host_memory: bytes of the host that each rank may use; None if it is not known.
+        arms: the table, fastest first, then those that do not fit, least memory first.
+        best: label of the answer's arm; empty if none fits.
+        contradiction: why the speeds cannot be, with the rows, in a sentence. The table then has none, and no answer.
+        answer: a sentence.
+        why: sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit.
+        fewest: the smallest number of these devices on which it trains at all. None if there is none below the most
+            that was looked at.
+        counts: the best arm by number of devices, ascending.
+        measured_on: study whose measurements of these devices decide the speeds. Empty if data sheets do.
+        notes: sentences, such as a global batch that this number cannot divide.
+    """
+
+    device: str
+    nodes: _Count
+    per_node: _Count
+    figures: dict[str, Any] = Field(default_factory=dict)
+    price: float | None = None
+    memory: _Amount = 0.0
+    usable: _Amount = 0.0
+    host_memory: float | None = None
+    arms: tuple[PlannedArm, ...] = ()
+    best: str = ""
+    contradiction: str = ""
+    answer: str = ""
+    why: tuple[str, ...] = ()
+    fewest: int | None = None
+    counts: tuple[PlannedCount, ...] = ()
+    measured_on: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As people type it, such as `a100-40gb:2x8`."""
+        return f"{self.device}:{self.per_node}" if self.nodes == 1 else f"{self.device}:{self.nodes}x{self.per_node}"
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        return self.nodes * self.per_node
+
+    @property
+    def chosen(self) -> PlannedArm | None:
+        """The arm of the answer."""
+        return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
+
+
+class PlannedAsk(_Foreseen):
+    """A number that the program asked of memory without content, as `Ask` has it."""
+
+    asker: str
+    question: str
+    answer: str
+    is_known: bool
+    count: _Count = 1
+
+
+class PlanRecord(_Foreseen):
+    """A plan.
+
+    Attributes:
+        plan_id: unique on this and other machines.
+        name: the experiment's; plans and studies of one experiment share it.
+        command: what was typed, or the entrypoint of the YAML.
+        model_dir: the folder that it runs in, absolute.
+        ds_config: the user's DeepSpeed configuration, completed by the program.
+        train_batch_size: samples of an optimizer step, which all arms keep; None if they may change it.
+        parameters: of the whole model.
+        trainable: of these, the parameters that are trained.
+        tokens: in a sample; None if the batches show none.
+        formats: number formats of the arithmetic.
+        program: findings about the program, as `ProgramProfile` has them.
+        devices: the plan for each kind and number, in the order of `--on`.
+        best: index in `devices` of the answer: cheapest tokens if all have prices, else the fastest. None if nothing
+            fits.
+        answer: the answer in a sentence.
+        best_command: to train with the answer; empty if there is none.
+        asks: of all runs.
+        notes: sentences for the reader.
+        stopped: why the program cannot be foreseen; empty if it was.
+        versions: of ZeroTune, and of DeepSpeed, torch and others in the foreseen program.
+        started_at: seconds since the epoch.
+        seconds: of the whole plan.
+        shares: seconds of each part of the planning, by name.
+        peak_bytes: the most memory of a process that foresaw.
+    """
+
+    plan_id: str
+    name: str
+    command: tuple[str, ...] = ()
+    model_dir: str = ""
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    train_batch_size: _Count | None = None
+    parameters: _CountOrNone = 0
+    trainable: _CountOrNone = 0
+    tokens: _CountOrNone | None = None
+    formats: tuple[str, ...] = ()
+    program: dict[str, Any] = Field(default_factory=dict)
+    devices: tuple[PlannedDevices, ...] = ()
+    best: _CountOrNone | None = None
+    answer: str = ""
+    best_command: str = ""
+    asks: tuple[PlannedAsk, ...] = ()
+    notes: tuple[str, ...] = ()
+    stopped: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    started_at: _Amount = 0.0
+    seconds: _Amount = 0.0
+    shares: dict[str, float] = Field(default_factory=dict)
+    peak_bytes: _CountOrNone = 0
+
+    @model_validator(mode="after")
+    def _has_its_answer(self) -> "PlanRecord":
+        if self.best is not None and self.best >= len(self.devices):
+            raise ValueError(f"the answer is number {self.best} of {len(self.devices)} tables")
+        return self
+
+    @property
+    def chosen(self) -> PlannedArm | None:
+        """The arm of the answer."""
+        return None if self.best is None else self.devices[self.best].chosen
+
+
+@dataclass(frozen=True)
+class PlanPaths(AnswerFolder):
+    """The files of one plan."""
+
+    @property
+    def record(self) -> Path:
+        """The plan itself (`PlanRecord` as JSON)."""
+        return self.root / "plan.json"
+
+    @property
+    def log(self) -> Path:
+        """The events of the planning, line by line."""
+        return self.root / "plan.log"
+
+    @property
+    def runs(self) -> Path:
+        """The foreseen runs, a file each."""
+        return self.root / "runs"
+
+    def run(self, name: str) -> Path:
+        """The file of one foreseen run (`ForeseenRun` as compressed JSON)."""
+        return self.runs / f"{name}.json.gz"
+
+
+def write_run(path: Path, run: ForeseenRun) -> None:
+    """Writes a foreseen run into a file that only its owner may read."""
+    make_own_folder(path.parent)
+    # The least compression. A run of a large model has a hundred thousand events.
+    path.write_bytes(gzip.compress(json.dumps(run.to_json()).encode(), compresslevel=1))
+    path.chmod(OWNERS_FILE)
+
+
+def read_run(path: Path) -> ForeseenRun:
+    """Returns a foreseen run that `write_run` has written."""
+    return ForeseenRun.from_json(json.loads(gzip.decompress(path.read_bytes())))
+
+
+# The arguments of a plan: the experiment, and the devices to foresee it on.
+
+
+class PlanArguments(FrozenRecord):
+    """The arguments of a plan, as the command line or a deployment gives them.
+
+    Attributes:
+        config_path: the experiment's YAML. Empty if a command is planned.
+        command: the words of the command to plan, instead of an experiment's YAML.
+        arg_mappings: the option or variable of the command that sets each DeepSpeed key.
+        vary: the program's switches, by their places in the command, with the values to foresee. It is for a command. A
+            YAML has them in the section `program` of `search_space`.
+        model_dir: the model directory. For a command it is the working directory.
+        on: plan for these devices, as NAME:NUMBER or NAME:HOSTSxNUMBER, such as h100-80gb:8 or a100-40gb:2x8. Default:
+            those of this host.
+        price: show the cost of a billion tokens, from the price of one device for one hour: NAME=PRICE, such as
+            h100-80gb=2.99.
+        devices: read more devices from this YAML file.
+        zero_stages: plan these ZeRO stages.
+        train_batch_size: give every configuration this global batch, in samples. Default: that of your configuration.
+        free_batch: let the plan choose the global batch. This changes the training.
+        max_micro_batch: consider no micro-batch size above this one, in samples. Default: what fits.
+        memory_headroom: leave this share of a device's memory free.
+        deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include
+            the way to the DeepSpeed engine.
+        max_processes: foresee at most this many configurations at once. Default: one for each core of this host.
+        from_earlier: foresee the speed of devices by what earlier studies in this folder have measured on them.
+        include: add files or folders that the code imports from outside the model directory.
+    """
+
+    config_path: Path | None = None
+    command: tuple[str, ...] = ()
+    arg_mappings: dict[str, str] = Field(default_factory=dict)
+    vary: dict[str, Any] = Field(default_factory=dict)
+    model_dir: Path
+    on: tuple[str, ...] = ()
+    price: tuple[str, ...] = ()
+    devices: Path | None = None
+    zero_stages: tuple[ZeroStage, ...] = ZERO_STAGES  # type: ignore[assignment]
+    train_batch_size: PositiveInt | None = None
+    free_batch: bool = False
+    max_micro_batch: PositiveInt | None = None
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    deadline: Annotated[float, Field(gt=0)] = 300.0
+    max_processes: PositiveInt | None = None
+    from_earlier: bool = False
+    include: tuple[Path, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_stages_if_none_is_named(cls, given: Any) -> Any:
+        if isinstance(given, dict) and not given.get("zero_stages"):
+            return {name: value for name, value in given.items() if name != "zero_stages"}
+        return given
+
+    @model_validator(mode="after")
+    def _has_something_to_plan(self) -> "PlanArguments":
+        if (self.config_path is None) != bool(self.command):
+            raise ValueError("expected either config_path or command")
+        if self.vary and not self.command:
+            raise ValueError("vary is for a command: a YAML has its switches in search_space, section program")
+        if self.free_batch and self.train_batch_size is not None:
+            raise ValueError("--train-batch-size and --free-batch exclude each other")
+        return self
+
+
+# The foreseen runs of a plan's arms, read from its folder after the plan has ended.
+
+
+def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dict[str, ArmRuns]:
+    """Returns the runs of the arms of some devices, by the arm's label.
+
+    An arm that was run at one size grows as another one does, as in the plan. Arms whose runs are not in the folder are
+    left out.
+
+    Args:
+        devices: of the plan.
+        paths: the plan's files.
+        label: of the one arm to read; empty for all.
+
+    Raises:
+        InputError: a run's file is damaged.
+    """
+    whole = [arm for arm in devices.arms if arm.runs and all(paths.run(name).is_file() for name in arm.runs)]
+    wanted = [arm for arm in whole if label in ("", arm.label)]
+    runs = {name: read_kept_run(paths.run(name)) for name in {name for arm in wanted for name in arm.runs}}
+    pairs = [arm.runs for arm in whole if len(arm.runs) > 1]
+    growths: dict[tuple[tuple[str, str], ...], Growth | None] = {}
+    for arm in wanted:
+        switches = switch_key(arm.knobs)
+        if len(arm.runs) > 1 or runs[arm.runs[0]].stopped or switches in growths:
+            continue
+        # Other switches may keep other activations.
+        alike = (other.runs[:2] for other in whole if len(other.runs) > 1 and switch_key(other.knobs) == switches)
+        grown = (growth_between(*(runs.get(name) or read_kept_run(paths.run(name)) for name in pair)) for pair in alike)
+        growths[switches] = next((each for each in grown if each is not None), None)
+    found = (_of_arm(arm, paths, runs, growths.get(switch_key(arm.knobs)), is_of_one_size=not pairs) for arm in wanted)
+    return {each.arm.label: each for each in with_common_loading(list(found))}
+
+
+def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:
+    """Returns the files of an arm's runs on another number of ranks, at its small micro-batch."""
+    if not arm.runs:
+        return []
+    small = arm.runs[0].rpartition("-of")[0]
+    return [file for file in sorted(paths.runs.glob(f"{small}-of*.json.gz")) if file != paths.run(arm.runs[0])]
+
+
+def _of_arm(
+    arm: PlannedArm, paths: PlanPaths, runs: Mapping[str, ForeseenRun], growth: Growth | None, is_of_one_size: bool
+) -> ArmRuns:
+    small = with_switches(runs[arm.runs[0]], arm.knobs)
+    large = with_switches(runs[arm.runs[1]], arm.knobs) if len(arm.runs) > 1 else None
+    if large is None and growth is not None and not small.stopped and growth.micro_batch != small.micro_batch:
+        large = growth.of_another_arm(small)
+    if is_of_one_size:
+        # The program has batches of one size, whatever size was asked for.
+        small = replace(small, micro_batch=arm.micro_batch)
+    others = (read_kept_run(file) for file in wider_runs(arm, paths))
+    wider = next((run for run in others if not run.stopped), None)
+    return ArmRuns(PlanArm(arm.label, arm.knobs, arm.is_own, arm.switches), small, large, wider, arm.runs)
+
+
+def read_kept_run(file: Path) -> ForeseenRun:
+    """Returns a foreseen run from a file of a plan or a study.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        return read_run(file)
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):
+        raise InputError(
+            "this foreseen run is damaged or of another version.", where=str(file), remedy="Make the plan again."
+        ) from None

@@ -1,0 +1,1 @@
+"""Inside a rank: the user's program under fake tensors, as rank 0 of a pretended world."""

@@ -1,0 +1,634 @@
+"""The mode under which the program runs: what is fake, what is real, and who notes it.
+
+It sees every operator of torch, below autograd. The rules:
+
+* A tensor on the pretended device is fake. So are parameters (`torch.nn.Parameter`), from the moment in which they are
+  made, and large blocks of the host that DeepSpeed's engine asks for. All results of fake tensors are fake.
+* Every other tensor is real: data sets, batches, masks and whatever else a program computes on the host.
+* A program that looks at its tokens or masks sees true values (`known_numbers`). A number that is not known is invented
+  (`Asks`).
+
+Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trial_lib.plan.simulate import known_numbers, output_memo, pretended_device
+from trial_lib.plan.simulate.asks import LIKELY, Asks, CannotForeseeError
+from trial_lib.plan.simulate.known_numbers import leaves, mapped
+from trial_lib.plan.simulate.logs import (
+    BUFFER,
+    INPUT,
+    PARAMETER,
+    PROCESSOR,
+    THREAD,
+    MemoryLog,
+    OperationLog,
+    place_in_program,
+)
+
+# Memory that operators take on a processor beside their results, noted in the log of memory.
+
+
+FORWARD, BACKWARD = "convolution", "convolution_backward"
+# A first layer's kernels read an image as it is.
+_IMAGE_CHANNELS = 3
+_SEGMENTS = 2 * 2**20
+
+
+def note_made(name: str, args: Sequence[Any], made: Sequence[torch.Tensor], memory: MemoryLog) -> None:
+    """Notes the results of a convolution, with what a processor's kernel takes for a time beside them.
+
+    Args:
+        name: of the operator.
+        args: of the call.
+        made: its results with storages of their own, in order.
+        memory: gets the events, in the order in which a CPU allocates and frees.
+    """
+    rest = list(made)
+    if name == FORWARD and rest and _is_copied(rest[0]):
+        with_copy = args[0].shape[1] > _IMAGE_CHANNELS
+        _through_blocks(memory, args[0] if with_copy else None, rest.pop(0))
+    elif name == BACKWARD and rest and _is_copied(args[0]):
+        if rest[0].shape == args[1].shape:
+            _through_blocks(memory, args[0], rest.pop(0))
+        # The weights' gradient needs both tensors in blocks at once.
+        copies = [memory.passing(_bytes(each), PROCESSOR) for each in (args[1], args[0])]
+        for copy in reversed(copies):
+            memory.passed(copy)
+    for each in rest:
+        memory.made(each)
+
+
+def note_collective(kind: str, whole: int, memory: MemoryLog) -> None:
+    """Notes what a collective of gloo takes for a time.
+
+    Args:
+        kind: of `OPERATIONS`.
+        whole: bytes of its larger side.
+        memory: gets the events.
+    """
+    blocks: list[tuple[int, int]] = []
+    if kind == "all_gather":
+        blocks = [(whole, PROCESSOR), (whole, THREAD)]
+    elif kind == "reduce_scatter":
+        blocks = [(whole, PROCESSOR), (min(whole, _SEGMENTS), THREAD)]
+    elif kind == "all_reduce":
+        blocks = [(min(whole, _SEGMENTS), THREAD)]
+    numbers = [memory.passing(*block) for block in blocks]
+    for number in reversed(numbers):
+        memory.passed(number)
+
+
+def _through_blocks(memory: MemoryLog, source: torch.Tensor | None, result: torch.Tensor) -> None:
+    """Notes the copy of a source, the result in blocks, and the plain result."""
+    copy = None if source is None else memory.passing(_bytes(source), PROCESSOR)
+    blocked = memory.passing(_bytes(result), PROCESSOR)
+    if copy is not None:
+        memory.passed(copy)
+    memory.made(result)
+    memory.passed(blocked)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _is_copied(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is plain. With its channels last, kernels take it as it is."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = formats.get(tensor.dim())
+    return last is None or not tensor.is_contiguous(memory_format=last) or tensor.is_contiguous()
+
+
+# Collectives of the pretended world: they take no time, move nothing, and are noted with their bytes and group.
+
+
+# The class of each operator, and the position of the larger tensor: what is gathered, or what is scattered.
+_KINDS = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "reduce_": ("all_reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "gather_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "scatter_": ("broadcast", 1),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "send": ("send", 0),
+    "recv_": ("send", 0),
+    "recv_any_source_": ("send", 0),
+}
+
+_GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
+_REDUCE = ("allreduce_", "allreduce_coalesced_", "reduce_")
+_EXCHANGE = ("alltoall_", "alltoall_base_")
+# They write what other ranks have.
+_RECEIVE = (
+    "allgather_coalesced_",
+    "gather_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "scatter_",
+    "recv_",
+    "recv_any_source_",
+)
+
+
+def note(func: Any, args: Any, operations: OperationLog) -> None:
+    """Notes a collective."""
+    kind, position = _KINDS.get(func._opname, ("", 0))
+    if not kind:
+        return
+    tensors = _tensors(args[position])
+    if tensors:
+        moved = sum(each.numel() * each.element_size() for each in tensors)
+        operations.transfer(kind, tensors[0], moved, _group_size(args))
+
+
+def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory: MemoryLog) -> Any:
+    """Notes a collective of fake tensors, and returns what its operator returns, with work that is done.
+
+    Known numbers of a tensor that is broadcast, reduced or gathered stay known, as if all ranks had the same.
+    """
+    note(func, args, operations)
+    name = func._opname
+    if name in _GATHER:
+        for gathered, given in _gathered(args):
+            memory.name(gathered, BUFFER)
+            known_numbers.gather(gathered, given)
+    elif name in _EXCHANGE:
+        _exchange(args)
+    elif name in _RECEIVE:
+        for each in _tensors(args[0]):
+            known_numbers.forget(each)
+    elif name in _REDUCE:
+        # A sum of ones is as many as there are ranks.
+        for each in _tensors(args[0]):
+            if not known_numbers.is_known(each):
+                known_numbers.forget(each)
+    kind, position = _KINDS.get(name, ("", 0))
+    if kind:
+        whole = sum(each.numel() * each.element_size() for each in _tensors(args[position]))
+        note_collective(kind, whole, memory)
+    work = FakeWork().boxed()
+    returns = len(func._schema.returns)
+    return work if returns == 1 else (args[0], work)
+
+
+def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields what a rank gathers, one tensor for all ranks or one for each, with what the rank gives."""
+    outputs, inputs = (each if isinstance(each, (list, tuple)) else [each] for each in args[:2])
+    for output, given in zip(outputs, inputs, strict=True):
+        for gathered in _tensors(output):
+            yield gathered, given
+
+
+def _exchange(args: Any) -> None:
+    """Lets what rank 0 receives be known if what it gives is. All ranks give it what it gives to itself."""
+    received, given = args[:2]
+    if isinstance(given, torch.Tensor):
+        sizes = args[4]
+        first = sizes[0] if sizes else len(given) // max(1, _group_size(args))
+        known = known_numbers.known_numbers(given) if isinstance(given, FakeTensor) else given
+        if known is None:
+            known_numbers.forget(received)
+        else:
+            known_numbers.gather(received, known[:first])
+        return
+    for each in received:
+        known_numbers.gather(each, given[0])
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _group_size(args: Any) -> int:
+    for each in args:
+        if isinstance(each, torch.ScriptObject):
+            try:
+                return int(ProcessGroup.unbox(each).size())
+            except (RuntimeError, TypeError):
+                continue
+    return 1
+
+
+def is_fake(value: Any) -> bool:
+    """Returns whether a collective's tensors are fake."""
+    return any(isinstance(each, FakeTensor) for each in _tensors(value))
+
+
+# A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
+# parameter may be that small.
+_LARGE_BYTES = 2**12
+_OWN = f"{os.sep}trial_lib{os.sep}"
+# What calls the backward pass (torch/autograd/graph.py).
+_RUNS_BACKWARD = "_engine_run_backward"
+_SCORES_OF_SAMPLES = 3  # positions, samples, labels
+_ASKS = {"_local_scalar_dense": "item", "equal": "equal", "is_nonzero": "item", "allclose": "equal"}
+_FOLLOW_FROM_NUMBERS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+# Torch's own code asks for a tensor's device by this operator.
+_DEVICE = torch.ops.prim.device.default
+_CPU = torch.device("cpu")
+# Arguments that are no real tensors, and hold none.
+_PLAIN = {FakeTensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+
+class _Operator(NamedTuple):
+    """What is asked of an operator at each of its calls. Torch works some of it out anew each time.
+
+    Attributes:
+        func: the operator. Its number is the key, so it has to stay.
+        is_collective: whether it sends to other ranks.
+        is_ask: whether it asks for a number.
+        is_view: whether its results share the memory of its argument.
+        makes_views: whether it is a view and leaves its argument as it is.
+        repeats: whether its outputs follow from the shapes of its inputs.
+        fills: whether the numbers of its results follow from plain arguments.
+        is_of_processor: whether a processor takes memory beside its results.
+    """
+
+    func: Any
+    is_collective: bool
+    is_ask: bool
+    is_view: bool
+    makes_views: bool
+    repeats: bool
+    fills: bool
+    is_of_processor: bool
+
+    @classmethod
+    def of(cls, func: Any) -> "_Operator":
+        return cls(
+            func,
+            func.namespace == "c10d",
+            func._opname in _ASKS,
+            func.is_view,
+            func.is_view and torch.Tag.inplace_view not in func.tags,
+            output_memo.can_repeat(func),
+            known_numbers.fills(func),
+            func._opname in (FORWARD, BACKWARD),
+        )
+
+
+def _is_in_node_of_torch() -> bool:
+    """Returns whether the backward pass of an operator of torch's own runs, with no code of Python's between."""
+    if torch._C._current_autograd_node() is None:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _OWN in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _RUNS_BACKWARD
+
+
+class FakeTensors(TorchDispatchMode):
+    """The mode. Enter it once, before the program runs.
+
+    Attributes:
+        fakes: torch's mode, which works out shapes.
+        in_engine: whether DeepSpeed's own code runs.
+        ends_with: called with an error in the backward pass of torch's own operators.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, memory: MemoryLog, operations: OperationLog, asks: Asks) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.in_engine = False
+        self.ends_with: Callable[[BaseException], None] = lambda error: None
+        self._memory, self._operations, self._asks = memory, operations, asks
+        self._maker = output_memo.Maker(self.fakes)
+        self._memo: dict[Any, output_memo.Entry] = {}
+        self._operators: dict[int, _Operator] = {}
+        self._is_fake: dict[Any, bool] = {}
+        self._refused: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator, fake or real."""
+        if func is _DEVICE:
+            return args[0]._fake_device
+        kwargs = kwargs or {}
+        if "device" in kwargs or "pin_memory" in kwargs:
+            kwargs, is_pinned = pretended_device.as_written(kwargs)
+            if is_pinned:
+                out = self.__torch_dispatch__(func, types, args, kwargs)
+                self._memory.pinned(out)
+                return out
+        if types and (self._is_fake[types] if types in self._is_fake else self._has_fake(types)):
+            if types in self._refused:
+                return NotImplemented
+            # A default device is a mode of Python's calls (torch.utils._device), which would see each look at a tensor.
+            try:
+                with torch._C.DisableTorchFunction():
+                    return self._fake(func, types, args, kwargs)
+            except Exception as error:
+                if _is_in_node_of_torch():
+                    # Torch would abort the process.
+                    self.ends_with(error)
+                raise
+        if types:
+            return func(*args, **kwargs)
+        return self._without_fakes(func, types, args, kwargs)
+
+    def _has_fake(self, types: Any) -> bool:
+        """Returns whether some classes have a fake tensor's, and keeps that. A run has a hundred thousand operators."""
+        found = self._is_fake[types] = any(issubclass(kind, FakeTensor) for kind in types)
+        if found and any(kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
+            self._refused.add(types)
+        return found
+
+    def _without_fakes(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            if device.type == pretended_device.NAME:
+                return self._fake(func, types, args, kwargs)
+            if self.in_engine and device.type == "cpu" and self._is_large_block(func, args, kwargs):
+                return self._fake(func, types, args, kwargs)
+        if func.namespace == "c10d":
+            note(func, args, self._operations)
+        return func(*args, **kwargs)
+
+    def _is_large_block(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Returns whether a factory makes a large tensor of numbers with fractions."""
+        if not args or not isinstance(args[0], (list, tuple, torch.Size)):
+            return False
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        numbers = dtype.itemsize
+        for length in args[0]:
+            if not isinstance(length, int):
+                return False
+            numbers *= length
+        return bool(dtype.is_floating_point) and numbers >= _LARGE_BYTES
+
+    def _fake(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        operator = self._operators.get(id(func))
+        if operator is None:
+            operator = self._operators[id(func)] = _Operator.of(func)
+        if operator.is_collective:
+            return pretend(func, args, kwargs, self._operations, self._memory)
+        if operator.is_ask:
+            return self._ask(func, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "meta":
+            return self._shape_only(func, args, kwargs)
+        given = args
+        args, kwargs = self._all_fake(func, args, kwargs)
+        if operator.makes_views and type(args[0]) is FakeTensor:
+            out = self._maker.views(func, args[0], args[1:], kwargs)
+            if known_numbers.is_known(args[0]):
+                known_numbers.follow(func, args, kwargs, args[:1], out)
+            return out
+        tensors: list[torch.Tensor] = []
+        key = None
+        repeats = operator.repeats or output_memo.has_places(func, args)
+        try:
+            key = output_memo.key_of(func, args, kwargs, tensors, operator.is_view)
+        except output_memo.UnknownArgumentError:
+            repeats = False
+        entry = self._memo.get(key) if repeats else None
+        made: list[torch.Tensor] = []
+        if entry is None:
+            out = self._worked_out(func, types, args, kwargs, tensors, made, key if repeats else None)
+        else:
+            out = self._maker.again(entry, tensors, made)
+            if entry.cost is not None:
+                self._operations.note(entry.cost)
+        is_moved_data = args is not given and func._opname == "_to_copy"
+        if operator.is_of_processor:
+            note_made(func._opname, args, made, self._memory)
+        else:
+            for each in made:
+                (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
+        if operator.fills:
+            known_numbers.fill(func, args, kwargs, out)
+        else:
+            known_numbers.follow(func, args, kwargs, tensors, out)
+        return out
+
+    def _shape_only(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Returns the tensor on torch's meta device that the code asks for. It has a shape, and is nowhere."""
+        shaped = self.fakes.dispatch(func, (FakeTensor,), args, {**kwargs, "device": torch.device("cpu")})
+        assert isinstance(shaped, torch.Tensor)
+        return torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, device="meta")
+
+    def _worked_out(
+        self,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        made: list[torch.Tensor],
+        key: Any,
+    ) -> Any:
+        """Returns what torch's fake mode returns, and keeps it for the next time."""
+        if key is not None:
+            entry = self._by_shape(func, args, kwargs, tensors)
+            if entry is not None:
+                self._memo[key] = entry
+                if entry.cost is not None:
+                    self._operations.note(entry.cost)
+                return self._maker.again(entry, tensors, made)
+        try:
+            out = self._by_known(func, args, kwargs) if key is None else None
+            if out is None:
+                out = self.fakes.dispatch(func, (FakeTensor,), args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            out = self._of_known_shape(func, args)
+            if out is None:
+                raise CannotForeseeError(
+                    f"The shape of {func._opname}'s result depends on numbers that only a real run has, at "
+                    f"{place_in_program()}."
+                ) from None
+        except (UnsupportedOperatorException, NotImplementedError):
+            out = self._of_known_shape(func, args)
+            if out is None:
+                raise CannotForeseeError(
+                    f"{func} has no fake implementation, at {place_in_program()}. A kernel of your own can have one "
+                    "(torch.library.register_fake)."
+                ) from None
+        if key is None:
+            tensors = [each for each in leaves((*args, *kwargs.values())) if isinstance(each, torch.Tensor)]
+        addresses = {each.untyped_storage()._cdata for each in tensors}
+        new = [
+            each
+            for each in leaves((out,))
+            if isinstance(each, torch.Tensor) and each.untyped_storage()._cdata not in addresses
+        ]
+        cost = self._operations.cost(func, args, kwargs, tensors, new, out)
+        if cost is not None:
+            self._operations.note(cost)
+        entry = None if key is None else output_memo.entry_of(out, tensors, None, cost)
+        if entry is None:
+            made += new
+            return out
+        self._memo[key] = entry
+        # Torch refers to its own result weakly, and a parameter with such a reference cannot change its device.
+        return self._maker.again(entry, tensors, made)
+
+    def _by_shape(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns the entry of a call by torch's own kernels for shapes, which are faster than its fake mode.
+
+        Returns None for a call that needs the mode: one that names a device, has inputs in two places, or has no such
+        kernel.
+        """
+        devices = {each._fake_device for each in tensors if each.dim()}  # type: ignore[attr-defined]
+        if len(devices) != 1 or "device" in kwargs or "out" in func._overloadname or not _has_shape_kernel(func):
+            return None
+        bare = {id(each): self._maker.bare(each) for each in tensors}
+        shaped_args, shaped = mapped((args, kwargs), torch.Tensor, lambda each: bare[id(each)])
+        try:
+            out = func(*shaped_args, **shaped)
+        except (NotImplementedError, RuntimeError):
+            return None
+        sources = list(bare.values())
+        entry = output_memo.entry_of(out, sources, next(iter(devices)), None)
+        if entry is None:
+            return None
+        new = [
+            leaf for leaf, output in zip(leaves((out,)), entry.outputs, strict=True) if output.how == output_memo.NEW
+        ]
+        unique = {id(each): index for index, each in enumerate(tensors)}
+        positions = [unique[address] for address in bare]
+        moved = tuple(each._replace(source=positions[each.source]) for each in entry.outputs)
+        cost = self._operations.cost(func, shaped_args, shaped, tensors, new, out)
+        return output_memo.Entry(moved, entry.container, cost)
+
+    def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the result of an operator whose shape follows from numbers; None for others, or if they are unknown.
+
+        Torch's fake mode would refuse it, which takes longer.
+        """
+        if _FOLLOW_FROM_NUMBERS.isdisjoint(func.tags):
+            return None
+        real = known_numbers.real_of((args, kwargs))
+        if real is None:
+            return None
+        result = known_numbers.used_in(func, real)
+        return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
+
+    def _of_known_shape(self, func: Any, args: Any) -> Any:
+        """Returns unknown numbers whose shape follows from a known mask or from known lengths; None for others."""
+        if func is torch.ops.aten.index.Tensor:
+            places = known_numbers.places_of(args[1], self._asks.chooses_all)
+            if places is None:
+                return None
+            where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
+            return self.fakes.dispatch(func, (FakeTensor,), (args[0], where), {})
+        if func is torch.ops.aten.masked_select.default and (mask := known_numbers.known_numbers(args[1])) is not None:
+            known_numbers.used(mask)
+            shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+            count = int(mask.broadcast_to(shape).sum())
+            return self._new(args[0], [count])
+        if func._opname == "_ctc_loss" and args[0].dim() == _SCORES_OF_SAMPLES:
+            longest = known_numbers.largest(args[3])
+            if longest is not None:
+                # aten/src/ATen/native/cuda/LossCTC.cu: a blank stands around each label.
+                positions, samples = args[0].shape[:2]
+                return self._new(args[0], [samples]), self._new(args[0], [samples, positions, 2 * longest + 1])
+        if func._opname == "_ctc_loss_backward":
+            return self._new(args[1], list(args[1].shape))
+        return None
+
+    def _new(self, tensor: torch.Tensor, shape: Sequence[int]) -> Any:
+        return self.fakes.dispatch(torch.ops.aten.new_empty.default, (FakeTensor,), (tensor, shape), {})
+
+    def _fake_if_real(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.to_fake(tensor, device)
+
+    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        real = known_numbers.real_of((args, kwargs))
+        if real is not None:
+            return known_numbers.used_in(func, real)
+        question = _ASKS[func._opname]
+        dtype = torch.bool if question == "equal" else args[0].dtype
+        return self._asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))
+
+    def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments with a fake tensor in the place of each real one."""
+        for each in args:
+            kind = type(each)
+            if kind not in _PLAIN and not (kind is list and each and type(each[0]) is int):
+                break
+        else:
+            if not kwargs or all(type(each) in _PLAIN for each in kwargs.values()):
+                return args, kwargs
+        is_mixed = False
+        device = _CPU
+        for each in leaves((*args, *kwargs.values())):
+            if type(each) is FakeTensor:
+                if each._fake_device.type != "cpu":
+                    device = each._fake_device
+            elif isinstance(each, torch.Tensor):
+                is_mixed = True
+        if not is_mixed:
+            return args, kwargs
+        # A copy goes from one place to another, and other operators have all their inputs in one.
+        goes = func._opname in ("copy_", "_foreach_copy_", "_to_copy")
+
+        def fake(each: torch.Tensor) -> torch.Tensor:
+            return each if isinstance(each, FakeTensor) else self.to_fake(each, _CPU if goes else device)
+
+        return mapped((args, kwargs), torch.Tensor, fake)
+
+    def to_fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Returns a fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
+        fake = self._maker.new(real.shape, real.stride(), real.dtype, device)
+        if device.type == pretended_device.NAME:
+            self._memory.made(fake, INPUT)
+            self._operations.moved_to_device(fake)
+        known_numbers.keep(fake, real)
+        return fake
+
+    def empty_on_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a fake tensor of the host, such as the weights of a checkpoint."""
+        fake = self._maker.fake(torch.empty(tuple(shape), dtype=dtype, device="meta"), torch.device("cpu"))
+        self._memory.made(fake, PARAMETER)
+        return fake
+
+    def parameter(self, real: torch.Tensor) -> torch.Tensor:
+        """Returns a fake tensor for a new parameter."""
+        fake = self._maker.new(real.shape, real.stride(), real.dtype, real.device)
+        self._memory.made(fake, PARAMETER)
+        return fake
+
+
+def _has_shape_kernel(func: Any) -> bool:
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "Meta")
+
+
+def _device_in(args: Any, kwargs: Any) -> torch.device:
+    for each in leaves((*args, *kwargs.values())):
+        if isinstance(each, FakeTensor) and each.device.type == pretended_device.NAME:
+            return each.device
+    return torch.device("cpu")

@@ -1,0 +1,509 @@
+"""The logs of a foreseen run: the life of each storage, and the operations in the order of their issue."""
+
+import array
+import ctypes
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.utils.flop_counter import flop_registry
+
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, MemoryEvent, Moment, Operation, Storage
+from trial_lib.plan.simulate import pretended_device
+from trial_lib.rank import device
+from trial_lib.rank.endings import named_refusal
+from trial_lib.rank.user_program import may_be_of_the_user
+
+# The log of memory: the life of each storage, its kind and its place.
+
+
+PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, BUFFER, INPUT, TEMPORARY = range(len(KINDS))
+INITIALIZE, LOAD, FORWARD, BACKWARD, UPDATE, BETWEEN = range(len(MOMENTS))
+_DEVICE, _HOST, _PINNED, PROCESSOR, THREAD = range(len(PLACES))
+# The kind of a storage that nothing else names, by the moment in which it was made.
+_KIND_OF = {
+    INITIALIZE: BUFFER,
+    LOAD: INPUT,
+    FORWARD: ACTIVATION,
+    BACKWARD: TEMPORARY,
+    UPDATE: TEMPORARY,
+    BETWEEN: TEMPORARY,
+}
+
+
+class _Life(weakref.ref[Any]):
+    """A weak reference to a storage that knows which one it was."""
+
+    __slots__ = ("address", "index")
+    address: int
+    index: int
+
+
+class MemoryLog:
+    """Notes storages as they are made and freed.
+
+    Args:
+        device: the type of the device. Storages elsewhere are on the host.
+
+    Attributes:
+        live_bytes: of all live storages on the device.
+        peak_bytes: the most of them so far.
+        stream: on which new storages of the device are allocated; 0 is the one that computes.
+    """
+
+    def __init__(self, device: str = pretended_device.NAME) -> None:
+        self._device = device
+        self.live_bytes = self.peak_bytes = 0
+        self.stream = 0
+        self._sizes: list[int] = []
+        self._kinds = bytearray()
+        self._places = bytearray()
+        self._streams = bytearray()
+        # Plus and minus the index from 1.
+        self._events = array.array("q")
+        self._made_at = array.array("q")
+        self._living: dict[int, _Life] = {}
+        self._moments: list[Moment] = []
+        self._kind = BUFFER
+
+    def begin(self, moment: int, step: int, micro_batch: int, operation: int) -> None:
+        """Begins a part of the run.
+
+        Args:
+            moment: index in `MOMENTS`.
+            step: the optimizer step.
+            micro_batch: of the step.
+            operation: index of its first operation.
+        """
+        self._kind = _KIND_OF[moment]
+        self._moments.append(Moment(moment, step, micro_batch, len(self._events), operation))
+
+    def made(self, tensor: torch.Tensor, kind: int | None = None) -> None:
+        """Notes the storage of a new fake tensor, unless it is noted already.
+
+        Args:
+            tensor: the tensor.
+            kind: index in `KINDS`; None for that of the moment.
+        """
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._living:
+            return
+        life = _Life(storage, self._freed)
+        index = len(self._sizes)
+        life.index, life.address = index, address
+        size = storage.nbytes()
+        self._living[address] = life
+        self._sizes.append(size)
+        self._kinds.append(self._kind if kind is None else kind)
+        is_on_device = tensor.device.type == self._device
+        self._places.append(_DEVICE if is_on_device else _HOST)
+        self._streams.append(self.stream if is_on_device else 0)
+        self._made_at.append(len(self._events))
+        self._events.append(index + 1)
+        if is_on_device:
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def made_from_data(self, tensor: torch.Tensor) -> None:
+        """Notes a tensor that the program has copied from numbers of the host: a batch, if it is between the passes."""
+        self.made(tensor, INPUT if self._moments and self._moments[-1].name == BETWEEN else None)
+
+    def _freed(self, life: "_Life") -> None:
+        if self._living.get(life.address) is life:
+            del self._living[life.address]
+        self._events.append(-life.index - 1)
+        if self._places[life.index] == _DEVICE:
+            self.live_bytes -= self._sizes[life.index]
+
+    def passing(self, size: int, place: int) -> int:
+        """Notes a block that a processor takes beside the results of an operator, and returns its number.
+
+        Args:
+            size: bytes.
+            place: `PROCESSOR` or `THREAD`.
+        """
+        index = len(self._sizes)
+        self._sizes.append(size)
+        self._kinds.append(TEMPORARY)
+        self._places.append(place)
+        self._streams.append(0)
+        self._made_at.append(len(self._events))
+        self._events.append(index + 1)
+        return index
+
+    def passed(self, number: int) -> None:
+        """Notes the end of such a block."""
+        self._events.append(-number - 1)
+
+    def name(self, tensor: Any, kind: int) -> None:
+        """Names the kind of a tensor's storage. The last name counts."""
+        life = self._life_of(tensor)
+        if life is not None:
+            self._kinds[life.index] = kind
+
+    def pinned(self, tensor: torch.Tensor) -> None:
+        """Notes that a tensor of the host is page-locked."""
+        life = self._life_of(tensor)
+        if life is not None:
+            self._places[life.index] = _PINNED
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Returns whether it is page-locked."""
+        life = self._life_of(tensor)
+        return life is not None and self._places[life.index] == _PINNED
+
+    def _life_of(self, tensor: Any) -> "_Life | None":
+        return self._living.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
+
+    def record(self) -> tuple[tuple[Storage, ...], tuple[MemoryEvent, ...], tuple[Moment, ...]]:
+        """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
+        # At a deadline another thread records, and the program goes on. Each event is of a storage that is listed.
+        events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events[:])
+        storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places, self._streams))
+        return storages, events, tuple(self._moments)
+
+    def _kinds_at_end(self) -> bytearray:
+        """Returns the kinds. What the forward pass makes and frees again is no activation."""
+        kinds = bytearray(self._kinds)
+        bounds = [*(moment.event for moment in self._moments), len(self._events)]
+        for position, moment in enumerate(self._moments):
+            if moment.name != FORWARD:
+                continue
+            for event in self._events[bounds[position] : bounds[position + 1]]:
+                if event < 0 and kinds[-event - 1] == ACTIVATION and self._made_at[-event - 1] >= moment.event:
+                    kinds[-event - 1] = TEMPORARY
+        return kinds
+
+
+# The cost of an operation: its class, its FLOPs, and the bytes that it moves.
+
+
+_INDEX = {name: index for index, name in enumerate(OPERATIONS)}
+# Parts of names, in the order in which they are tried, and words between underscores.
+_PARTS = (
+    ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
+    ("convolution", ("convolution", "conv1d", "conv2d", "conv3d")),
+    ("norm", ("layer_norm", "rms_norm", "batch_norm", "group_norm")),
+    ("embedding", ("embedding",)),
+    ("loss", ("nll_loss", "cross_entropy", "mse_loss", "log_softmax", "binary_cross")),
+    ("update", ("fused_adam", "fused_sgd", "multi_tensor", "optimizer_update")),
+)
+_WORDS = (
+    ("elementwise", {"clamp"}),
+    (
+        "matmul",
+        {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "matmul", "linear", "einsum", "dot", "gemm", "gemv"},
+    ),
+    (
+        "reduction",
+        {"sum", "mean", "norm", "amax", "amin", "max", "min", "softmax", "var", "std", "argmax", "any", "all", "topk"},
+    ),
+    ("copy", {"copy", "clone", "cat", "stack", "index", "gather", "scatter", "slice", "select", "pad", "contiguous"}),
+)
+# Neither reads nor writes anything.
+_NO_WORK = (
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "resize_",
+    "set_",
+    "_assert_async",
+)
+# In place, but without a look at what was there.
+_OVERWRITES = ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+# Values of `custom_mask_type` of the memory-efficient kernel: causal from the top left, or from the bottom right.
+_CAUSAL_MASKS = (1, 2)
+
+
+def class_of(name: str) -> int:
+    """Returns the class of an operator of torch, as an index in `OPERATIONS`."""
+    for kind, parts in _PARTS:
+        if any(part in name for part in parts):
+            return _INDEX[kind]
+    words = set(name.split("_"))
+    for kind, known in _WORDS:
+        if words & known:
+            return _INDEX[kind]
+    return _INDEX["elementwise"]
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes behind a tensor. An expanded one has fewer than its shape says."""
+    size: int = tensor.element_size()
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        size *= length if stride else min(length, 1)
+    return size
+
+
+def cost_of(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    inputs: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
+    out: Any,
+    dtypes: list[str],
+) -> tuple[int, int, float, float, int] | None:
+    """Returns kind, dtype, FLOPs, bytes and whether the host does it; None for an operator that moves nothing.
+
+    Args:
+        func: the operator.
+        args: of the call.
+        kwargs: of the call.
+        inputs: all tensors among them.
+        made: outputs with storages of their own.
+        out: what it returned.
+        dtypes: names of number formats, to which a new one is added.
+    """
+    name = func._opname
+    if name in _NO_WORK:
+        return None
+    is_mutating = func._schema.is_mutable
+    if not made and not is_mutating:
+        return None
+    kind = class_of(name)
+    first = inputs[0] if inputs else made[0]
+    is_on_device = any(each.device.type == pretended_device.NAME for each in (*inputs, *made))
+    if name in ("_to_copy", "copy_") or name.startswith("_to_copy"):
+        # What has no device but a shape stays where its inputs are.
+        places = [each.device.type for each in (*inputs, *made) if each.device.type != "meta"]
+        kinds = {place == pretended_device.NAME for place in places}
+        if len(kinds) == 2:
+            target = made[0] if made else inputs[0]
+            to_device = target.device.type == pretended_device.NAME
+            kind = _INDEX["to_device" if to_device else "to_host"]
+            return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
+    if name == "embedding":
+        moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
+    else:
+        moved = float(sum(map(bytes_of, inputs)) + sum(map(bytes_of, made)))
+        if is_mutating and inputs and name not in _OVERWRITES and func._overloadname != "out":
+            moved += bytes_of(inputs[0])
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is not None:
+        flops = float(formula(*args, **kwargs, out_val=out))
+    else:
+        flops = float(max((each.numel() for each in (*inputs, *made)), default=0))
+    if name == "embedding":
+        flops = 0.0
+    if kind == _INDEX["attention"] and not _is_causal(func, args, kwargs):
+        kind = _INDEX["whole_attention"]
+    return kind, _dtype(first, dtypes), flops, moved, int(not is_on_device)
+
+
+def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether a kernel of attention leaves out what lies behind each position. One that is unknown does."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if "custom_mask_type" in names:
+        return given.get("custom_mask_type", 0) in _CAUSAL_MASKS
+    return bool(given.get("is_causal", False)) or "is_causal" not in names
+
+
+def _dtype(tensor: torch.Tensor, dtypes: list[str]) -> int:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in dtypes:
+        dtypes.append(name)
+    return dtypes.index(name)
+
+
+# The log of operations, in the order in which the program issues them, each with the module that issues it.
+
+
+INDEX = {name: index for index, name in enumerate(OPERATIONS)}
+"""Index of each class of operations."""
+# What matrix units do, with the question whether they may take 32-bit numbers for TF32 then.
+_TF32 = {
+    INDEX["matmul"]: device.allows_products,
+    INDEX["attention"]: device.allows_products,
+    INDEX["whole_attention"]: device.allows_products,
+    INDEX["convolution"]: device.allows_convolutions,
+}
+
+
+class OperationLog:
+    """Notes operations.
+
+    Attributes:
+        dtypes: names of number formats, by index. `tf32` stands for 32-bit numbers that are multiplied in it.
+        modules: names of modules, by index.
+        rows: what was noted: kind, dtype, FLOPs, bytes, ranks, module, on host.
+    """
+
+    def __init__(self) -> None:
+        self.dtypes: list[str] = []
+        self.modules: list[str] = [""]
+        self.rows: list[tuple[int, int, float, float, int, int, int]] = []
+        self._index: dict[int, int] = {}
+        self._stack: list[int] = [0]
+
+    def __len__(self) -> int:
+        """Returns the number of operations so far."""
+        return len(self.rows)
+
+    def note(self, cost: tuple[int, int, float, float, int]) -> None:
+        """Notes an operation of the device or the host, by its cost."""
+        kind, dtype, flops, moved, on_host = cost
+        if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
+            dtype = self._index_of("tf32")
+        self.rows.append((kind, dtype, flops, moved, 1, self._stack[-1], on_host))
+
+    def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
+        """Returns the cost of a call, as `cost_of` does."""
+        return cost_of(func, args, kwargs, inputs, made, out, self.dtypes)
+
+    def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: int) -> None:
+        """Notes a transfer between ranks.
+
+        Args:
+            kind: its class.
+            tensor: gives the number format.
+            moved: bytes of the whole tensor on this rank.
+            ranks: of the group.
+        """
+        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, float(moved), ranks, self._stack[-1], 0))
+
+    def work(self, kind: str, tensor: torch.Tensor, flops: float, moved: float, on_host: bool) -> None:
+        """Notes the work of a kernel that is not torch's."""
+        self.rows.append((INDEX[kind], self.dtype(tensor), flops, moved, 1, self._stack[-1], int(on_host)))
+
+    def moved_to_device(self, tensor: torch.Tensor) -> None:
+        """Notes that a tensor of the host was moved to the device."""
+        moved = float(tensor.numel() * tensor.element_size())
+        self.rows.append((INDEX["to_device"], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+
+    def swap(self, kind: str, tensor: torch.Tensor) -> None:
+        """Notes that a tensor begins to be read from a disk, or written to it."""
+        moved = float(tensor.numel() * tensor.element_size())
+        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+
+    def swapped(self, kind: str) -> None:
+        """Notes that the program waits for all that it began to read, or to write."""
+        self.rows.append((INDEX[kind], 0, 0.0, 0.0, 1, self._stack[-1], 0))
+
+    def dtype(self, tensor: torch.Tensor) -> int:
+        """Returns the index of a tensor's number format."""
+        return self._index_of(str(tensor.dtype).removeprefix("torch."))
+
+    def _index_of(self, name: str) -> int:
+        if name not in self.dtypes:
+            self.dtypes.append(name)
+        return self.dtypes.index(name)
+
+    def multiplied_in(self) -> tuple[str, ...]:
+        """Returns the number formats of all products of matrices so far, in order of their names."""
+        return tuple(sorted({self.dtypes[row[1]] for row in self.rows if row[0] in _TF32}))
+
+    def name_modules(self, module: nn.Module) -> None:
+        """Gives the modules of a model their names from now on."""
+        for name, each in module.named_modules():
+            if id(each) not in self._index:
+                self._index[id(each)] = len(self.modules)
+                self.modules.append(name)
+
+    def install(self) -> None:
+        """Follows the calls of modules."""
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            self._stack.append(self._index.get(id(module), self._stack[-1]))
+
+        def after(module: nn.Module, inputs: Any, output: Any) -> None:
+            if len(self._stack) > 1:
+                self._stack.pop()
+
+        torch_modules.register_module_forward_pre_hook(before)
+        torch_modules.register_module_forward_hook(after, always_call=True)
+
+    def record(self) -> tuple[Operation, ...]:
+        """Returns the operations so far."""
+        return tuple(Operation(*row) for row in self.rows)
+
+
+class _HeapFigures(ctypes.Structure):
+    """The figures of mallinfo2(3), of which two are used: bytes in mapped blocks, and in all others."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "k")
+    ]
+
+
+def heap_bytes() -> int:
+    """Returns the bytes that the program holds of the C library's heap; 0 if that library does not show it."""
+    figures = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if figures is None:
+        return 0
+    figures.restype = _HeapFigures
+    found = figures()
+    return int(found.hblkhd + found.uordblks)
+
+
+def status_bytes(field: str) -> int:
+    """Returns a size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
+    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# Lines of the user's own program, among those of libraries.
+
+
+_LIBRARY = f"{os.sep}lib{os.sep}python"
+_OWN = f"{os.sep}trial_lib{os.sep}"
+_MOST_CHARACTERS = 300
+
+
+def is_of_program(path: str) -> bool:
+    """Returns whether a file is the user's: neither Python's, nor a package's, nor ZeroTune's."""
+    return may_be_of_the_user(path) and _LIBRARY not in path and _OWN not in path
+
+
+def place_in_program() -> str:
+    """Returns `FILE:LINE` of the innermost frame that is the user's; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_of_program(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def sentence_of(error: BaseException) -> str:
+    """Returns what went wrong, with the last line of the user's own code that led to it.
+
+    What DeepSpeed refuses is in its configuration, and not in the line.
+    """
+    if refused := named_refusal(error):
+        return refused
+    text = str(error).strip().splitlines()
+    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    if type(error).__name__ == "CannotForeseeError":
+        return said.split(": ", 1)[1]
+    remedy = ""
+    if isinstance(error, InputError):
+        said, remedy = error.what, f" {error.remedy}"
+    raised = reversed(list(traceback.walk_tb(error.__traceback__)))
+    # Torch's own code may have called what has raised it, and the user's code torch.
+    place = line_of(raised) or line_of(traceback.walk_stack(None))
+    return f"{said[:_MOST_CHARACTERS].rstrip('.')}{place}.{remedy}"
+
+
+def line_of(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Returns `, at FILE:LINE` of the first frame that may be the user's; empty if there is none."""
+    for frame, line in frames:
+        if is_of_program(frame.f_code.co_filename):
+            return f", at {frame.f_code.co_filename}:{line}"
+    return ""

@@ -1,0 +1,545 @@
+"""Watches a DeepSpeed engine: its batches, the times of its parts, and the ends of its optimizer steps."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.messages.measurement import Arrival
+from trial_lib.rank.device import Device
+from trial_lib.rank.flops import DirectCalls, ModelCounter, StageCounter
+from trial_lib.rank.loader_batches import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
+from trial_lib.rank.step_clock import PartTimer, StepClock
+from trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
+
+# Detects a program that calls backward more than once for one step of its engine.
+
+
+class BackwardPasses:
+    """Counts the backward passes of an engine that end an accumulation, from one call of its `step` to the next.
+
+    Passes within an accumulation do not count. The engine finds them by its own count, or by
+    `set_gradient_accumulation_boundary`, which Accelerate calls.
+
+    Args:
+        engine: runs the passes.
+        repeated: called at the second such pass before a step.
+    """
+
+    def __init__(self, engine: Any, repeated: Callable[[], None]) -> None:
+        self._engine = engine
+        self._repeated = repeated
+        self._since_step = 0
+
+    def begin(self) -> None:
+        """Counts a backward pass that is about to begin."""
+        is_inside_no_sync = getattr(self._engine, "inside_no_sync_ctxt", False)
+        if is_inside_no_sync or not self._engine.is_gradient_accumulation_boundary():
+            return
+        self._since_step += 1
+        if self._since_step == 2:
+            self._repeated()
+
+    def end(self) -> None:
+        """Resets the count, because the engine takes a step."""
+        self._since_step = 0
+
+
+# Sizes of the batches that have arrived, by the dimension that may have the rows.
+_ROWS = ("rows_in_first", "rows_in_second")
+
+# Further micro-batches add nothing about how sizes vary.
+_MOST_SIZES = 64
+
+
+class StepObserver(Protocol):
+    """The receiver of a watch's events."""
+
+    def optimizer_step_ended(self, applied: bool) -> None:
+        """Called once per optimizer step; `applied` is False if loss scaling has skipped it."""
+
+    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
+        """Called with the sizes of the first training micro-batch, and its number of tokens if the batch shows it."""
+
+    def other_engine_stepped(self, engine: Any) -> None:
+        """Called after each optimizer step of an engine that was left out."""
+
+
+def _nothing_arrived() -> dict[str, float]:
+    return dict.fromkeys((*_ROWS, "micro_batches", "tokens"), 0.0)
+
+
+class EngineWatch:
+    """Watches a `DeepSpeedEngine` by replacing `forward`, `backward` and `step` of this one engine.
+
+    A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine. With
+    fp16 it is `engine.scale(loss).backward()`. The loss is then the tensor before scaling, because the scaled one may
+    be inf.
+
+    Attributes:
+        engine: the watched engine.
+        device: the device that it trains on.
+        clock: times its optimizer steps.
+        parts: times its calls of forward, backward and step.
+        model: activations of the first micro-batch, and the FLOPs of one on request.
+        asked: the micro-batch size that the engine is set to.
+        arrival: how samples show in the batches that arrive.
+        sizes: of the first training micro-batches, in order, as `batch_shape.batch_sizes` returns them.
+        micro_batches: training micro-batches so far.
+        counted_elements: numbers in the inputs of the micro-batch whose FLOPs `model` has counted.
+        first_micro_batch: samples in the first training micro-batch; None before it.
+        first_digest: of its values; None before it, and without tensor parallelism.
+        shortest_sequence: the fewest tokens in a row of a micro-batch; None if the inputs show no tokens.
+        longest_sequence: the most.
+        loss: the last loss that was passed to `backward`, unscaled, still on its device.
+        micro_batch_losses: the losses since `take_loss`.
+        has_trained: whether a training micro-batch has arrived.
+        repeats_backward: whether the code has called backward more than once for one step, of this engine or another.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        device: Device,
+        asked_micro_batch: int,
+        observer: StepObserver,
+        with_activations: bool,
+        arrival: Arrival,
+    ) -> None:
+        self.engine = engine
+        self.device = device
+        self.clock = StepClock(device)
+        self.asked = asked_micro_batch
+        self.arrival = arrival
+        self.sizes: list[tuple[int, ...]] = []
+        self.parts = PartTimer(device)
+        self.model = self._counter(with_activations)
+        self._arrived = _nothing_arrived()
+        self.micro_batches = 0
+        self._kept: tuple[int, ...] = ()
+        self._counted: tuple[int, ...] = ()
+        self.counted_elements = 0
+        self.first_micro_batch: int | None = None
+        self.first_digest: float | None = None
+        self.shortest_sequence: int | None = None
+        self.longest_sequence: int | None = None
+        self.loss: torch.Tensor | None = None
+        self.micro_batch_losses: list[torch.Tensor] = []
+        self.has_trained = False
+        self.repeats_backward = False
+        self._observer = observer
+        # True between a forward pass and its backward pass.
+        self._is_open = False
+        # True during another engine's backward pass, and just before it.
+        self._is_elsewhere = self._is_scaled_elsewhere = False
+        # Losses that the code has scaled since the last backward pass.
+        self._unscaled: list[torch.Tensor] = []
+        # `from_pretrained` returns a model in eval mode, and many programs train it so.
+        self._trains_in_eval_mode = not engine.module.training
+        self._in_eval_mode: list[torch.Tensor] | None = None
+        self._install()
+
+    def _counter(self, with_activations: bool) -> ModelCounter:
+        return ModelCounter(with_activations)
+
+    def _install(self) -> None:
+        engine = self.engine
+        forward = self.parts.timed("forward", engine.forward)
+        backward = self.parts.timed("backward", engine.backward)
+        step = self.parts.timed("step", engine.step)
+        passes = BackwardPasses(engine, self._backward_repeated)
+
+        def called_directly(inputs: Any) -> None:
+            """Records a forward pass that bypasses the engine, as in many a GAN. Its batch counts as well."""
+            if self._trains_now() and not self._is_open:
+                self.has_trained = self._is_open = True
+                self.batch_arrived(inputs)
+
+        # A call of the engine itself is counted elsewhere.
+        direct_calls = DirectCalls(engine.module, called_directly)
+
+        def watched_forward(*args: Any, **kwargs: Any) -> Any:
+            direct_calls.remove()
+            if not self._trains_now():
+                self._in_eval_mode = shapes_of([args, kwargs]) if torch.is_grad_enabled() else None
+                return engine_forward(*args, **kwargs)
+            self._in_eval_mode = None
+            self.has_trained = True
+            if not self._is_open:
+                # A second forward pass before the backward pass is another view of the same samples.
+                self.batch_arrived([args, kwargs])
+            self._is_open = True
+            return self.model.forward(forward, *args, **kwargs)
+
+        def watched_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._take_up_eval_mode()
+            self._is_open = False
+            passes.begin()
+            left = self.model.backward(backward, loss, *args, **kwargs)
+            # DeepSpeed divides the loss by the accumulation, unless the caller has done so. It returns the result.
+            is_left = isinstance(left, torch.Tensor)
+            self.loss_arrived(left.detach() * engine.gradient_accumulation_steps() if is_left else loss)
+            return left
+
+        def watched_scale(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._unscaled.append(loss.detach())
+            return scale(loss, *args, **kwargs)
+
+        def watched_tensor_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # `engine.backward` comes here as well, and so do backward passes that have nothing to do with this engine.
+            is_elsewhere, self._is_scaled_elsewhere = self._is_elsewhere or self._is_scaled_elsewhere, False
+            if not self._is_open or is_elsewhere:
+                return tensor_backward(loss, *args, **kwargs)
+            self._is_open = False
+            passes.begin()
+            for each in self._unscaled or [loss]:
+                self.loss_arrived(each)
+            self._unscaled = []
+            return self.model.backward(timed_tensor_backward, loss, *args, **kwargs)
+
+        def watched_step(*args: Any, **kwargs: Any) -> Any:
+            self._is_open = False
+            self._unscaled = []
+            passes.end()
+            at_boundary = engine.is_gradient_accumulation_boundary()
+            result = step(*args, **kwargs)
+            if at_boundary:
+                self.model.stop()
+                self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
+            return result
+
+        engine_forward = engine.forward
+        tensor_backward: Any = torch.Tensor.backward
+        timed_tensor_backward = self.parts.timed("backward", tensor_backward)
+        # torch keeps lists of its functions for the whole process, and Dynamo asks for them. So the function that is in
+        # their place reaches the engine only until `end`.
+        self._in_turn = in_turn = [tensor_backward, watched_tensor_backward]
+
+        def latest_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return in_turn[-1](loss, *args, **kwargs)
+
+        torch.Tensor.backward = latest_backward  # type: ignore[method-assign, assignment]
+        engine.forward = watched_forward
+        engine.backward = watched_backward
+        engine.step = watched_step
+        # An older DeepSpeed does not have it.
+        scale: Any = getattr(engine, "scale", None)
+        if scale is not None:
+            engine.scale = watched_scale
+        self._tensor_backward = tensor_backward
+        self._direct_calls = direct_calls
+
+    def _trains_now(self) -> bool:
+        """Returns whether a forward pass that begins is a training pass. `engine.eval()` sets only the module."""
+        if not torch.is_grad_enabled():
+            return False
+        if self.engine.module.training:
+            self._trains_in_eval_mode = False
+        return self.engine.module.training or self._trains_in_eval_mode
+
+    def _take_up_eval_mode(self) -> None:
+        """Returns whether a forward pass that begins is a training pass.
+
+        `engine.eval()` sets only the module.
+        """
+        if not self._is_open and self._in_eval_mode is not None:
+            self.has_trained = self._trains_in_eval_mode = True
+            self.batch_arrived(self._in_eval_mode)
+        self._in_eval_mode = None
+
+    def _backward_repeated(self) -> None:
+        self.repeats_backward = True
+
+    def start_over(self, asked_micro_batch: int, observer: StepObserver) -> None:
+        """Watches the same engine for another observer, as if it had no batch yet."""
+        self.asked, self._observer = asked_micro_batch, observer
+        self.model = self._counter(with_activations=False)
+        self.parts.take()
+        self._arrived, self.sizes = _nothing_arrived(), []
+        self.micro_batches = 0
+        self.first_micro_batch = self.shortest_sequence = self.longest_sequence = self.loss = None
+        self.micro_batch_losses, self._unscaled = [], []
+        self._is_open = False
+
+    def end(self) -> None:
+        """Restores the engine."""
+        torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
+        del self._in_turn[1:]
+        self._direct_calls.remove()
+        for name in ("forward", "backward", "step", "scale"):
+            vars(self.engine).pop(name, None)
+
+    def leave_out(self, engine: Any) -> None:
+        """Stops the backward passes of another engine from counting for this one.
+
+        In a GAN they come between this engine's own.
+        """
+        backward, step = engine.backward, engine.step
+        passes = BackwardPasses(engine, self._backward_repeated)
+
+        def backward_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            self._is_elsewhere = True
+            passes.begin()
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._is_elsewhere = False
+
+        def step_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            passes.end()
+            at_boundary = engine.is_gradient_accumulation_boundary()
+            result = step(*args, **kwargs)
+            if at_boundary:
+                self._observer.other_engine_stepped(engine)
+            return result
+
+        def scale_elsewhere(*args: Any, **kwargs: Any) -> Any:
+            self._is_scaled_elsewhere = True
+            return scale(*args, **kwargs)
+
+        engine.backward = backward_elsewhere
+        engine.step = step_elsewhere
+        scale: Any = getattr(engine, "scale", None)
+        if scale is not None:
+            engine.scale = scale_elsewhere
+
+    def batch_arrived(self, inputs: Any) -> None:
+        """Records the size and the length of one training micro-batch."""
+        self.micro_batches += 1
+        sizes = batch_sizes(inputs)
+        if not sizes:
+            return
+        # Ulysses gives a rank its part of each sample.
+        ranks = sequence_parallel_size(self.engine)
+        tokens = (tokens_in(inputs) or 0) * ranks or None
+        if not self.sizes:
+            self.first_digest = digest(inputs) if tensor_parallel_size(self.engine) > 1 else None
+            self._observer.first_batch_arrived(sizes, tokens)
+            self.first_micro_batch = round(self.arrival.samples(self.rows_in(sizes), self.asked))
+        if self.model.counts_activations:
+            self._kept = sizes
+        if self.model.counts_flops:
+            self._counted, self.counted_elements = sizes, elements_in(inputs)
+        if len(self.sizes) < _MOST_SIZES:
+            self.sizes.append(sizes)
+        self._arrived["micro_batches"] += 1
+        self._arrived["tokens"] += tokens or 0
+        for name, size in zip(_ROWS, sizes, strict=False):
+            self._arrived[name] += size
+        # Batches of `(sequence, batch)` are never stretched.
+        length = None if self.arrival.dimension else tokens_per_row(inputs)
+        if length is not None:
+            length *= ranks
+            self.shortest_sequence = min(length, self.shortest_sequence or length)
+            self.longest_sequence = max(length, self.longest_sequence or length)
+
+    def rows_in(self, sizes: tuple[int, ...]) -> int:
+        """Returns the size of a micro-batch in the dimension of its rows; 0 if it has none there."""
+        return sizes[self.arrival.dimension] if self.arrival.dimension < len(sizes) else 0
+
+    @property
+    def samples_kept(self) -> float:
+        """The value that an optimizer step reduces, from the losses since the last call; None without a loss."""
+        return self.arrival.samples(self.rows_in(self._kept), self.asked) or self.asked
+
+    @property
+    def samples_counted(self) -> float:
+        """Samples in the micro-batch whose FLOPs `model` has counted; the engine's setting if the batch shows none."""
+        return self.arrival.samples(self.rows_in(self._counted), self.asked) or self.asked
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the first training micro-batches, in order."""
+        return [rows for sizes in self.sizes if (rows := self.rows_in(sizes))]
+
+    def loss_arrived(self, loss: torch.Tensor) -> None:
+        """Records the loss of one micro-batch, or of an optimizer step in a pipeline.
+
+        Only a single number is a loss. The code may also pass outputs whose gradient it computes itself.
+        """
+        if loss.numel() != 1:
+            return
+        self.loss = loss.detach()
+        self.micro_batch_losses.append(self.loss)
+
+    def take_loss(self) -> torch.Tensor | None:
+        """Returns the value that an optimizer step reduces, from the losses since the last call; None without a loss.
+
+        The value is still on its device. The step's gradient is that of the sum of all losses, each divided as
+        DeepSpeed divides it.
+        """
+        losses, self.micro_batch_losses = self.micro_batch_losses, []
+        if not losses:
+            return None
+        return torch.stack([loss.float().mean() for loss in losses]).sum() / self._losses_a_step()
+
+    def _losses_a_step(self) -> int:
+        """Returns the number by which DeepSpeed divides each loss."""
+        return int(self.engine.gradient_accumulation_steps())
+
+    def take_arrived(self) -> dict[str, float]:
+        """Watches a `PipelineEngine`, and times `train_batch`.
+
+        The parts are timed by the instructions of the schedule.
+        """
+        arrived, self._arrived = self._arrived, _nothing_arrived()
+        return arrived
+
+    def samples_in(self, arrived: Mapping[str, float]) -> float:
+        """Returns the samples in arrived sizes, by the rule for samples that is known by now."""
+        return self.arrival.samples(arrived[_ROWS[self.arrival.dimension]], self.asked * arrived["micro_batches"])
+
+
+class PipelineWatch(EngineWatch):
+    """Watches a `PipelineEngine`. It times `train_batch`, and the parts by the instructions of the schedule."""
+
+    def _counter(self, with_activations: bool) -> ModelCounter:
+        return StageCounter(with_activations)
+
+    def _install(self) -> None:
+        engine = self.engine
+        forward = self.parts.timed(
+            "forward", lambda *args, **kwargs: self._instruction("_exec_forward_pass", *args, **kwargs)
+        )
+        backward = self.parts.timed(
+            "backward", lambda *args, **kwargs: self._instruction("_exec_backward_pass", *args, **kwargs)
+        )
+        step = self.parts.timed(
+            "step", lambda *args, **kwargs: self._instruction("_exec_optimizer_step", *args, **kwargs)
+        )
+
+        def watched_forward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return self.model.forward(forward, *args, **kwargs)
+
+        def watched_backward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.model.backward(backward, *args, **kwargs)
+
+        def watched_step(_engine: Any, *args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
+        replaced = {
+            "_exec_forward_pass": watched_forward,
+            "_exec_backward_pass": watched_backward,
+            "_exec_optimizer_step": watched_step,
+        }
+        # The schedule looks its instructions up in this map and binds them to the engine.
+        engine._INSTRUCTION_MAP = {
+            instruction: replaced.get(function.__name__, function)
+            for instruction, function in type(engine)._INSTRUCTION_MAP.items()
+        }
+        engine_train_batch = engine.train_batch
+        engine_next_batch = engine._next_batch
+
+        def watched_train_batch(*args: Any, **kwargs: Any) -> Any:
+            self.has_trained = True
+            loss = engine_train_batch(*args, **kwargs)
+            self.loss = None
+            if isinstance(loss, torch.Tensor):
+                self.loss_arrived(loss)
+            self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
+            return loss
+
+        def watched_next_batch() -> Any:
+            batch = engine_next_batch()
+            if engine.module.training and torch.is_grad_enabled() and any(True for _ in tensors_in(batch)):
+                self.batch_arrived(batch)
+            return batch
+
+        engine.train_batch = watched_train_batch
+        engine._next_batch = watched_next_batch
+
+    def _losses_a_step(self) -> int:
+        return 1
+
+    def _instruction(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(type(self.engine), name)(self.engine, *args, **kwargs)
+
+
+# Decides which engines of a program follow a candidate: those that train.
+
+
+_BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
+
+
+def trains(optimizer: Any, config: Mapping[str, Any]) -> bool:
+    """Returns whether an engine has an optimizer, by DeepSpeed's own rule.
+
+    Args:
+        optimizer: the argument of `deepspeed.initialize`.
+        config: the DeepSpeed configuration that the code passes.
+    """
+    named = config.get("optimizer")
+    return optimizer is not None or (isinstance(named, Mapping) and named.get("type") is not None)
+
+
+class Followers:
+    """The engines of one run of a program that train. All of them follow the candidate, as the two of a GAN do.
+
+    One loss may go through several engines, and DeepSpeed refuses that for engines of different stages. An engine whose
+    own batch differs from the first one's keeps its batch. An actor's critic is an example.
+    """
+
+    def __init__(self) -> None:
+        """Starts before the first engine."""
+        self._batches: list[dict[str, Any]] = []
+
+    def start_over(self) -> None:
+        """Waits for the first engine again, because the program is run again."""
+        self._batches.clear()
+
+    def overrides_for(self, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the overrides that an engine that trains has to follow.
+
+        Args:
+            config: the configuration that the code passes for it.
+            overrides: for the first of the engines.
+        """
+        own = {key: config[key] for key in _BATCH if key in config}
+        candidates = {key: overrides[key] for key in _BATCH if key in overrides}
+        if not self._batches:
+            self._batches = [own]
+        # The code may pass one dictionary twice. It then returns with the candidate's values, and with values that
+        # follow from them.
+        if own in self._batches or (candidates and candidates.items() <= own.items()):
+            return overrides
+        return {key: value for key, value in overrides.items() if key not in _BATCH}
+
+
+# The replicas of the model that an engine runs, compared with those that a trial asks for.
+
+
+_TOLD = (
+    "This layout makes {asked} of {ranks} ranks, but the engine has {found}. Say in search_space what the switch is "
+    "the size of (layout: tensor, sequence, pipeline or expert), or leave it out."
+)
+
+
+def part_of_replica(engine: Any) -> int:
+    """Returns a number that all ranks with the same part of the model, or of each sample, have in common."""
+    if sequence_parallel_size(engine) > 1:
+        from deepspeed.utils import groups
+
+        return int(groups._get_sequence_parallel_rank())
+    return min(torch.distributed.get_process_group_ranks(engine.data_parallel_group))
+
+
+def refuse_other_replicas(engine: Any, asked: int | None, refuse: Callable[[str, str], Any]) -> None:
+    """Refuses a trial whose engine has not the replicas of its layout. Its global batch would be another.
+
+    Args:
+        engine: that trains.
+        asked: the replicas of the layout; None if the trial has no layout of its own.
+        refuse: ends the trial with an outcome and a reason.
+    """
+    found = replicas_of(engine)
+    if asked is not None and found != asked:
+        ranks = torch.distributed.get_world_size()
+        refuse("invalid", _TOLD.format(asked=_replicas(asked), ranks=ranks, found=_replicas(found)))
+
+
+def _replicas(count: int) -> str:
+    return "1 replica of the model" if count == 1 else f"{count} replicas of the model"

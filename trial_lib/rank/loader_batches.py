@@ -1,0 +1,513 @@
+"""The batches that torch's data loaders give to the user's code. The rank looks ahead at them, and stretches them.
+
+A loader's batch is complete: labels that never reach the engine are as long as the tokens that do. Every loop over a
+`torch.utils.data.DataLoader` takes its batches by `next`, with and without workers. That holds for scripts, the
+Trainer, Accelerate, DeepSpeed's own loader and the loader of a trial class.
+"""
+
+import contextlib
+import copy
+import io
+import math
+import pickle
+import random
+import socket
+import sqlite3
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+# The size of the batches that a script really feeds to its engine.
+
+
+def tensors_in(value: Any) -> Iterable[torch.Tensor]:
+    """Yields the tensors in nested mappings, sequences and (Hugging Face) model inputs, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def batch_sizes(inputs: Any) -> tuple[int, ...]:
+    """Returns the sizes of the first tensor in the dimensions that may be the batch's; empty without a tensor.
+
+    These are the first dimension, and the second for inputs such as `(sequence, batch, ...)`. In a matrix of
+    floating-point numbers the second dimension has the features.
+
+    Args:
+        inputs: the arguments and keyword arguments of `forward`.
+    """
+    first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
+    if first is None:
+        return ()
+    has_features = first.dim() == 2 and first.is_floating_point()
+    return tuple(int(size) for size in first.shape[: 1 if has_features else 2])
+
+
+def shapes_of(inputs: Any) -> list[torch.Tensor]:
+    """Returns tensors with the shapes and types of those in the inputs, without their data."""
+    return [tensor.detach().to("meta") for tensor in tensors_in(inputs)]
+
+
+def elements_in(inputs: Any) -> int:
+    """Returns how many numbers all tensors have together."""
+    return sum(tensor.numel() for tensor in tensors_in(inputs))
+
+
+def tokens_per_row(inputs: Any) -> int | None:
+    """Returns the tokens in one row, which is the length of the first 2-D integer tensor; None without one."""
+    tokens = _tokens(inputs)
+    return None if tokens is None else int(tokens.shape[1])
+
+
+def tokens_in(inputs: Any) -> int | None:
+    """Returns the tokens in all rows; None if the inputs show none."""
+    tokens = _tokens(inputs)
+    return None if tokens is None else tokens.numel()
+
+
+def _tokens(inputs: Any) -> torch.Tensor | None:
+    return next(
+        (each for each in tensors_in(inputs) if each.dim() == 2 and each.dtype in (torch.int64, torch.int32)), None
+    )
+
+
+# Stretches a batch to the longest length of the data, by repeating positions along the sequence.
+
+
+def stretched(batch: Any, length: int) -> Any:
+    """Returns a batch with sequences of a length. A batch that is as long, or shows no sequence, is returned unchanged.
+
+    The sequence is the second dimension of the first 2-D integer tensor. All other tensors that run along it become as
+    long: attention masks, square ones too, labels and position numbers. All values are the data's own, so the model has
+    a place for each position number and token.
+
+    Args:
+        batch: as a loader gives it.
+        length: tokens in a sample.
+    """
+    current = tokens_per_row(batch)
+    if current is None or not 0 < current < length:
+        return batch
+    samples = next(int(tensor.shape[0]) for tensor in tensors_in(batch) if _is_tokens(tensor))
+
+    def longer(tensor: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(length, device=tensor.device) % current
+        for axis in _sequence_axes(tensor, samples, current):
+            tensor = tensor.index_select(axis, places)
+        return tensor
+
+    return _with_tensors(batch, longer)
+
+
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    return tokens_per_row(tensor) is not None
+
+
+def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]:
+    """Returns the dimensions of a tensor along which its sequence runs."""
+    if tensor.dim() < 2 or tensor.shape[0] not in (1, samples):
+        return []
+    axes = [1] if tensor.shape[1] == length else []
+    is_square = tensor.dim() > 2 and tuple(tensor.shape[-2:]) == (length, length)
+    # Floating-point numbers of three dimensions are features. There may be as many features as tokens by chance.
+    if is_square and (tensor.dim() > 3 or not tensor.is_floating_point()):
+        axes += [axis for axis in (tensor.dim() - 2, tensor.dim() - 1) if axis not in axes]
+    return axes
+
+
+def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns a copy of nested mappings and sequences with other tensors, because a data set may keep the original."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, MutableMapping):
+        copied = copy.copy(value)
+        for key, item in value.items():
+            copied[key] = _with_tensors(item, change)
+        return copied
+    if isinstance(value, Mapping):
+        return {key: _with_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_with_tensors(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+# Enough batches to train on for some steps. The code still gets all batches that were looked at.
+_MOST_KEPT = 64
+# A program that counts its steps, and not its epochs, reads an empty loader forever.
+_MOST_EMPTY = 100
+
+
+@dataclass(frozen=True)
+class WorkersRead:
+    """The batches of a step that the workers of one iterator have made.
+
+    Attributes:
+        read: their number.
+        place: of the last one, among all batches of the iterator. Each epoch begins with the first worker.
+        workers: worker processes, which make the batches in turn.
+    """
+
+    read: int
+    place: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class StepLoading:
+    """How a step got its batches from data loaders.
+
+    Attributes:
+        waited_s: seconds for which the code has waited for them.
+        by_workers: of each iterator with workers, in the order of reading.
+        begins: whether workers have made the first batch of an iterator. The step then has waited for them to start.
+    """
+
+    waited_s: float = 0.0
+    by_workers: tuple[WorkersRead, ...] = ()
+    begins: bool = False
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the same workers make the last batches of a step again."""
+        return math.lcm(*(each.workers // math.gcd(each.workers, each.read) for each in self.by_workers))
+
+    def phase(self, first: "StepLoading") -> float:
+        """Returns where the step is in its cycle: a number that the steps of a cycle do not share.
+
+        It is infinite if workers have started in the step, and -1 if none of its batches is a worker's. Such a step is
+        in no cycle.
+
+        Args:
+            first: the step that the number is relative to. Ranks that have read more batches before have the same.
+        """
+        if self.begins or not self.by_workers:
+            return math.inf if self.begins else -1.0
+        phase, radix = 0, 1
+        for number, each in enumerate(self.by_workers):
+            start = first.by_workers[number].place if number < len(first.by_workers) else 0
+            phase += (each.place - start) % each.workers * radix
+            radix *= each.workers
+        return phase
+
+
+class LoaderBatches:
+    """Wraps the data loaders of this process, between them and the code that reads them.
+
+    Attributes:
+        waited_s: seconds for which the code has waited for batches to train on.
+        is_surveyed: whether the next two attributes are kept.
+        draws_numbers: whether a random generator of this process has moved while a loader made a batch, other than its
+            first. Then the sampler draws as well.
+        gives_from_device: whether a batch was on another device than the processor.
+    """
+
+    def __init__(self) -> None:
+        self._next = _BaseDataLoaderIter.__next__
+        self._length = 0
+        self._to_stretch = 0
+        # By iterator, so that the batches of two loaders that are read side by side still match.
+        self._stretched: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
+        self._source: weakref.ref[Any] | None = None
+        self._last: weakref.ref[Any] | None = None
+        self._came_empty = 0
+        self._ran_empty: Callable[[], None] = lambda: None
+        self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self.waited_s = 0.0
+        # Batches that the code has taken from iterators with workers: of each iterator, and in this step.
+        self._places: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._begins = False
+        # The seconds that earlier steps have waited.
+        self._waited_before = 0.0
+        self.is_surveyed = self.draws_numbers = self.gives_from_device = False
+
+    def install(self) -> None:
+        """Wraps the loaders. Call it once for a process, and before the user's code runs."""
+
+        def taken(iterator: Any) -> Any:
+            return self._taken(iterator)
+
+        original_init = _BaseDataLoaderIter.__init__
+
+        def init(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            original_init(iterator, loader, *args, **kwargs)
+            self._loaders[iterator] = weakref.ref(loader)
+
+        _BaseDataLoaderIter.__init__ = init  # type: ignore[method-assign, assignment]
+        _BaseDataLoaderIter.__next__ = taken  # type: ignore[method-assign, assignment]
+
+    @property
+    def came_empty(self) -> bool:
+        """Whether the last loader that was read to train on had no batch at all."""
+        return self._came_empty > 0
+
+    def start_over(self, ran_empty: Callable[[], None]) -> None:
+        """Begins another run of the program.
+
+        Args:
+            ran_empty: called when the code has read empty loaders again and again.
+        """
+        self._came_empty, self._ran_empty = 0, ran_empty
+
+    @property
+    def has_source(self) -> bool:
+        """Whether a loader has given sequences to train on, and may give more."""
+        return self._source is not None and self._source() is not None
+
+    @property
+    def training_loader(self) -> Any:
+        """The loader of the last batch that was read to train on; None if there is none."""
+        iterator = self._last() if self._last is not None else None
+        loader = None if iterator is None else self._loaders.get(iterator)
+        return None if loader is None else loader()
+
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether the loader of the last batch has torch's own sampler, with a fixed batch size."""
+        return _torchs_sampler(self._last() if self._last is not None else None)[0] is not None
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """As `samples_of` the iterator of the last batch."""
+        return samples_of(self._last() if self._last is not None else None)
+
+    def take_loading(self) -> StepLoading:
+        """Returns how the code got its batches since the last call of this method."""
+        reads = [WorkersRead(read, self._places[each], each._num_workers) for each, read in self._read.items()]
+        loading = StepLoading(self.waited_s - self._waited_before, tuple(reads), self._begins)
+        self._waited_before, self._begins = self.waited_s, False
+        self._read.clear()
+        return loading
+
+    def stretch(self, length: int, batches: int) -> None:
+        """Stretches the next batches.
+
+        Args:
+            length: tokens that their samples will have.
+            batches: how many of each loader's batches; 0 ends it.
+        """
+        self._length, self._to_stretch = length, batches
+        self._stretched.clear()
+
+    def lengths_ahead(self, most: int, at_first: int, seconds: float) -> list[int]:
+        """Returns the tokens in a sample of each of the next batches. The code still gets all of these batches.
+
+        Args:
+            most: batches to look at.
+            at_first: batches after which it ends if all have one length.
+            seconds: after which it ends.
+        """
+        iterator = self._source() if self._source is not None else None
+        lengths: list[int] = []
+        if iterator is None:
+            return lengths
+        kept = self._ahead.setdefault(iterator, deque())
+        started = time.monotonic()
+        for count in range(most):
+            if time.monotonic() - started > seconds:
+                break
+            if count >= at_first and len(set(lengths)) <= 1:
+                break
+            try:
+                batch = self._next(iterator)
+            except StopIteration:
+                break
+            if len(kept) < _MOST_KEPT:
+                kept.append(batch)
+            length = tokens_per_row(batch)
+            if length is not None:
+                lengths.append(length)
+        return lengths
+
+    def _taken(self, iterator: Any) -> Any:
+        kept = self._ahead.get(iterator)
+        numbers = _generators() if self.is_surveyed and iterator._num_yielded else None
+        is_first = not kept and iterator._num_yielded == 0
+        started = time.monotonic()
+        try:
+            batch = kept.popleft() if kept else self._next(iterator)
+        except StopIteration:
+            self._note_end(iterator)
+            raise
+        self._came_empty = 0
+        # Programs read validation data without gradients.
+        if torch.is_grad_enabled():
+            self.waited_s += time.monotonic() - started
+            self._note_place(iterator, is_first)
+            if self.is_surveyed:
+                self.draws_numbers |= numbers is not None and numbers != _generators()
+                self.gives_from_device |= any(not tensor.is_cpu for tensor in tensors_in(batch))
+            self._last = weakref.ref(iterator)
+        if torch.is_grad_enabled() and tokens_per_row(batch) is not None:
+            self._source = weakref.ref(iterator)
+            count = self._stretched.get(iterator, 0)
+            if count < self._to_stretch:
+                self._stretched[iterator] = count + 1
+                batch = stretched(batch, self._length)
+        return batch
+
+    def _note_place(self, iterator: Any, is_first: bool) -> None:
+        """Counts a batch that was read to train on, if a worker has made it."""
+        if not iterator._num_workers:
+            return
+        # Workers that stay keep their iterator for the next epoch.
+        self._places[iterator] = 1 if is_first else self._places.get(iterator, 0) + 1
+        self._read[iterator] = self._read.get(iterator, 0) + 1
+        self._begins |= is_first
+
+    def _note_end(self, iterator: Any) -> None:
+        # Programs read validation data without gradients.
+        if torch.is_grad_enabled() and iterator._num_yielded == 0:
+            self._came_empty += 1
+            if self._came_empty == _MOST_EMPTY:
+                self._ran_empty()
+
+
+def _torchs_sampler(iterator: Any) -> tuple[BatchSampler | None, int]:
+    """Returns torch's own sampler of an iterator, None if it has another, and the ranks that share its batches."""
+    sampler: Any = getattr(iterator, "_index_sampler", None)
+    ranks = 1
+    # Accelerate's shards have the sampler that they divide.
+    while type(sampler) is not BatchSampler and hasattr(sampler, "batch_sampler"):
+        ranks *= getattr(sampler, "num_processes", 1)
+        sampler = sampler.batch_sampler
+    return (sampler if type(sampler) is BatchSampler else None), ranks
+
+
+def samples_of(iterator: Any) -> int | None:
+    """Returns the samples that an iterator of a data loader gives this rank; None if they cannot be counted."""
+    batches, ranks = _torchs_sampler(iterator)
+    try:
+        return None if batches is None else math.ceil(len(batches.sampler) / ranks) or None  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a stream has no length, and a sampler of the user's may raise anything
+        return None
+
+
+def _generators() -> tuple[Any, ...]:
+    """Returns the states of the random generators that a data set may use."""
+    numpy: Any = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else numpy.random.get_state()
+    plain = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in of_numpy)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), plain
+
+
+loader_batches = LoaderBatches()
+"""The wrapper of this process."""
+
+
+# Decides whether torch's data loader gives the same batches with other workers, and says why if it may not.
+
+
+# A data set's handles are attributes of it, or of a reader that it wraps.
+_DEEPEST, _MOST_ITEMS = 4, 64
+# Readers whose connection or cursor two processes cannot share. Their packages may not be installed.
+_HANDLES = (("h5py", "File"), ("h5py", "Dataset"), ("lmdb", "Environment"), ("zipfile", "ZipFile"))
+# A larger data set takes too long to pickle for an answer.
+_LARGEST_PICKLED = 64 * 2**20
+
+
+def refusal(loader: DataLoader[Any], gives_from_device: bool) -> str:
+    """Returns why another number of workers is not tried with a loader, as a clause; empty if it may be.
+
+    Args:
+        loader: that the code trains from.
+        gives_from_device: whether a batch of it was on another device than the processor.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return "its data set is iterable, so each worker would give all of it"
+    if gives_from_device:
+        return "it gives batches that are on the device already, and a worker would need the device"
+    held = next(_held(loader.dataset, _DEEPEST, set()), "")
+    if held:
+        return f"its data set holds {held}, which two processes cannot share"
+    if loader.num_workers == 0 and _start_method(loader) != "fork":
+        return _unpicklable(loader)
+    return ""
+
+
+def _start_method(loader: DataLoader[Any]) -> str:
+    context = loader.multiprocessing_context or torch.multiprocessing
+    return str(context.get_start_method())
+
+
+def _unpicklable(loader: DataLoader[Any]) -> str:
+    """Returns why a new interpreter cannot get what it needs; empty if it can, or if that is too large to find out."""
+    try:
+        pickle.dump((loader.dataset, loader.collate_fn, loader.worker_init_fn), _Limited())
+    except _TooLargeError:
+        return ""
+    except Exception as error:  # noqa: BLE001 - the data set's own code may raise anything
+        return f"its data set cannot be pickled ({type(error).__name__}: {error})"
+    return ""
+
+
+class _TooLargeError(Exception):
+    """More was pickled than an answer is worth."""
+
+
+class _Limited:
+    """A file that forgets all that is written, and raises when it is too much."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        """Counts the bytes."""
+        self._size += len(data)
+        if self._size > _LARGEST_PICKLED:
+            raise _TooLargeError
+        return len(data)
+
+
+def _held(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
+    """Yields, in words, what a value holds that another process cannot use as well."""
+    if id(value) in seen or isinstance(value, (str, bytes, int, float, bool, type(None), type)):
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        if value.device.type not in ("cpu", "meta"):
+            yield f"a tensor on {value.device.type}"
+        return
+    if _is_handle(value):
+        yield f"an open {type(value).__name__}"
+        return
+    if depth > 0:
+        for inner in _inside(value):
+            yield from _held(inner, depth - 1, seen)
+
+
+def _is_handle(value: Any) -> bool:
+    if isinstance(value, io.IOBase):
+        # A file in memory is copied. An offset is shared.
+        with contextlib.suppress(OSError, ValueError):
+            return not value.closed and value.fileno() >= 0
+        return False
+    if isinstance(value, (socket.socket, sqlite3.Connection)):
+        return True
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(value).__mro__}
+    return not kinds.isdisjoint(_HANDLES)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from islice(value.values(), _MOST_ITEMS)
+    elif isinstance(value, (list, tuple)):
+        yield from islice(value, _MOST_ITEMS)
+    else:
+        yield from islice(getattr(value, "__dict__", {}).values(), _MOST_ITEMS)

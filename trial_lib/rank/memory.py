@@ -1,0 +1,159 @@
+"""The memory of a rank, its precision, and whether the next size of a sweep will fit."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from trial_lib.rank.device import Device, device_of, device_to_come
+
+# The memory of a rank: the engine's, the rest for the steps, and the peak.
+
+
+class RankMemory:
+    """Follows the memory of a rank whose engine is measured.
+
+    Attributes:
+        after_initialize: bytes in use when the engine had just been built.
+    """
+
+    def __init__(self) -> None:
+        self._basis: RankMemory | None = None
+        self.after_initialize = 0
+        self._budget: int | None = None
+        self._available: int | None = None
+        self._initialize_peak = self._peak = 0
+        self._retries_before = 0
+        self._final: dict[str, int] | None = None
+
+    def begin(self, budget: int | None) -> None:
+        """Applies the memory limit to the process from now on, if there is one.
+
+        Raises:
+            UnknownDeviceError: see `device_of`.
+        """
+        device = device_to_come()
+        self._budget = None if budget is None else device.limit(budget)
+
+    def engine_built(self, device: Device) -> None:
+        """Records the memory that the engine has taken, and the rest."""
+        self._initialize_peak = self._peak = device.peak_bytes()
+        self._available = device.available_bytes()
+        self.after_initialize = device.used_bytes()
+        if self._basis is not None:
+            self._available, self.after_initialize = self._basis._available, self._basis.after_initialize
+        device.forget_peak()
+        self._retries_before = _retries(device)
+        if self._budget is not None:
+            device.keep_what_is_freed()
+
+    def count_from(self, first: "RankMemory") -> None:
+        """Counts from the initialisation of another engine of this process. Call it before the engine is built.
+
+        If a program compiles, its first steps bring the compiler into the process. Fresh ranks count that as memory of
+        the steps, and so does each later run in the same process.
+        """
+        self._basis = first
+
+    def taken_over(self) -> "RankMemory":
+        """Returns the memory of the same engine for the next measurement.
+
+        It counts from the engine's initialisation, as in fresh ranks.
+        """
+        memory = RankMemory()
+        memory.after_initialize, memory._budget = self.after_initialize, self._budget
+        memory._available, memory._initialize_peak = self._available, self._initialize_peak
+        memory._peak = self._initialize_peak
+        return memory
+
+    def step_ended(self, device: Device, counts: bool) -> None:
+        """Records the peak so far.
+
+        It is called after each step. At the end, a CPU's process may also hold memory of files that it has read, which
+        is no part of the steps' peak.
+
+        Args:
+            device: of the engine.
+            counts: whether the step counts, and is no warm-up.
+        """
+        if not counts:
+            self._retries_before = _retries(device)
+        self._peak = max(self._peak, device.peak_bytes())
+
+    def slot_bytes(self, device: Device) -> int:
+        """Returns the bytes that the slot has for this process."""
+        return device.total_bytes() if self._budget is None else self._budget
+
+    def end(self, device: Device) -> None:
+        """Ignores memory from now on, because it is not the training's own."""
+        self._final = self.figures(device)
+
+    def figures(self, device: Device) -> dict[str, int]:
+        """Returns the figures by the names of `trial_lib.records.result.Memory`."""
+        return self._final or {
+            "peak": max(device.peak_bytes(), self._peak),
+            "after_initialize": self.after_initialize,
+            **({} if self._available is None else {"available": self._available}),
+            **device.allocator_figures(),
+            **(self._of_allocator(device) if device.allocator_figures() else {}),
+        }
+
+    def _of_allocator(self, device: Device) -> dict[str, int]:
+        """Returns further figures of an allocator that caches memory."""
+        left, figures = device.left_bytes(), device.allocator_figures()
+        may_have = min(left["free"] + left["reserved"], device.total_bytes())
+        return {
+            "steps_peak": device.peak_bytes(),
+            "counted_retries": figures["allocator_retries"] - self._retries_before,
+            "least_free": max(0, may_have - figures["peak_reserved"]),
+        }
+
+
+def _retries(device: Device) -> int:
+    return device.allocator_figures().get("allocator_retries", 0)
+
+
+# The precision in which an engine keeps its model and computes, whether configuration, flags or code decide on it.
+
+
+def settled(engine: Any) -> dict[str, Any]:
+    """Returns the engine's values for keys that may be "auto", as a part of a configuration.
+
+    Only keys that the Hugging Face Trainer and Accelerate fill in from their own arguments, or from the model, are
+    included. They are the same for every candidate. Other "auto" values differ from stage to stage.
+    """
+    half = {"fp16": engine.fp16_enabled(), "bf16": engine.bfloat16_enabled(), "bfloat16": engine.bfloat16_enabled()}
+    # DeepSpeed 0.19.8 does not support apex any more.
+    sections = {**half, "amp": getattr(engine, "amp_enabled", bool)()}
+    return {
+        **{name: {"enabled": bool(enabled)} for name, enabled in sections.items()},
+        "zero_optimization": {"reduce_bucket_size": int(engine.zero_reduce_bucket_size())},
+    }
+
+
+def formats(engine: Any) -> set[str]:
+    """Returns the number formats that an engine shows now: its parameters' formats, those of autocast, and TF32."""
+    found = names(parameter.dtype for parameter in engine.module.parameters())
+    kind = engine.device.type
+    if torch.is_autocast_enabled(kind):
+        found |= names([torch.get_autocast_dtype(kind)])
+    return found | ({"tf32"} if device_of(engine.device).multiplies_in_tf32(engine.module) else set())
+
+
+def names(dtypes: Iterable[torch.dtype]) -> set[str]:
+    """Returns the names of the floating-point types, such as `bfloat16`."""
+    return {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype.is_floating_point}
+
+
+def bytes_by_code(engine: Any) -> int | None:
+    """Returns the mean bytes of a parameter as the code has made it; None if the configuration decides."""
+    if engine.fp16_enabled() or engine.bfloat16_enabled():
+        return None
+    sizes = [(parameter.element_size(), elements(parameter)) for parameter in engine.module.parameters()]
+    count = sum(number for _, number in sizes)
+    return max(1, round(sum(size * number for size, number in sizes) / count)) if count else None
+
+
+def elements(parameter: torch.nn.Parameter) -> int:
+    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

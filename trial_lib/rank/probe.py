@@ -1,0 +1,629 @@
+"""The probe replaces `deepspeed.initialize`, measures the engine, and ends the rank when it has enough.
+
+The user's code stays as it is. If an engine trains, the candidate's overrides are merged into the configuration that
+the code passes. The probe measures the first such engine.
+"""
+
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.messages.measurement import TRACE, Arrival
+from trial_lib.messages.orders import SizeOrder, StepWindow
+from trial_lib.messages.statistics import t_quantile
+from trial_lib.rank import device as expected
+from trial_lib.rank import interception
+from trial_lib.rank.batch_source import BatchSource
+from trial_lib.rank.compiled_programs import NewCompilations
+from trial_lib.rank.counted_steps import CountedStep, CountedSteps, model_profile
+from trial_lib.rank.device import Device, UnknownDeviceError, device_of
+from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
+from trial_lib.rank.interception import InitializeObserver, intercept
+from trial_lib.rank.loader_batches import loader_batches
+from trial_lib.rank.longest_batch import StretchedWarmUp
+from trial_lib.rank.losses import StepLosses
+from trial_lib.rank.meeting import most
+from trial_lib.rank.memory import RankMemory
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.step_trace import TracedEnd, with_data_over
+from trial_lib.rank.surveys import Surveys
+from trial_lib.rank.tensor_parallel import refuse_unequal_batches
+from trial_lib.rank.torch_functions import PlainSteps
+
+# The observer of DeepSpeed's replaced functions.
+
+
+class CurrentProbe:
+    """Forwards each event to the current probe.
+
+    Args:
+        find: returns that probe.
+    """
+
+    def __init__(self, find: Callable[[], InitializeObserver | None]) -> None:
+        self._find = find
+
+    def _probe(self) -> InitializeObserver:
+        probe = self._find()
+        assert probe is not None
+        return probe
+
+    @property
+    def has_engine(self) -> bool:
+        """See `InitializeObserver.has_engine`."""
+        return self._probe().has_engine
+
+    def initialize_called(self) -> None:
+        """See `InitializeObserver.initialize_called`."""
+        self._probe().initialize_called()
+
+    def engine_built(self, engine: Any) -> None:
+        """See `InitializeObserver.engine_built`."""
+        self._probe().engine_built(engine)
+
+    def frozen_engine_built(self) -> None:
+        """See `InitializeObserver.frozen_engine_built`."""
+        self._probe().frozen_engine_built()
+
+    def group_destroyed(self) -> None:
+        """See `InitializeObserver.group_destroyed`."""
+        self._probe().group_destroyed()
+
+
+# Decides when enough optimizer steps have been measured. Pure functions.
+
+
+# The smallest and the largest growth of the number of steps from one moment to the next.
+_LEAST_GROWTH, _MOST_GROWTH = 1.1, 1.5
+
+
+def next_moment(window: StepWindow, step_times: Sequence[float]) -> int:
+    """Returns the number of counted steps after which the ranks next decide whether the steps are enough.
+
+    It is the expected end of the measurement, by the steps so far. Agreement costs time, so at least a tenth more steps
+    come first. The first few steps predict the next ones badly, so at most half as many again come first.
+
+    Args:
+        window: the steps to measure.
+        step_times: of the counted steps so far (s, of the slowest rank), the same on every rank. All ranks have to
+            reach the same moment.
+    """
+    counted = len(step_times)
+    if counted < window.min_steps:
+        return min(window.min_steps, window.max_steps)
+    for_seconds = window.max_seconds / statistics.fmean(step_times)
+    # If the error has to be 0, no measured error is small enough.
+    needed = relative_standard_error(step_times) / window.relative_error if window.relative_error else math.inf
+    for_error = counted * needed**2
+    expected = max(_LEAST_GROWTH * counted, min(for_seconds, for_error, _MOST_GROWTH * counted))
+    return min(math.ceil(expected), window.max_steps)
+
+
+def is_enough(window: StepWindow, step_times: Sequence[float]) -> bool:
+    """Returns whether these counted step times (s, of the slowest rank) are enough."""
+    return (
+        len(step_times) >= window.max_steps
+        or sum(step_times) >= window.max_seconds
+        or relative_standard_error(step_times) <= window.relative_error
+    )
+
+
+def relative_standard_error(values: Sequence[float]) -> float:
+    """Returns the standard error of the mean, divided by the mean; infinite for fewer than two values."""
+    if len(values) < 2:
+        return math.inf
+    return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
+
+
+# Decides whether a running trial can still reach the best, by a bound from its first counted steps. Pure functions.
+
+
+ERROR_RATE = 0.01
+"""The largest share of trials that could reach the best and are stopped all the same, over all looks together."""
+
+# Step times repeat only within some percent. If three steps scatter less by chance, this value replaces their scatter.
+_LEAST_SPREAD = 0.05
+# Two steps are little evidence. A third costs little, unless a step takes this long (s).
+_LONG_STEP = 5.0
+_LEAST_STEPS, _LEAST_SHORT_STEPS = 2, 3
+
+
+def looks_after(window: StepWindow, counted: int) -> bool:
+    """Returns whether the ranks look at a trial with something to beat after this many counted steps.
+
+    Each look comes after half as many steps again as the last one. When the window is full it has moments of its own.
+    Each look is an agreement of the ranks.
+    """
+    moment = _LEAST_STEPS
+    while moment < min(counted, window.min_steps):
+        moment = math.ceil(moment * 1.5)
+    return moment == counted <= window.min_steps
+
+
+def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> float:
+    """Returns the largest possible throughput (samples/s) by these steps, at the error rate.
+
+    It is infinite for too few steps. Otherwise it is a one-sided Student bound on the mean logarithm of the step time,
+    because step times scatter by factors. The k-th look spends the share 1/(k (k + 1)) of the error rate. These shares
+    add up to the whole.
+
+    Args:
+        step_times: seconds of the counted steps so far, on the slowest rank.
+        samples_per_step: over all ranks.
+    """
+    count = len(step_times)
+    # The first step alone decides, so that the later looks are fixed before their steps are seen.
+    is_long = count > 0 and step_times[0] > _LONG_STEP
+    look = count - (_LEAST_STEPS if is_long else _LEAST_SHORT_STEPS) + 1
+    if look < 1:
+        return math.inf
+    logarithms = [math.log(seconds) for seconds in step_times]
+    spread = max(statistics.stdev(logarithms), _LEAST_SPREAD)
+    quantile = t_quantile(1 - ERROR_RATE / (look * (look + 1)), count - 1)
+    return samples_per_step / math.exp(statistics.fmean(logarithms) - quantile * spread / math.sqrt(count))
+
+
+def is_hopeless(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> bool:
+    """Returns whether a trial can no longer reach the best.
+
+    Args:
+        step_times: seconds of the counted steps so far, on the slowest rank.
+        samples_per_step: over all ranks.
+        to_beat: the best's throughput in samples/s over all ranks.
+    """
+    return throughput_bound(step_times, samples_per_step) < to_beat
+
+
+def too_slow_reason(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> str:
+    """Returns the sentence for a trial that was stopped."""
+    most = throughput_bound(step_times, samples_per_step)
+    return (
+        f"After {len(step_times)} counted steps it trains at most {most:.3g} samples/s ({1 - ERROR_RATE:.0%} sure). "
+        f"The best has {to_beat:.3g}."
+    )
+
+
+# Finds out that an engine never trains: its optimizer steps are skipped, one after another.
+
+
+NOT_FINITE = "The loss was not finite. A smaller learning rate or fp32 may help."
+"""The reason of a trial whose loss was infinite or no number."""
+
+# Dynamic loss scaling halves its scale some dozen times before it fits. More skipped steps are no search for a scale.
+_MOST_IN_A_ROW = 100
+
+
+class SkippedInARow:
+    """Counts the optimizer steps that DeepSpeed has skipped one after another.
+
+    DeepSpeed skips a step whose gradients are not finite.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def reason_after(self, applied: bool, loss: torch.Tensor | None) -> str:
+        """Counts a step, and returns why the training has diverged; empty if it may go on.
+
+        Args:
+            applied: whether the step was not skipped.
+            loss: of the step. None if the code shows none.
+        """
+        self._count = 0 if applied else self._count + 1
+        if applied:
+            return ""
+        if loss is not None and not bool(torch.isfinite(loss).all()):
+            return NOT_FINITE
+        if self._count < _MOST_IN_A_ROW:
+            return ""
+        skipped = f"{_MOST_IN_A_ROW} optimizer steps in a row were skipped"
+        return f"{skipped}, because their gradients were not finite."
+
+
+current: "Probe | None" = None
+"""The probe of this process; None if the process is no rank of a trial."""
+
+
+class Probe:
+    """Measures the first engine of a rank that trains.
+
+    Args:
+        order: the trial to measure. The functions that replace DeepSpeed's read its `overrides`, this one mapping.
+        source: finds the place from which the program has its batch size, for a refusal.
+        facts: collects facts about the program.
+        phases: seconds of the rank's phases so far. The probe adds its own.
+        engine_built: called when the first engine exists.
+        finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. If the code
+            still trains on, or destroys the process group, it is called again with an empty measurement.
+        keep: called with a measurement that counts if the rank gets no further. A profile has one, and a trace.
+        training_began: called when the measured engine has taken its first optimizer step.
+        end_early: called before the code destroys the process group, if enough may have been measured.
+
+    Attributes:
+        facts: about the program.
+        has_finished: whether the measurement has been handed over.
+        has_frozen_engine: whether the code has built an engine that does not train.
+        thread: the thread in which the code trains. Before it trains, the thread that has built its engine, or the main
+            one.
+    """
+
+    def __init__(
+        self,
+        order: SizeOrder,
+        source: BatchSource,
+        facts: ProgramFacts,
+        phases: dict[str, float],
+        engine_built: Callable[[], None],
+        finish: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
+        training_began: Callable[[], None] = lambda: None,
+        end_early: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.facts = facts
+        self.has_finished = self.has_frozen_engine = self._keeps_engine = False
+        self.thread = threading.main_thread()
+        self._end_early = end_early
+        self._order = order
+        self._source = source
+        self._phases = phases
+        self._tell_engine_built = engine_built
+        self._tell_finished = finish
+        self._keep = keep
+        self._tell_training_began = training_began
+        # A child that the program forks has a copy of this object, but is not the rank.
+        self._process = os.getpid()
+        self._watch: EngineWatch | None = None
+        self._steps_seen, self._skipped = 0, SkippedInARow()
+        self._plain_steps = PlainSteps(self.refuse)
+        self._arrived: tuple[int, int | None] | None = None
+        self._counted, self._compilations = CountedSteps(), NewCompilations()
+        self._memory, self._step_losses = RankMemory(), StepLosses()
+        self._phase_started = time.monotonic()
+        self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
+        self._survey: Surveys | None = None
+        self._traced: TracedEnd | None = None
+
+    @property
+    def steps_seen(self) -> int:
+        """Optimizer steps that the watched engine has taken."""
+        return self._steps_seen
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the code has built an engine that trains."""
+        return self._watch is not None
+
+    @property
+    def device(self) -> Device | None:
+        """The device of the measured engine; None before there is one."""
+        return None if self._watch is None else self._watch.device
+
+    @property
+    def memory(self) -> RankMemory:
+        """The memory of this rank."""
+        return self._memory
+
+    def install(self) -> None:
+        """Replaces DeepSpeed's functions. Call it before the user's code runs."""
+        global current
+        if current is None:
+            intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current), self._order.turned)
+            loader_batches.install()
+        current = self
+        self._plain_steps.begin()
+
+    def take_over(self, previous: "Probe") -> None:
+        """Measures the engine of another probe, which may have another batch now. Call it in place of `install`.
+
+        Memory counts from the engine's own initialisation, as in fresh ranks.
+        """
+        global current
+        current = self
+        assert previous._watch is not None
+        self._watch, self.thread = previous._watch, previous.thread
+        self._watch.start_over(int(self._order.overrides.get(MICRO_BATCH, previous._watch.asked)), self)
+        self._memory = previous._memory.taken_over()
+        self._keeps_engine = True
+        self._begin_warm_up()
+        self._tell_engine_built()
+        self._watch.clock.mark()
+
+    def release_engine(self) -> Any:
+        """Returns the measured engine, and drops all references to it."""
+        assert self._watch is not None
+        watch, self._watch = self._watch, None
+        watch.end()
+        self._counted, self._step_losses = CountedSteps(), StepLosses()
+        return watch.engine
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the measured engine is a pipeline. Its buffers are made for one micro-batch size."""
+        return isinstance(self._watch, PipelineWatch)
+
+    def _finish(self, measurement: dict[str, Any]) -> None:
+        self.has_finished = True
+        self._tell_finished(measurement)
+
+    def starts_own_ranks(self, reason: str) -> None:
+        """Ends a trial whose program starts ranks of its own, unless it trains already.
+
+        Raises:
+            RuntimeError: this is a child of the rank. The exception ends it as well.
+        """
+        if self.has_engine:
+            return
+        if os.getpid() != self._process:
+            raise RuntimeError(reason)
+        self.refuse("invalid", reason)
+
+    def initialize_called(self) -> None:
+        """Ends the phase of imports, and applies the memory limit to the process from now on."""
+        if not self.has_engine:
+            interception.engine_begins()
+            self._end_phase("import")
+            try:
+                expected.require()
+                self._memory.begin(self._order.memory_limit)
+            except (expected.OtherDeviceError, UnknownDeviceError) as error:
+                self.refuse("invalid", str(error), elsewhere=True)
+
+    def frozen_engine_built(self) -> None:
+        """Records an engine that does not train. It is never measured."""
+        self.has_frozen_engine = True
+
+    def engine_built(self, engine: Any) -> None:
+        """Watches the first engine that trains, and leaves the others out."""
+        if self._watch is not None:
+            self._watch.leave_out(engine)
+            return
+        self.thread = threading.current_thread()
+        self._plain_steps.end()
+        self._end_phase("initialize")
+        device = device_of(engine.device)
+        self._memory.engine_built(device)
+        self._watch_engine(engine, device)
+        self._tell_engine_built()
+
+    def _watch_engine(self, engine: Any, device: Device) -> None:
+        asked = int(self._order.overrides.get(MICRO_BATCH, engine.train_micro_batch_size_per_gpu()))
+        watch = PipelineWatch if hasattr(engine, "_exec_schedule") else EngineWatch
+        if self._order.is_typed_profile:
+            self.facts.note_typed_engine(engine, self._order.varied_options)
+        self._watch = watch(
+            engine, device, asked, self, with_activations=self._order.with_profile, arrival=self._order.arrival
+        )
+        refuse_other_replicas(engine, self._order.replicas, self.refuse)
+        self._step_losses.begin(engine)
+        self._begin_warm_up()
+        self._watch.clock.mark()
+
+    def _begin_warm_up(self) -> None:
+        assert self._watch is not None
+        # The stages of a pipeline exchange batches of one length.
+        if not self.is_pipeline:
+            self._warm_up.begin(self._watch)
+
+    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
+        """Records the properties that the first batch shows of all batches."""
+        watch, as_typed = self._watch, self._order.is_typed_profile
+        assert watch is not None
+        if as_typed:
+            watch.asked = self.facts.note_typed_engine(watch.engine, self._order.varied_options)
+        watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
+        self.facts.note_arrival(watch.arrival)
+        self.facts.samples_per_epoch = loader_batches.samples_per_epoch
+        if as_typed:
+            # These facts are now safe, whatever ends the program.
+            self._tell_engine_built()
+        self._arrived = watch.rows_in(sizes), tokens
+        refuse_unequal_batches(watch.engine, watch.first_digest, self.refuse)
+
+    def other_engine_stepped(self, engine: Any) -> None:
+        """Watches another engine if the first one never trains, although it has an optimizer."""
+        self.facts.steps_elsewhere += 1
+        if self._watch is None or self._watch.has_trained or isinstance(self._watch, PipelineWatch):
+            return
+        self._watch.end()
+        for name in ("backward", "step", "scale"):
+            vars(engine).pop(name, None)
+        self._watch_engine(engine, self._watch.device)
+
+    def group_destroyed(self) -> None:
+        """Measures the steps so far if they are enough, because the code may continue with another group."""
+        if self.has_finished:
+            self._finish({})
+        if os.getpid() == self._process and len(self._counted.steps) >= self.window.min_steps:
+            self._end_early()
+
+    def _end_phase(self, name: str) -> None:
+        now = time.monotonic()
+        self._phases[name] = now - self._phase_started
+        self._phase_started = now
+
+    def optimizer_step_ended(self, applied: bool) -> None:
+        """Records an optimizer step. At the moments of the window, all ranks agree on whether to go on."""
+        if self.has_finished:
+            self._finish({})
+        watch = self._watch
+        assert watch is not None
+        if watch.device.is_recording():
+            return
+        if self._traced is not None:
+            self._go_on_tracing()
+            return
+        time_taken = watch.clock.step_ended(watch.parts.take())
+        self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._order.window.start_step)
+        self._steps_seen += 1
+        if self._steps_seen == 1:
+            self.thread = threading.current_thread()
+            self._tell_training_began()
+            self._end_phase("first_step")
+            self._compare_with_what_was_asked()
+        reason = self._skipped.reason_after(applied, watch.loss)
+        if reason and self._survey is None:
+            self.refuse("diverged", reason)
+        self._warm_up.step_ended(watch, self._steps_seen)
+        step = CountedStep(
+            time_taken, watch.take_arrived(), self._compilations.were_made(), loader_batches.take_loading()
+        )
+        self._step_losses.add(watch.take_loss(), applied)
+        if self._survey is not None:
+            self._go_on_surveying()
+        elif applied and self._steps_seen >= self._order.window.start_step:
+            if self._counted.follow_batch(watch.engine, self.window.min_steps):
+                self.measure_common(len(self._counted.steps), self._steps_seen - 1, "")
+            if self._counted.add(step, watch.loss):
+                self._decide()
+        watch.clock.mark()
+
+    def _decide(self) -> None:
+        """Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments."""
+        assert self._watch is not None
+        window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
+        is_moment = len(counted) >= max(next_moment(window, counted.slowest), counted.next_covered)
+        if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
+            return
+        samples = counted.agree(self._watch)
+        is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
+        if is_moment and is_enough(window, counted.slowest) and counted.cover_cycle(window.max_seconds):
+            self._end_phase("steps")
+            if self._order.with_profile:
+                self._go_on_surveying()
+            elif self._order.traces:
+                self._go_on_tracing()
+            else:
+                self._finish(self._measurement())
+        elif to_beat is not None and is_hopeless(counted.slowest, samples, to_beat):
+            self._end_phase("steps")
+            self._finish(self._record("too_slow", too_slow_reason(counted.slowest, samples, to_beat)))
+
+    def _go_on_tracing(self) -> None:
+        if self._traced is None:
+            assert self._watch is not None
+            self._traced = TracedEnd(self._watch, self._measurement(), self._counted.slowest, self._keep)
+        measurement = self._traced.go_on()
+        if measurement is not None:
+            self._end_phase(TRACE)
+            self._finish(measurement)
+
+    def _go_on_surveying(self) -> None:
+        if not self._surveying().step_ended():
+            self._end_phase("survey")
+            self._finish(self._measurement())
+
+    def _surveying(self) -> Surveys:
+        if self._survey is None:
+            assert self._watch is not None
+            keep, most_of = (lambda: self._keep(self._measurement())), self.on_most_demanding_rank
+            as_typed = self._order.is_typed_profile
+            self._survey = Surveys(self._watch, self.facts, as_typed, most_of, keep, self._about_to_count)
+        return self._survey
+
+    def _about_to_count(self) -> None:
+        """Keeps the measurement so far, because the next step is not the training's own."""
+        assert self._watch is not None
+        self._memory.end(self._watch.device)
+        self._keep(self._measurement())
+
+    def _compare_with_what_was_asked(self) -> None:
+        """Ends a trial if its first optimizer step had another batch than the candidate's."""
+        watch, source = self._watch, self._source
+        assert watch is not None
+        if self._order.is_typed_profile:
+            self.facts.micro_batches_per_step = watch.micro_batches
+        asked, accumulation = (self._order.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
+        if asked is not None and self._arrived is not None and not watch.arrival.follows(asked, *self._arrived):
+            rows, config = self._arrived[0], self.facts.ds_config
+            reason = source.ignored_batch_reason(asked, rows, config, accumulation or 1, self.facts.divided_among)
+            self.refuse("invalid", reason, micro_batch_arrived=watch.first_micro_batch)
+        if accumulation is not None and not watch.arrival.accumulates(accumulation, watch.micro_batches):
+            self.refuse("invalid", source.ignored_accumulation_reason(accumulation, watch.micro_batches))
+
+    @property
+    def window(self) -> StepWindow:
+        """The steps to measure."""
+        return self._order.window
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that the watched engine has trained on."""
+        return 0 if self._watch is None else self._watch.micro_batches
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """The progress of this rank, as `trial_lib.rank.endings.RankEnd` has it."""
+        return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """The micro-batch size and the accumulation of the watched engine."""
+        assert self._watch is not None
+        engine = self._watch.engine
+        return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
+
+    def refuse(self, outcome: str, reason: str, **more: Any) -> None:
+        """Ends the trial without a measurement."""
+        self._finish({"outcome": outcome, "reason": reason, **more, "phases": self._phases})
+
+    def measure_common(self, counted: int, steps: int, note: str) -> None:
+        """Measures the steps that all ranks have, after the user's code has ended.
+
+        Args:
+            counted: steps that all ranks have counted.
+            steps: steps that all ranks have taken.
+            note: a sentence on the steps that the measurement leaves out.
+        """
+        assert self._watch is not None
+        if self._traced is not None:
+            self._finish(self._traced.cut_short())
+        self._counted.keep(counted)
+        self._step_losses.keep(steps)
+        self._counted.agree(self._watch, is_over=True)
+        self._end_phase("steps" if self._survey is None else "survey")
+        measurement = self._measurement()
+        measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)
+        self._finish(with_data_over(measurement) if self._order.traces else measurement)
+
+    def on_most_demanding_rank(self, values: list[float]) -> list[float]:
+        """Returns the largest of each value over all ranks; all of them call it."""
+        assert self._watch is not None
+        return most(values, self._watch.engine)
+
+    def _measurement(self) -> dict[str, Any]:
+        """Returns the metrics. Every rank takes part, because some are sums and maxima over all ranks."""
+        assert self._watch is not None
+        if self._order.is_typed_profile:
+            self._surveying().conclude()
+        finite = self._counted.are_finite
+        measurement = self._record("completed" if finite else "diverged", "" if finite else NOT_FINITE)
+        measurement["metrics"] = self._counted.metrics(self._watch, self._order.flops_per_sample, self._order.formats)
+        if self._order.with_profile:
+            measurement["program"] = self.facts.to_json()
+            measurement["profile"] = model_profile(self._watch, self._memory.slot_bytes(self._watch.device))
+        return measurement
+
+    def _record(self, outcome: str, reason: str) -> dict[str, Any]:
+        """Returns the record of the counted steps, whatever ends the trial. Every rank takes part."""
+        watch = self._watch
+        assert watch is not None
+        (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
+        return {
+            "outcome": outcome,
+            "reason": reason,
+            "step_times": self._counted.slowest,
+            # An engine that has trained before has no losses from step 1 on.
+            **({} if self._keeps_engine else self._step_losses.over_ranks(watch.engine)),
+            "micro_batch_arrived": watch.first_micro_batch,
+            "longest_sequence": int(longest) or None,
+            "note": " ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
+            "memory": self._memory.figures(watch.device),
+            "phases": self._phases,
+        }

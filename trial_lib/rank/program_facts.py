@@ -1,0 +1,243 @@
+"""Facts about the user's program that a rank collects while it runs."""
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.messages.measurement import Arrival
+from trial_lib.messages.turned import FUSED, OPTIMIZER_OPTION
+from trial_lib.rank import torch_functions
+from trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
+from trial_lib.rank.tensor_parallel import tensor_parallel_size
+
+# Values of options that the program's own parser would refuse, found without another run.
+
+
+# Options that the parser itself has.
+_HELP = ("-h", "--help")
+
+
+def refused_options(varied: Mapping[str, Sequence[Any]], parsers: Parsers) -> dict[str, str]:
+    """Returns why the program would refuse options or their values: a clause for each option, by its name.
+
+    Args:
+        varied: the values to try, by the name of the option. None stays as typed, and a boolean has no word of its own.
+        parsers: those that the program has used, each with whether it refuses options that it does not have.
+    """
+    found = {}
+    for name, values in varied.items():
+        reasons = [_refusal(parser, action, name, values) for parser, action in _actions_of(name, parsers)]
+        reason = _unknown(name, parsers) if not reasons else "" if "" in reasons else reasons[0]
+        if reason:
+            found[name] = reason
+    return found
+
+
+def _actions_of(name: str, parsers: Parsers) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
+    """Yields the actions that an option stands for. A parser may take its beginning, or have it typed otherwise."""
+    as_typed = with_underscores if _is_typed(name) else str
+    for parser, _ in parsers:
+        whole = [each for each in parser._actions if as_typed(name) in map(as_typed, each.option_strings)]
+        begun = [each for each in parser._actions if any(known.startswith(name) for known in each.option_strings)]
+        # As in argparse: an option counts before one that only begins so.
+        yield from ((parser, action) for action in whole or begun * parser.allow_abbrev)
+
+
+def _is_typed(name: str) -> bool:
+    return any(with_underscores(word.partition("=")[0]) == with_underscores(name) for word in sys.argv[1:])
+
+
+def _unknown(name: str, parsers: Parsers) -> str:
+    """Returns why a program would refuse an option that none of its parsers has; empty if it may read it otherwise."""
+    if not parsers or not all(is_strict for _, is_strict in parsers):
+        return ""
+    spellings = [each for parser, _ in parsers for action in parser._actions for each in action.option_strings]
+    known = {each.lstrip("-"): each for each in spellings if each not in _HELP}
+    near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
+    return f"your program has no option {name}" + (f", and {known[near[0]]} is the nearest" if near else "")
+
+
+def _refusal(parser: argparse.ArgumentParser, action: argparse.Action, name: str, values: Sequence[Any]) -> str:
+    return next(filter(None, (_refusal_of(parser, action, name, value) for value in values)), "")
+
+
+def _refusal_of(parser: argparse.ArgumentParser, action: argparse.Action, name: str, value: Any) -> str:
+    takes_none, takes_one = action.nargs in (0, "?", "*"), action.nargs != 0
+    if value is None or value is False:
+        return ""
+    if value is True:
+        # If it is typed with a word, the word is changed.
+        return "" if takes_none or _is_typed(name) else f"{name} needs a word behind it, such as 'true'"
+    if not takes_one:
+        return f"{name} takes no word behind it, and {value} is one"
+    if isinstance(action.type, argparse.FileType):
+        # It would open the file.
+        return ""
+    try:
+        parser._get_values(action, [str(value)])
+    except argparse.ArgumentError as error:
+        return f"your program refuses a value of {name}: {error}"
+    except Exception:  # noqa: BLE001 - a type of the user's own, which decides when the program runs
+        return ""
+    return ""
+
+
+# Torch has others in a fused form too.
+_ADAMS = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
+
+
+@dataclass
+class ProgramFacts:
+    """The program's own settings, as the starting point of the driver's search.
+
+    The fields are those of `trial_lib.records.result.ProgramProfile`, which explains them. A rank cannot import that
+    record, because its environment may have no pydantic. Here `typed_batch` is a mapping.
+    """
+
+    ds_config: dict[str, Any] | None = None
+    typed_batch: dict[str, int] | None = None
+    rows_per_sample: int = 1
+    batch_dimension: int = 0
+    other_rows_per_sample: int = 1
+    micro_batches_per_step: int | None = None
+    tokens_per_micro_batch: int | None = None
+    batch_varies: bool = False
+    fixed_batch: str = ""  # the driver notes it
+    divided_among: int = 1
+    batch: dict[str, int] = field(default_factory=dict)
+    arg_mappings: dict[str, str] = field(default_factory=dict)
+    samples_per_epoch: int | None = None
+    longest_sequence: int | None = None
+    shortest_sequence: int | None = None
+    is_stretchable: bool = False
+    reads_activation_checkpointing: bool = False
+    optimizer: str = ""
+    by_accelerate: bool = False
+    by_lightning: bool = False
+    partitions_its_model: bool = False
+    has_experts: bool = False
+    by_autoep: bool = False
+    repeats_backward: bool = False
+    compiles_engine: bool = False
+    steps_elsewhere: int = 0
+    options: dict[str, int] = field(default_factory=dict)
+    switches: dict[str, Any] = field(default_factory=dict)
+    refused_options: dict[str, str] = field(default_factory=dict)
+    hands_over_two_configs: bool = False
+    resumed_stage: int | None = None
+    devices_in_code: str = ""
+    settled: dict[str, Any] = field(default_factory=dict)
+    formats: list[str] = field(default_factory=list)
+    loading: dict[str, Any] | None = None
+    turnable: dict[str, list[Any]] = field(default_factory=dict)
+    not_turnable: dict[str, str] = field(default_factory=dict)
+    trainer_options: list[str] = field(default_factory=list)
+
+    def note_config(self, config: dict[str, Any]) -> None:
+        """Keeps a copy of the configuration, if it is the first that the program has passed."""
+        if self.ds_config is None:
+            # A search cannot use values that JSON cannot hold, such as a dtype or a path.
+            self.ds_config = json.loads(json.dumps(config, default=str))
+
+    def note_trained_config(self, config: dict[str, Any]) -> None:
+        """Keeps a copy of the configuration of the engine that trains, whatever the program has passed before."""
+        self.ds_config = None
+        self.note_config(config)
+
+    def note_varied(self, options: Mapping[str, Sequence[Any]]) -> None:
+        """Keeps what the program's own parser has read for some options, and why it would refuse values of them.
+
+        Args:
+            options: the values that a search tries, by the option.
+        """
+        self.switches = values_read(options)
+        self.refused_options = refused_options(options, parsers_used)
+
+    def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
+        """Keeps the engine's settings and the options that were read by now. Returns its micro-batch size.
+
+        Only a run of the program as typed calls it.
+
+        Args:
+            engine: trains.
+            varied: the options that the search varies, as `note_varied` has them.
+        """
+        # This imports torch, which an engine has imported already.
+        from trial_lib.rank import memory
+
+        self.settled = memory.settled(engine)
+        self.note_formats(memory.formats(engine))
+        self.note_varied(varied or {})
+        self.options = {name: option.value for option in reversed([*options_read()]) for name in option.names}
+        self._note_adam(engine)
+        train, micro = int(engine.train_batch_size()), int(engine.train_micro_batch_size_per_gpu())
+        accumulation = int(engine.gradient_accumulation_steps())
+        if getattr(engine, "zenflow", False):
+            # deepspeed/runtime/zenflow/engine.py: its interval then replaces the accumulation.
+            accumulation = train // (micro * replicas_of(engine))
+        if tensor_parallel_size(engine) > 1 or sequence_parallel_size(engine) > 1:
+            # To DeepSpeed each rank may be a replica then (deepspeed/runtime/config.py).
+            train = micro * accumulation * replicas_of(engine)
+        self.typed_batch = {
+            "train_batch_size": train,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
+        }
+        return micro
+
+    def _note_adam(self, engine: Any) -> None:
+        """Keeps whether torch's Adam is fused, the code's or that of `torch_adam` in the configuration."""
+        optimizer = getattr(engine, "basic_optimizer", None)
+        if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _ADAMS:
+            own = bool(getattr(optimizer, "defaults", {}).get("fused"))
+            self.turnable[FUSED] = [own, not own]
+            if optimizer not in torch_functions.of_the_trainer:
+                self.forget_options([OPTIMIZER_OPTION])
+        elif getattr(engine, "client_optimizer", None) is None:
+            self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
+        else:
+            self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+
+    def note_devices(self, assignment: str) -> None:
+        """Keeps the first assignment by which the code names devices."""
+        self.devices_in_code = self.devices_in_code or assignment
+
+    def note_resumed(self, ds_config: Any) -> None:
+        """Keeps the ZeRO stage of a checkpoint that the program resumes from, if the checkpoint says it.
+
+        Args:
+            ds_config: that the checkpoint was written with. None if the checkpoint has none.
+        """
+        zero = ds_config.get("zero_optimization") if isinstance(ds_config, Mapping) else None
+        stage = zero.get("stage", 0) if isinstance(zero, Mapping) else None
+        if isinstance(stage, int):
+            self.resumed_stage = stage
+
+    def forget_options(self, names: Iterable[str]) -> None:
+        """Forgets options of the Trainer that have no effect, because the code makes the object in its place."""
+        self.trainer_options = [name for name in self.trainer_options if name not in set(names)]
+
+    def note_formats(self, formats: Iterable[str]) -> None:
+        """Keeps further number formats."""
+        self.formats = sorted({*self.formats, *formats})
+
+    def note_arrival(self, arrival: Arrival) -> None:
+        """Keeps how samples show in batches."""
+        self.rows_per_sample, self.batch_dimension = arrival.rows_per_sample, arrival.dimension
+        self.other_rows_per_sample = arrival.other_rows_per_sample
+        self.tokens_per_micro_batch = arrival.typed_tokens
+
+    def note_optimizer(self, optimizer: object, by_accelerate: bool = False) -> None:
+        """Keeps the class of an optimizer, if it is the first that the program made."""
+        if not self.optimizer:
+            kind = type(optimizer)
+            self.optimizer, self.by_accelerate = f"{kind.__module__}.{kind.__qualname__}", by_accelerate
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the facts as plain data, for a rank's record."""
+        return asdict(self)

@@ -1,0 +1,288 @@
+"""What a program writes beside its folder goes to the trial: checkpoints, NVMe swap, shared memory, trackers."""
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+
+from trial_lib.messages import build_times, folders, shared_segments
+from trial_lib.rank.patching import stand_in, when_imported
+from trial_lib.rank.user_files import UserFiles
+
+# Redirects checkpoints that a program writes in training into the trial's folder, and reads them from there.
+
+
+class WrittenCopies(Protocol):
+    """The copies of the user's files."""
+
+    is_training: bool
+    """Whether a saved file is an output of training. Before, it is preparation."""
+
+    def is_free(self, where: str) -> bool:
+        """Returns whether a path is in a folder that ZeroTune does not protect."""
+
+    def is_layered(self, where: str) -> bool:
+        """Returns whether a file at this path belongs to the trial's own file system."""
+
+    def path_of(self, path: Any) -> str:
+        """Returns an absolute path as text."""
+
+    def is_old(self, where: str) -> bool:
+        """Returns whether a path is older than the study."""
+
+    def has_copy(self, where: str) -> bool:
+        """Returns whether a rank of this trial has written a path."""
+
+    def new_copy(self, where: str) -> str:
+        """Returns the path for a copy, and makes its folder."""
+
+    def seen(self, path: Any) -> Any:
+        """Returns the path to read: the copy if there is one, else the path itself."""
+
+
+def install(files: WrittenCopies) -> None:
+    """Redirects the files that torch, safetensors and torch's distributed checkpoints write.
+
+    Args:
+        files: has the paths of the copies.
+    """
+
+    def to_write(path: Any) -> Any:
+        if not isinstance(path, (str, os.PathLike)) or files.is_free(where := files.path_of(path)):
+            return path
+        if files.is_layered(where):
+            return path
+        if not (files.is_training or files.has_copy(where) or files.is_old(where)):
+            return path
+        return files.new_copy(where)
+
+    def to_read(path: Any) -> Any:
+        return files.seen(path) if isinstance(path, (str, os.PathLike)) else path
+
+    save, load = torch.save, torch.load
+    stand_in("save", save, _with_path(save, 1, "f", to_write))
+    stand_in("load", load, _with_path(load, 0, "f", to_read))
+
+    def redirect_safetensors(module: ModuleType) -> None:
+        # Functions that the public ones call, so that every name under which a program has them is covered.
+        module.serialize_file = _with_path(module.serialize_file, 1, "filename", to_write)  # type: ignore[attr-defined]
+
+    def redirect_safe_open(module: ModuleType) -> None:
+        original: Any = module.safe_open
+        stand_in("safe_open", original, _with_path(original, 0, "filename", to_read))
+
+    def redirect_distributed(module: ModuleType) -> None:
+        for name, redirected in (("_FileSystemWriter", to_write), ("FileSystemReader", to_read)):
+            owner = getattr(module, name, None) or module.FileSystemWriter
+            owner.__init__ = _then_move(owner.__init__, redirected)
+            owner.reset = _then_move(owner.reset, redirected)
+
+    # transformers and PEFT take it from the package itself.
+    when_imported("safetensors", redirect_safe_open)
+    when_imported("safetensors.torch", redirect_safetensors)
+    when_imported("torch.distributed.checkpoint.filesystem", redirect_distributed)
+
+
+def _with_path(
+    function: Callable[..., Any], position: int, name: str, redirected: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Returns a function that redirects its argument at a position, or of a name."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args = (*args[:position], redirected(args[position]), *args[position + 1 :])
+        elif name in kwargs:
+            kwargs[name] = redirected(kwargs[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _then_move(method: Callable[..., Any], redirected: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns a method of a reader or writer of checkpoints that redirects its path after the call."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        path = getattr(self, "path", None)
+        if path:
+            self.path = Path(redirected(path))
+        return result
+
+    return call
+
+
+# Makes a trial's ranks swap to NVMe into a folder of their own, wherever the configuration comes from.
+
+
+_SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig")
+
+
+def swap_into_own_folder(scratch: Path, instead: Path | None = None) -> None:
+    """Makes DeepSpeed read a folder of the trial's own in place of `nvme_path`, in this process from now on.
+
+    Args:
+        scratch: the trial's scratch folder.
+        instead: a folder in place of `nvme_path`, for ranks that swap nothing; the host may have no such path.
+    """
+
+    def follow(module: ModuleType) -> None:
+        for name in _SECTIONS:
+            section = getattr(module, name)
+            section.__init__ = _redirected(section.__init__, scratch, instead)
+
+    when_imported("deepspeed.runtime.zero.offload_config", follow)
+
+
+def _redirected(initialize: Any, scratch: Path, instead: Path | None) -> Any:
+    @functools.wraps(initialize)
+    def with_own_folder(section: Any, *arguments: Any, **settings: Any) -> None:
+        named = settings.get("nvme_path")
+        # DeepSpeed itself refuses any other value.
+        if settings.get("device") == "nvme" and isinstance(named, str | Path) and named != "auto":
+            folder = folders.own_folder(instead or Path(named), scratch)
+            folders.note(scratch, folder)
+            settings["nvme_path"] = folder
+        initialize(section, *arguments, **settings)
+
+    return with_own_folder
+
+
+# Records the shared memory that a rank's program makes, so that the guard can remove the rest.
+
+
+class NotedMemory:
+    """The record of one rank.
+
+    Args:
+        scratch: the trial's scratch folder.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        when_imported("multiprocessing.shared_memory", self._follow)
+
+    def note_held(self) -> None:
+        """Records the segments that this process holds at its end, whichever library has made them."""
+        if held := shared_segments.held_by([os.getpid()]):
+            shared_segments.note(self._scratch, held)
+
+    def _follow(self, module: ModuleType) -> None:
+        posix = getattr(module, "_posixshmem", None)
+        if posix is not None:
+            # Only this module's own reference is replaced. Other users of the extension keep theirs.
+            module._posixshmem = SimpleNamespace(  # type: ignore[attr-defined]
+                **{**vars(posix), "shm_open": self._noting(posix.shm_open)}
+            )
+
+    def _noting(self, shm_open: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(shm_open)
+        def noting(path: str, flags: int, *arguments: Any, **options: Any) -> int:
+            descriptor = shm_open(path, flags, *arguments, **options)
+            if flags & os.O_CREAT:
+                shared_segments.note(self._scratch, [path.lstrip("/")])
+            return descriptor
+
+        return noting
+
+
+def note_builds(scratch: Path) -> None:
+    """Records, from now on, when this process builds a torch extension. DeepSpeed's ops are such extensions.
+
+    Args:
+        scratch: the trial's scratch folder.
+    """
+
+    def follow(module: ModuleType) -> None:
+        load = module._jit_compile
+
+        @functools.wraps(load)
+        def load_and_note(*arguments: Any, **options: Any) -> Any:
+            """Replaces `torch.utils.cpp_extension._jit_compile`."""
+            with build_times.noted(scratch):
+                return load(*arguments, **options)
+
+        module._jit_compile = load_and_note  # type: ignore[attr-defined]
+
+    when_imported("torch.utils.cpp_extension", follow)
+
+
+# Keeps a trial out of the user's runs in Weights & Biases, MLflow and TensorBoard.
+
+
+# Names of a run or an experiment to resume. An empty store has none.
+_OF_A_RUN = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_RUN_ID", "WANDB_RESUME")
+
+
+def install_trackers(scratch: Path, files: UserFiles) -> None:
+    """Keeps the trackers of the user's program away from the user's runs. Call it before the program runs.
+
+    Args:
+        scratch: the trial's folder.
+        files: decides which folders are not the user's.
+    """
+    for name in _OF_A_RUN:
+        os.environ.pop(name, None)
+    # A store of files, because a database takes seconds to make.
+    store = (scratch / "mlruns").absolute().as_uri()
+    os.environ.update(
+        WANDB_MODE="disabled", MLFLOW_TRACKING_URI=store, MLFLOW_REGISTRY_URI=store, MLFLOW_ALLOW_FILE_STORE="true"
+    )
+    when_imported("wandb", _disable_wandb)
+    for module, kind in (("_tracking_service", "tracking"), ("_model_registry", "registry")):
+        when_imported(f"mlflow.tracking.{module}.utils", functools.partial(_keep_store, store, kind))
+    when_imported("mlflow.tracking.fluent", _start_new_runs)
+    for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+        when_imported(name, functools.partial(_write_elsewhere, scratch / "tensorboard", files))
+
+
+def _swap(module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
+    """Replaces a module's function, also in modules of the fork server that have imported it by name."""
+    original = getattr(module, name)
+    stand_in(name, original, functools.wraps(original)(replacement))
+
+
+def _disable_wandb(module: ModuleType) -> None:
+    init = module.init
+    _swap(module, "init", lambda *args, **kwargs: init(*args, **{**kwargs, "mode": "disabled"}))
+    # It would ask for a key, or store one.
+    _swap(module, "login", lambda *args, **kwargs: True)
+
+
+def _keep_store(store: str, kind: str, module: ModuleType) -> None:
+    """Makes every way to name a store (`kind`: tracking or registry) lead to the trial's store."""
+    _swap(module, f"set_{kind}_uri", lambda *args, **kwargs: None)
+    _swap(module, f"get_{kind}_uri", lambda: store)
+    _swap(module, f"_resolve_{kind}_uri", lambda *args, **kwargs: store)
+
+
+def _start_new_runs(module: ModuleType) -> None:
+    start_run, set_experiment = module.start_run, module.set_experiment
+
+    def start_new_run(run_id: Any = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return start_run(None, None, *args, **{**kwargs, "parent_run_id": None})
+
+    def set_own_experiment(experiment_name: Any = None, experiment_id: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return set_experiment(experiment_name or "trial", None, *args, **kwargs)
+
+    _swap(module, "start_run", start_new_run)
+    _swap(module, "set_experiment", set_own_experiment)
+
+
+def _write_elsewhere(folder: Path, files: UserFiles, module: ModuleType) -> None:
+    """Makes a `SummaryWriter` write below the trial's folder."""
+    original: Callable[..., None] = module.SummaryWriter.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:
+        log_dir = kwargs.pop("logdir", log_dir)
+        if log_dir is None or not files.is_free(files.path_of(log_dir)):
+            log_dir = str(folder / str(log_dir or "runs").lstrip(os.sep))
+        original(self, log_dir, *args, **kwargs)
+
+    module.SummaryWriter.__init__ = init

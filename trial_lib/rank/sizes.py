@@ -1,0 +1,435 @@
+"""The micro-batch sizes that a rank measures, one after another. A single trial has one size.
+
+After a size, the user's program may go on with the same engine (`NextSize`). Otherwise it is run again from its
+beginning. Its engine is then gone, and its imported modules stay. Library functions are replaced once, before the first
+size. A program as typed has one size. If it was profiled, it may train on to be measured as the user's configuration.
+"""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.messages.files import OWNERS_FILE, write_whole
+from trial_lib.messages.folders import read_layer
+from trial_lib.messages.orders import (
+    KEPT,
+    HostMoment,
+    NextSize,
+    RankOrder,
+    SizeMemory,
+    SizeOrder,
+    now,
+    seconds_since,
+    will_fit,
+)
+from trial_lib.messages.turned import settings_of
+from trial_lib.rank import (
+    accelerate,
+    batch_source,
+    compiled_programs,
+    file_functions,
+    huggingface_trainer,
+    interception,
+    own_ends,
+    own_place,
+    redirects,
+    torch_functions,
+)
+from trial_lib.rank.batch_source import BatchSource
+from trial_lib.rank.closing import Closing, Watcher
+from trial_lib.rank.device import Device
+from trial_lib.rank.loader_batches import loader_batches
+from trial_lib.rank.meeting import Files, Meeting, Store
+from trial_lib.rank.patching import when_imported
+from trial_lib.rank.probe import Probe
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.user_files import LayeredFiles
+from trial_lib.rank.user_program import forget_program
+
+# A rank that is alone creates no buffer for exchanges with others.
+
+
+def install() -> None:
+    """Makes a lone rank skip the buffer. Call it before the user's program runs."""
+    when_imported("deepspeed.comm.torch", _follow)
+
+
+def _follow(module: ModuleType) -> None:
+    original = getattr(module, "build_shm_op", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def build() -> Any:
+        """Replaces the function that loads DeepSpeed's op."""
+        op = original()
+        return None if op is None else _Op(op)
+
+    module.build_shm_op = build  # type: ignore[attr-defined]
+
+
+class _Op:
+    """DeepSpeed's op. Only its `initialize` differs."""
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._op, name)
+
+    def initialize(self, size: int, rank: int) -> None:
+        """Creates the buffer of a rank that has others beside it."""
+        if size > 1:
+            self._op.initialize(size, rank)
+
+
+# The remains of a program's last run in the process, before the program is run again.
+
+
+# A program may keep caches and modules of its last run, beyond an engine that has not trained. An engine with its
+# optimizer's states is larger, if it matters.
+_MOST_KEPT_BYTES, _MOST_KEPT_SHARE = 64 * 2**20, 0.05
+
+
+class EndedRun:
+    """An engine whose program has ended.
+
+    Args:
+        engine: of that run. It is destroyed, and this object keeps no reference to it.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._parts = [weakref.ref(part) for part in (engine, engine.optimizer, engine.module) if part is not None]
+        engine.destroy()
+        _forget_models()
+
+    def is_held(self, device: Device, used_at_first: int, available: int | None, has_compiled: bool = False) -> bool:
+        """Returns whether the program still holds the engine. Call it after a garbage collection.
+
+        Args:
+            device: that it has trained on.
+            used_at_first: bytes in use when the first run's engine had been built.
+            available: bytes that a run has for its steps; None without a limit.
+            has_compiled: whether this process has compiled something.
+        """
+        if has_compiled and not device.is_apart:
+            # The compiler's own modules and caches stay in the process, and take more memory than a small engine.
+            return any(part() is not None for part in self._parts)
+        most = _MOST_KEPT_BYTES if available is None else max(_MOST_KEPT_BYTES, _MOST_KEPT_SHARE * available)
+        if device.used_bytes() > used_at_first + most:
+            return True
+        # A device with memory of its own does not show states that are offloaded to the host.
+        return device.is_apart and any(part() is not None for part in self._parts)
+
+
+def _forget_models() -> None:
+    """Empties a list and a method's cache in which DeepSpeed's ZeRO 3 keeps each engine's model, and so the engine."""
+    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    getattr(offload, "FWD_MODULE_STACK", []).clear()
+    coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
+    for method in vars(getattr(coordinator, "PartitionedParameterCoordinator", object)).values():
+        # The cache is below another decorator. Only the decorator's closure has a reference to it.
+        for cell in getattr(method, "__closure__", None) or ():
+            getattr(cell.cell_contents, "cache_clear", lambda: None)()
+
+
+_MEMORY, _NOT_REPEATABLE = "memory", "not_repeatable"
+# The time to build an engine again: a multiple of the first run's time, and a minimum.
+_PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
+
+
+class Sizes:
+    """The sizes that one rank measures.
+
+    Args:
+        order: the sizes, and everything that they share.
+        rank: this rank.
+        record: writes the measurement of the current size.
+        fail: records the exception that has ended the current size, and ends the process.
+        end: ends the process with a status.
+
+    Attributes:
+        phases: seconds of the phases of the current size.
+        is_last_run: whether the program cannot be run again in this process.
+    """
+
+    def __init__(
+        self,
+        order: RankOrder,
+        rank: int,
+        record: Callable[[SizeOrder, dict[str, Any]], None],
+        fail: Callable[[BaseException], None],
+        end: Callable[[int], NoReturn],
+    ) -> None:
+        self._order = order
+        self._rank = rank
+        self._record = record
+        self._fail = fail
+        self._end = end
+        self._position = 0
+        self._measured: list[SizeMemory] = []
+        self._measured_at: HostMoment = ()
+        # The functions that replace DeepSpeed's read this one mapping: each size's overrides are put into it.
+        self._overrides = dict(self.size.overrides)
+        self._scratch = Path(order.scratch)
+        self._seed = torch.initial_seed()
+        self._patience_s = 0.0
+        self._watchdog: threading.Timer | None = None
+        self._used_at_first = 0
+        self.is_last_run = False
+        self.phases = {"start": seconds_since(order.launched_at)}
+
+    @property
+    def size(self) -> SizeOrder:
+        """The current size."""
+        return self._order.sizes[self._position]
+
+    @property
+    def probe(self) -> Probe:
+        """The probe that measures the current size."""
+        return self._probe
+
+    @property
+    def closing(self) -> Closing:
+        """Ends the measurement if the program ends before it."""
+        return self._closing
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the current size is measured, and another follows."""
+        return self._probe.has_finished
+
+    @property
+    def way_of_files(self) -> str:
+        """How the user's files are protected, as `TrialResult` has it."""
+        return "intercepted" if self._layered is None else "layered"
+
+    def install(self) -> None:
+        """Installs the probe, and the protection of the user's files and runs. Call it before the program runs."""
+        order, model_dir = self._order, Path(self._order.model_dir)
+        facts = ProgramFacts()
+        self._probe = self._new_probe(facts, self.size, self._training_began)
+        self._probe.install()
+        if self.size.ends_at_unbuilt_ops:
+            interception.end_at_unbuilt_ops()
+        compiled_programs.install()
+        batch_source.note_parsers()
+        layer = read_layer(self._scratch)
+        self._layered = None if layer is None else LayeredFiles(layer)
+        self._files = file_functions.install(
+            self._scratch,
+            order.protected_before,
+            model_dir,
+            None if self._layered is None else self._layered.device,
+            order.hidden,
+            {Path(size.logs[self._rank]).parent for size in order.sizes},
+        )
+        files = self._files
+        huggingface_trainer.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
+        accelerate.install(facts)
+        interception.install(self._overrides, facts)
+        torch_functions.install(lambda: settings_of("loader", self.size.turned))
+        torch_functions.install_fused_adam(lambda: settings_of("optimizer", self.size.turned))
+        install()
+        redirects.install_trackers(self._scratch, self._files)
+        own_place.install(facts.note_devices)
+        own_ends.install_own_ranks(
+            lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart()
+        )
+        own_ends.install(lambda: self._closing)
+        Watcher(lambda: self._closing, model_dir, order.patience_s).start()
+
+    def _new_probe(self, facts: ProgramFacts, size: SizeOrder, training_began: Callable[[], None]) -> Probe:
+        source = BatchSource(
+            size.arguments, dict(os.environ), Path(self._order.model_dir), int(os.environ.get("WORLD_SIZE", "1"))
+        )
+        probe = Probe(
+            replace(size, overrides=self._overrides),
+            source,
+            facts,
+            self.phases,
+            self._engine_built,
+            self._finished,
+            self._keep,
+            training_began,
+            self._end_early,
+        )
+        board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states), self._position)
+        meeting = Meeting(board, self._rank, size.failures)
+        self._closing = Closing(probe, meeting, self._leave, self._fail)
+        loader_batches.start_over(self._end_early)
+        return probe
+
+    def _end_early(self) -> None:
+        self._closing.by_itself()
+
+    def _leave(self) -> None:
+        self.is_last_run = True
+
+    def _keep(self, measurement: dict[str, Any]) -> None:
+        """Records a measurement that counts unless another follows."""
+        self._record(self.size, {**measurement, "time": now(), KEPT: True})
+
+    def _engine_built(self) -> None:
+        self._closing.meeting.open()
+        write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self._probe.facts.to_json()))
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._position == 0:
+            self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * sum(self.phases.values()))
+
+    def _training_began(self) -> None:
+        self._files.training_began()
+        if self._layered is not None and self._rank == 0:
+            self._layered.note_prepared(self._files.filled)
+
+    def _finished(self, measurement: dict[str, Any]) -> None:
+        """Records the measurement of the current size. Ends the process, or this run of the program."""
+        if not measurement:
+            # The program has caught `NextSize` somewhere, or breaks up the process group.
+            self._end_group(_NOT_REPEATABLE, status=1)
+        interruptible = let_nothing_interrupt()
+        self._measured_at = measurement["time"] = now()
+        self._record(self.size, measurement)
+        is_measured = measurement["outcome"] in ("completed", "too_slow")
+        if not is_measured or self._position + 1 == len(self._order.sizes):
+            # If a rank ends alone, because its loss diverged for example, the others wait for it. The guard ends those.
+            self._end(0 if is_measured else 1)
+        following = self._order.sizes[self._position + 1]
+        if self._probe.is_pipeline or self.is_last_run or (following.as_typed and self._closing.is_closing):
+            self._end_group(_NOT_REPEATABLE, status=0)
+        if not following.as_typed and not self._next_will_fit(measurement["memory"]):
+            self._end_group(_MEMORY, status=0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, interruptible)
+        if following.as_typed:
+            self._train_on(measurement["profile"])
+            return
+        batch = following.overrides
+        raise NextSize(following.arguments, batch[MICRO_BATCH], batch[ACCUMULATION], self._go_on)
+
+    def _end_group(self, reason: str, status: int) -> NoReturn:
+        write_whole(Path(self._order.withdrawal), json.dumps({"reason": reason}))
+        self._end(status)
+
+    def _next_will_fit(self, used: dict[str, int]) -> bool:
+        """Returns whether the next size is expected to fit on every rank; all of them call it."""
+        taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
+        own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
+        most, least, retries = self._probe.on_most_demanding_rank(own)
+        if retries:
+            return False
+        available = None if least == -float("inf") else round(-least)
+        self._measured.append(SizeMemory(self.size.overrides[MICRO_BATCH], round(most), available))
+        samples = self._order.sizes[self._position + 1].overrides[MICRO_BATCH]
+        return will_fit(self._measured, samples, self._order.bytes_per_sample, self._order.headroom)
+
+    def _go_on(self) -> None:
+        """Prepares the next size for code that keeps its engine."""
+        self._turn_to_next()
+        compiled_programs.forget_compiled()
+        self._measure_same_engine(self.size, self._training_began)
+
+    def _train_on(self, profile: dict[str, Any]) -> None:
+        """Measures the configuration of a program that was profiled as typed. The program trains on as it is.
+
+        Args:
+            profile: the facts about the model, as `ModelProfile` has them.
+        """
+        self._turn_to_next()
+        formats = None if profile["uncounted"] else tuple(self._probe.facts.formats)
+        size = replace(self.size, flops_per_sample=profile["flops_per_sample"], formats=formats)
+        # The program has prepared its data before, and may have written checkpoints since.
+        self._measure_same_engine(size, training_began=lambda: None)
+
+    def _measure_same_engine(self, size: SizeOrder, training_began: Callable[[], None]) -> None:
+        before = self._probe
+        assert before.device is not None
+        before.device.start_over()
+        self.phases = {"start": seconds_since(self._measured_at)}
+        self._probe = self._new_probe(before.facts, size, training_began)
+        self._probe.take_over(before)
+
+    def start_over(self) -> None:
+        """Prepares the next size for a program that is run again, after its last run has ended."""
+        before = self._probe
+        device = before.device
+        assert device is not None
+        if self._position == 0:
+            self._used_at_first = before.memory.after_initialize
+        self._watchdog = threading.Timer(self._patience_s, self._end_group, (_NOT_REPEATABLE, 1))
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        # No rank frees its engine before every rank has left its program, because a `finally` may use it.
+        _meet()
+        ended = EndedRun(before.release_engine())
+        forget_program()
+        has_compiled = compiled_programs.compilations() > 0
+        compiled_programs.forget_compiled()
+        accelerate.start_over()
+        self._files.start_over()
+        if self._layered is not None and self._rank == 0:
+            self._layered.go_back()
+        shutil.rmtree(self._scratch / "output", ignore_errors=True)
+        self._turn_to_next()
+        device.unlimit()
+        device.start_over()
+        if ended.is_held(device, self._used_at_first, self._measured[-1].available, has_compiled):
+            print("The program still holds its engine, so it is not run again in this process.", file=sys.stderr)
+            self._end_group(_NOT_REPEATABLE, status=1)
+        os.chdir(self._order.model_dir)
+        torch.manual_seed(self._seed)
+        _meet()
+        self.phases = {"start": seconds_since(self._measured_at)}
+        self._probe = self._new_probe(before.facts, self.size, self._training_began)
+        if has_compiled and not device.is_apart:
+            self._probe.memory.count_from(before.memory)
+        self._probe.install()
+
+    def _turn_to_next(self) -> None:
+        self._position += 1
+        size = self.size
+        self._overrides.clear()
+        self._overrides.update(size.overrides)
+        for name, value in size.environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _write_to(size.logs[self._rank])
+
+
+def let_nothing_interrupt() -> set[int]:
+    """Stops the program's own signal handlers from raising within a record.
+
+    Returns the signals that were blocked before.
+    """
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _meet() -> None:
+    """Waits for the other ranks."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _write_to(log: str) -> None:
+    """Redirects this process's output to another log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)

@@ -1,0 +1,327 @@
+"""The surveys of a profile trial's runs. They begin when the step is measured, while the code trains on."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trial_lib.messages.measurement import Arrival
+from trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
+from trial_lib.rank import own_ways
+from trial_lib.rank.compiled_programs import can_run_eagerly, compilations
+from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
+from trial_lib.rank.loader_batches import loader_batches, refusal
+from trial_lib.rank.longest_batch import SequenceSurvey
+from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.torch_functions import origins
+
+# The optimizer step of a profile trial that counts the FLOPs of a micro-batch.
+
+
+class FlopSurvey:
+    """Counts the FLOPs of one micro-batch, after the rest of a profile.
+
+    A compiled function does not show its operators, so this micro-batch runs as its code is written. Its memory and its
+    time are not the training's. It may even not fit: only compiled attention goes without its square of scores, for
+    example. The program has compiled its functions by then, and uses them again afterwards.
+
+    Args:
+        watch: of the engine that trains.
+        most: returns the largest of each value over all ranks; each of them calls it.
+        about_to_count: called before the code trains on. It saves the results so far, because nothing may be added to
+            them.
+    """
+
+    def __init__(
+        self,
+        watch: EngineWatch,
+        most: Callable[[list[float]], list[float]],
+        about_to_count: Callable[[], None],
+    ) -> None:
+        self._watch = watch
+        self._most = most
+        self._about_to_count = about_to_count
+        self._steps_left: int | None = None
+
+    def step_ended(self, holds_other_batches: bool) -> bool:
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps.
+
+        Args:
+            holds_other_batches: whether the code may still hold a stretched batch.
+        """
+        if self._steps_left is None:
+            (cannot_count,) = self._most([float(not _can_count(self._watch.engine))])
+            if cannot_count:
+                return False
+            self._about_to_count()
+            self._steps_left = 2 if holds_other_batches else 1
+        else:
+            self._steps_left -= 1
+        if self._steps_left == 1:
+            self._watch.model.count_flops()
+        return self._steps_left > 0
+
+
+def _can_count(engine: Any) -> bool:
+    # Under DeepCompile the compiled graph reduces the gradients. Code that runs as written would train nothing.
+    is_deep = getattr(engine, "is_deepcompile_active", lambda: False)
+    return can_run_eagerly() and not is_deep()
+
+
+# Surveys, in a run of the program as typed, the share of a step that the code waits for its data loader.
+
+
+# The first step shows whether the code waits at all. Further ones make the share steadier.
+_STEPS, _SECONDS = 4, 5.0
+_NO_WAIT = 0.01
+# A smaller share cannot bring what a confirmation can tell from noise.
+_LEAST_SHARE = 0.03
+# More workers than this are no choice of a search.
+_MOST = 16
+_ALL = (WORKERS, PREFETCH, PINNED, PERSISTENT)
+
+
+class LoadingSurvey:
+    """Looks at some steps after the counted one, because the first batch of a loader takes longer than the others.
+
+    Args:
+        facts: collect the findings.
+        most: returns the largest of each value over all ranks; each of them calls it.
+        is_apart: whether batches are copied to a device with memory of its own.
+    """
+
+    def __init__(self, facts: ProgramFacts, most: Callable[[list[float]], list[float]], is_apart: bool) -> None:
+        self._facts = facts
+        self._most = most
+        self._is_apart = is_apart
+        self._steps = -1
+        self._started = self._waited_before = 0.0
+        self._is_over = False
+
+    def step_ended(self) -> bool:
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        if self._is_over:
+            return False
+        self._steps += 1
+        if not self._steps:
+            self._started, self._waited_before = time.monotonic(), loader_batches.waited_s
+            loader_batches.is_surveyed = True
+        elapsed = time.monotonic() - self._started
+        waited = loader_batches.waited_s - self._waited_before
+        is_read = float(loader_batches.training_loader is not None)
+        share = waited / elapsed if self._steps else 0.0
+        most_share, most_elapsed, some_read = self._most([share, elapsed, is_read])
+        is_enough = self._steps >= _STEPS or most_elapsed > _SECONDS or most_share < _NO_WAIT
+        self._is_over = not some_read or (self._steps > 0 and is_enough)
+        if self._steps or self._is_over:
+            self._note(most_share)
+        loader_batches.is_surveyed = not self._is_over
+        return not self._is_over
+
+    def _note(self, share: float) -> None:
+        loader = loader_batches.training_loader
+        if loader is None:
+            self._facts.not_turnable |= dict.fromkeys(_ALL, "the program trains from no data loader of torch's")
+            return
+        line, by_trainer = origins.of(loader)
+        why_not = refusal(loader, loader_batches.gives_from_device)
+        if not by_trainer:
+            self._facts.forget_options(LOADER_OPTIONS.values())
+        self._facts.loading = {
+            "share": share,
+            "num_workers": int(loader.num_workers),
+            "prefetch_factor": loader.prefetch_factor,
+            "pin_memory": bool(loader.pin_memory),
+            "cores": cores_of_a_rank(),
+            "refusal": why_not,
+            "draws": loader_batches.draws_numbers,
+            "made_at": line,
+            "by_trainer": by_trainer,
+        }
+        for place in _ALL:
+            self._facts.turnable.pop(place, None)
+            self._facts.not_turnable.pop(place, None)
+        if share < _LEAST_SHARE:
+            reason = f"the program waits {share:.1%} of a step for its data loader, which is too little to gain"
+            self._facts.not_turnable |= dict.fromkeys(_ALL, reason)
+            return
+        own = int(loader.num_workers)
+        workers = [own, *(number for number in range(min(cores_of_a_rank(), _MOST) + 1) if number != own)]
+        of_workers = {
+            WORKERS: workers,
+            PREFETCH: _own_first(loader.prefetch_factor or 2, (2, 4, 8)),
+            PERSISTENT: _own_first(bool(loader.persistent_workers), (False, True)),
+        }
+        if why_not:
+            self._facts.not_turnable |= dict.fromkeys(of_workers, why_not)
+        else:
+            self._facts.turnable |= of_workers
+        if self._is_apart and not loader_batches.gives_from_device:
+            self._facts.turnable[PINNED] = _own_first(bool(loader.pin_memory), (True, False))
+        else:
+            self._facts.not_turnable[PINNED] = "batches are copied to no accelerator from the loader's memory"
+
+
+def _own_first(own: Any, values: Sequence[Any]) -> list[Any]:
+    return [own, *(value for value in values if value != own)]
+
+
+def cores_of_a_rank() -> int:
+    """Returns the cores that this rank may use for itself."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = len(os.sched_getaffinity(0))
+    # A rank of a CPU has cores of its own. Those of GPUs share the host's.
+    return max(1, cores // ranks)
+
+
+# Surveys, in a run of the program as typed, whether its micro-batches differ in size.
+
+
+# Enough micro-batches to decide, and the time to wait for them.
+_ENOUGH, _SIZE_SURVEY_SECONDS = 8, 10.0
+_NONE = 2**62
+
+
+class SizeSurvey:
+    """Looks at the first micro-batches of a program.
+
+    One is enough if a data loader of a fixed batch size gives it, with as many rows as the engine expects. Several are
+    needed for batches that are made in another way, such as by a budget of tokens.
+
+    Args:
+        watch: of the engine that trains.
+        facts: collect the findings.
+        most: returns the largest of each value over all ranks; each of them calls it.
+    """
+
+    def __init__(self, watch: EngineWatch, facts: ProgramFacts, most: Callable[[list[float]], list[float]]) -> None:
+        self._watch = watch
+        self._facts = facts
+        self._most = most
+        self._ends_at = time.monotonic() + _SIZE_SURVEY_SECONDS
+
+    def step_ended(self) -> bool:
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        (is_open,) = self._most([float(not self._is_seen())])
+        return bool(is_open)
+
+    def _is_seen(self) -> bool:
+        rows = self._watch.rows
+        if not rows or len(rows) >= _ENOUGH or time.monotonic() > self._ends_at:
+            return True
+        return loader_batches.has_fixed_size and set(rows) == {self._watch.asked}
+
+    def conclude(self) -> None:
+        """Records which dimension has the rows, and whether they vary. Every rank takes part.
+
+        If the rows vary, each row is a sample.
+
+        A second dimension that differs between batches, or between ranks, is a length.
+        """
+        watch = self._watch
+        first, second = ([each[axis] for each in watch.sizes if axis < len(each)] for axis in (0, 1))
+        figures = self._most([*_figures(first), *_figures(second)])
+        first_varies, second_varies = _differ(*figures[:3]), _differ(*figures[3:])
+        rows_vary, largest_second = first_varies, figures[4]
+        arrival = watch.arrival
+        if second_varies and watch.sizes:
+            arrival = Arrival.of_typed(watch.asked, watch.sizes[0][:1], arrival.typed_tokens)
+        elif first_varies and largest_second == watch.asked:
+            # The second dimension is constant, and as large as the micro-batch. It has the rows, and the first one is
+            # the length.
+            arrival = replace(arrival, rows_per_sample=1, dimension=1, other_rows_per_sample=0)
+            rows_vary = False
+        if rows_vary:
+            arrival = replace(arrival, rows_per_sample=1, varies=True, other_rows_per_sample=0)
+        watch.arrival, self._facts.batch_varies = arrival, rows_vary
+        self._facts.note_arrival(watch.arrival)
+        watch.first_micro_batch = round(watch.arrival.samples(watch.rows[0], watch.asked)) if watch.rows else None
+
+
+def _figures(sizes: Sequence[int]) -> list[float]:
+    """Returns the sizes of all ranks that show whether they differ. A rank without a batch changes nothing."""
+    largest = max(sizes, default=0)
+    return [float(vary(sizes)), float(largest), -float(largest or _NONE)]
+
+
+def _differ(unsteady: float, top: float, negative_top: float) -> bool:
+    return bool(unsteady) or (top > 0 and -negative_top < _NONE and top != -negative_top)
+
+
+def vary(rows: Sequence[int]) -> bool:
+    """Returns whether sizes vary. A smaller last batch of the data does not count.
+
+    Args:
+        rows: of each micro-batch, in order.
+    """
+    return rows.count(max(rows)) < len(rows) / 2 if rows else False
+
+
+class Surveys:
+    """Surveys loading and batch sizes if the program runs as typed, sequence lengths in a profile, and FLOPs at last.
+
+    A program that is typed with a micro-batch of 1 has both in one run. The stages of a pipeline exchange batches of
+    one size.
+
+    Args:
+        watch: of the engine that trains.
+        facts: collect the findings.
+        as_typed: whether the program runs as it was typed.
+        most: returns the largest of each value over all ranks; each of them calls it.
+        keep: see `SequenceSurvey`.
+        about_to_count: see `FlopSurvey`.
+    """
+
+    def __init__(
+        self,
+        watch: EngineWatch,
+        facts: ProgramFacts,
+        as_typed: bool,
+        most: Callable[[list[float]], list[float]],
+        keep: Callable[[], None],
+        about_to_count: Callable[[], None],
+    ) -> None:
+        self._watch = watch
+        self._facts = facts
+        self._sizes = SizeSurvey(watch, facts, most) if as_typed else None
+        self._loading = LoadingSurvey(facts, most, watch.device.is_apart) if as_typed else None
+        self._lengths = SequenceSurvey(watch, facts, most, keep)
+        self._flops = FlopSurvey(watch, most, about_to_count)
+        self._looks_at_batches = not isinstance(watch, PipelineWatch)
+        self._looks_at_sizes = as_typed
+
+    def step_ended(self) -> bool:
+        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        self._note_of_steps()
+        if self._looks_at_batches and self._look_at_batches():
+            return True
+        self._looks_at_batches = False
+        return self._flops.step_ended(self._lengths.has_stretched)
+
+    def _look_at_batches(self) -> bool:
+        if self._loading is not None and self._loading.step_ended():
+            return True
+        if self._looks_at_sizes:
+            assert self._sizes is not None
+            if self._sizes.step_ended():
+                return True
+            self._looks_at_sizes = False
+            self.conclude()
+        # After a larger size comes a run at a smaller one, which surveys lengths. Batches by a rule of their own are
+        # never stretched.
+        if self._sizes is not None and (self._watch.asked > 1 or self._facts.batch_varies):
+            return False
+        return self._lengths.step_ended()
+
+    def conclude(self) -> None:
+        """Records the findings on sizes, backward passes and formats. Every rank takes part."""
+        self._note_of_steps()
+        if self._sizes is not None and not self._watch.arrival.varies:
+            self._sizes.conclude()
+
+    def _note_of_steps(self) -> None:
+        self._facts.repeats_backward |= self._watch.repeats_backward
+        self._facts.compiles_engine |= bool(getattr(self._watch.engine, "is_compiled", False))
+        own_ways.note(self._facts, compilations() > 0)
+        self._facts.note_formats(self._watch.model.formats)

@@ -1,0 +1,214 @@
+"""torch's data loaders and optimizers in a trial: they follow the candidate."""
+
+import functools
+import inspect
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trial_lib.rank.patching import when_imported
+from trial_lib.rank.user_program import may_be_of_the_user
+
+# torch's data loaders follow the candidate: workers, prefetching, pinned memory.
+
+
+WORKERS, PREFETCH, PINNED, PERSISTENT = "num_workers", "prefetch_factor", "pin_memory", "persistent_workers"
+"""The settings of a loader, as torch names them."""
+
+# The default that torch gives to a loader with workers (torch/utils/data/dataloader.py).
+_PREFETCH = 2
+_TRAINER = "transformers.trainer"
+
+
+class LoaderOrigins:
+    """Finds the lines of the user's code that made the data loaders. A loader made from another has the other's."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Any] | None, str, bool]] = {}
+
+    def note(self, loader: Any) -> None:
+        """Keeps the line that makes a loader."""
+        dataset = getattr(loader, "dataset", None)
+        known = self._places.get(id(dataset))
+        if known is None or (known[0] is not None and known[0]() is not dataset):
+            self._places[id(dataset)] = (_reference(dataset), *_calling_line())
+
+    def of(self, loader: Any) -> tuple[str, bool]:
+        """Returns the line (`file:line`, empty if unknown), and whether the Trainer has made the loader."""
+        _, line, by_trainer = self._places.get(id(loader.dataset), (None, "", False))
+        return line, by_trainer
+
+
+def _reference(dataset: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return None
+
+
+def _calling_line() -> tuple[str, bool]:
+    frame: FrameType | None = sys._getframe(3)
+    by_trainer = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        by_trainer |= str(frame.f_globals.get("__name__", "")).startswith(_TRAINER)
+        if may_be_of_the_user(name) and os.sep + "trial_lib" + os.sep not in name:
+            return f"{os.path.relpath(name)}:{frame.f_lineno}", by_trainer
+        frame = frame.f_back
+    return "", by_trainer
+
+
+origins = LoaderOrigins()
+"""Those of this process."""
+
+
+def install(settings: Callable[[], Mapping[str, Any]]) -> None:
+    """Makes data loaders follow. Call it before the user's program runs.
+
+    Args:
+        settings: returns the candidate's settings of a loader, by torch's names. One that is missing, or None, stays as
+            the code has it.
+    """
+    when_imported("torch.utils.data.dataloader", functools.partial(_follow, settings))
+
+
+def _follow(settings: Callable[[], Mapping[str, Any]], module: ModuleType) -> None:
+    import torch
+
+    loader_class: Any = module.DataLoader
+    original_init, original_iter = loader_class.__init__, loader_class.__iter__
+
+    @functools.wraps(original_init)
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        """Replaces `DataLoader.__init__`."""
+        original_init(loader, *args, **kwargs)
+        origins.note(loader)
+
+    @functools.wraps(original_iter)
+    def read(loader: Any) -> Any:
+        """Replaces `DataLoader.__iter__`."""
+        wanted = {name: value for name, value in settings().items() if value is not None}
+        if wanted and torch.is_grad_enabled():
+            apply(loader, wanted)
+        return original_iter(loader)
+
+    loader_class.__init__, loader_class.__iter__ = init, read
+
+
+def apply(loader: Any, wanted: Mapping[str, Any]) -> None:
+    """Gives a loader settings, as its constructor would have.
+
+    Args:
+        loader: not read yet, or read to its end.
+        wanted: by torch's names.
+    """
+    import torch
+
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        # Each worker would give all of the data.
+        wanted = {name: value for name, value in wanted.items() if name == PINNED}
+    # The class forbids to set some of them once it is made.
+    own = vars(loader)
+    workers = int(wanted.get(WORKERS, loader.num_workers))
+    if workers != loader.num_workers:
+        own["_iterator"] = None
+    own[WORKERS] = workers
+    own[PINNED] = bool(wanted.get(PINNED, loader.pin_memory))
+    if workers:
+        own[PREFETCH] = int(wanted.get(PREFETCH, loader.prefetch_factor or _PREFETCH))
+        own[PERSISTENT] = bool(wanted.get(PERSISTENT, loader.persistent_workers))
+    else:
+        # Torch refuses them without workers.
+        own.update({PREFETCH: None, PERSISTENT: False, "timeout": 0})
+
+
+# torch's Adam and AdamW follow the candidate: one kernel for all parameters, or the code's own form.
+
+
+FUSED = "fused"
+"""The setting, as torch names it."""
+
+of_the_trainer: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""The optimizers that Hugging Face's Trainer has made by its own code. Its option for the optimizer sets their form."""
+
+
+def install_fused_adam(settings: Callable[[], Mapping[str, Any]]) -> None:
+    """Makes the optimizers follow. Call it before the user's program runs.
+
+    Args:
+        settings: returns the candidate's settings. True in `fused` asks for the fused form, False for no fused form.
+            If it is missing, or None, an optimizer stays as the code has it.
+    """
+    for module, name in (("torch.optim.adam", "Adam"), ("torch.optim.adamw", "AdamW")):
+        when_imported(module, functools.partial(_follow_fused_adam, settings, name))
+
+
+def _follow_fused_adam(settings: Callable[[], Mapping[str, Any]], name: str, module: ModuleType) -> None:
+    kind: Any = getattr(module, name)
+    original = kind.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        """Replaces the constructor."""
+        if str(sys._getframe(1).f_globals.get("__name__", "")).startswith(_TRAINER):
+            of_the_trainer.add(args[0])
+        wanted = settings().get(FUSED)
+        if wanted is None:
+            original(*args, **kwargs)
+            return
+        call = signature.bind(*args, **kwargs)
+        if not wanted:
+            # With an explicit False torch would not choose a form by itself. On a GPU it would update the parameters
+            # one by one (torch/optim/adam.py `adam`), and no other form of the code would be measured.
+            if call.arguments.get("fused"):
+                call.arguments["fused"] = None
+        elif not call.arguments.get("differentiable"):
+            # Torch refuses two forms at once, and a fused one that autograd is to differentiate.
+            call.arguments.update(fused=True, foreach=None)
+        original(*call.args, **call.kwargs)
+
+    kind.__init__ = init
+
+
+# Optimizer steps that a program takes by plain torch, before it has a DeepSpeed engine.
+
+
+# A program may warm something up so, but not for that many steps.
+_MOST = 100
+
+
+class PlainSteps:
+    """Ends a trial that trains without DeepSpeed. Otherwise it would run until its deadline.
+
+    Args:
+        refuse: ends the trial, with an outcome and a reason.
+    """
+
+    def __init__(self, refuse: Callable[[str, str], None]) -> None:
+        self._refuse = refuse
+        self._taken = 0
+        # A child that the program forks has a copy of this object, but is not the rank.
+        self._process = os.getpid()
+
+    def begin(self) -> None:
+        """Counts from now on."""
+        self._hook = register_optimizer_step_post_hook(self._step_ended)
+
+    def end(self) -> None:
+        """Stops counting, because the engine exists."""
+        self._hook.remove()
+
+    def _step_ended(self, *_: Any) -> None:
+        self._taken += 1
+        if self._taken == _MOST and os.getpid() == self._process:
+            self._refuse(
+                "invalid",
+                f"The program has taken {_MOST} optimizer steps without a DeepSpeed engine. It trains without "
+                "DeepSpeed. Let it call deepspeed.initialize, or give it the argument that turns DeepSpeed on.",
+            )

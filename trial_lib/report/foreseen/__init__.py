@@ -1,1 +1,0 @@
-"""The page of a plan: what devices that are not there would do."""

@@ -1,0 +1,325 @@
+"""The memory of one optimizer step, drawn: what is alive when, by kind."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from trial_lib.plan.allocator import rounded
+from trial_lib.plan.live_bytes import MomentSpan, time_line
+from trial_lib.plan.plan_record import PlannedDevices
+from trial_lib.records.units import bytes_shown
+from trial_lib.report.figures import GREY, RED, Drawn, empty_figure
+from trial_lib.report.plan_figures import (
+    BLUE,
+    FAR,
+    KIND_COLOURS,
+    KIND_NAMES,
+    LEGEND,
+    MOMENT_NAMES,
+    MOMENT_PHRASES,
+    OCHRE,
+    OLIVE,
+    VIOLET,
+    add_level,
+    bytes_range,
+    bytes_unit,
+    device_level,
+    devices_key,
+    devices_name,
+    faint,
+    name_above,
+)
+
+# The memory of one optimizer step over its events, for a picture.
+
+
+DEVICE, HOST = ("device",), ("host", "pinned")
+
+# What lies longest is drawn lowest, so that what comes and goes rests on a flat floor.
+_FROM_BELOW = ("parameter", "optimizer", "gradient", "buffer", "input", "activation", "temporary")
+# A point more for each pixel of a drawing shows nothing more.
+_MOST_POINTS = 600
+
+_Point = tuple[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPart:
+    """A moment of a step: `start` is the number of its first event, `end` that of the event after its last one."""
+
+    name: str
+    micro_batch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine:
+    """The live bytes of one place during an optimizer step.
+
+    Attributes:
+        samples: of a micro-batch.
+        kinds: of memory, the bottom of the drawing first.
+        events: number of each point, from the step's first event.
+        bytes: of each kind at each point; as many as `events`.
+        parts: the moments of the step, in order.
+        peak: the index of the point with the most bytes.
+        skipped: micro-batches between the first and the last one. They are left out.
+    """
+
+    samples: int
+    kinds: tuple[str, ...]
+    events: tuple[int, ...]
+    bytes: tuple[tuple[float, ...], ...]
+    parts: tuple[StepPart, ...]
+    peak: int
+    skipped: int = 0
+
+    @property
+    def micro_batches(self) -> int:
+        """The micro-batches of the step, those that are left out included."""
+        return max((part.micro_batch for part in self.parts), default=-1) + 1
+
+    @property
+    def most(self) -> float:
+        """The live bytes at the peak."""
+        return sum(self.bytes[self.peak])
+
+    @property
+    def peak_part(self) -> StepPart:
+        """The moment of the peak. A point is the state after an event, so it may end its moment."""
+        event = self.events[self.peak]
+        return next((part for part in self.parts if part.start < event <= part.end), self.parts[0])
+
+
+def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | None:
+    """Returns the live bytes of the run's last optimizer step. In the first one the optimizer's states appear.
+
+    Args:
+        run: of a rank.
+        places: names of `PLACES`, which are added up.
+
+    Returns:
+        None if the run has no step that updates, or nothing lies in those places.
+    """
+    update = MOMENTS.index("update")
+    step = max((moment.step for moment in run.moments if moment.name == update), default=0)
+    if not step:
+        return None
+    lines = [time_line(run, step, place, most_points=2 * len(run.events) + 2) for place in places]
+    live = {
+        points[0].event: tuple(sum(sizes) for sizes in zip(*(point.by_kind for point in points), strict=True))
+        for points in zip(*(line.points for line in lines), strict=True)
+    }
+    # Micro-batches of a pipeline interleave, so none repeats another.
+    spans, skipped = ([each for each in lines[0].spans if _events(each)], 0)
+    if not run.is_pipeline:
+        spans, skipped = _without_repetitions(spans)
+    if not live or not spans:
+        return None
+    live[spans[0].begin - 1] = _before(run, spans[0].begin, live[spans[0].begin], places)
+    parts: list[StepPart] = []
+    points: list[_Point] = []
+    shown = 0
+    for span in spans:
+        parts.append(StepPart(name=span.name, micro_batch=span.micro_batch, start=shown, end=shown + _events(span)))
+        points.append((shown, live[span.begin - 1]))
+        points += [(shown + 1 + event - span.begin, live[event]) for event in range(span.begin, span.end)]
+        shown = parts[-1].end
+    if not any(any(each) for _, each in points):
+        return None
+    points = _thinned(points)
+    filled = [KINDS.index(kind) for kind in _FROM_BELOW if any(each[KINDS.index(kind)] for _, each in points)]
+    return StepLine(
+        samples=run.micro_batch,
+        kinds=tuple(KINDS[index] for index in filled),
+        events=tuple(event for event, _ in points),
+        bytes=tuple(tuple(each[index] for index in filled) for _, each in points),
+        parts=tuple(parts),
+        peak=max(range(len(points)), key=lambda index: sum(points[index][1])),
+        skipped=skipped,
+    )
+
+
+def _before(run: ForeseenRun, event: int, after: Sequence[float], places: Sequence[str]) -> tuple[float, ...]:
+    """Returns the live bytes by kind before an event, from those after it."""
+    storage, is_made = run.storages[run.events[event].storage], run.events[event].is_made
+    before, place = list(after), PLACES[storage.place]
+    if place in places:
+        before[storage.kind] -= rounded(storage.size, place) * (1 if is_made else -1)
+    return tuple(before)
+
+
+def _without_repetitions(spans: Sequence[MomentSpan]) -> tuple[list[MomentSpan], int]:
+    """Returns the moments that have events, of the first and the last micro-batch, and the number of the others."""
+    last = max((span.micro_batch for span in spans), default=0)
+    return [span for span in spans if span.micro_batch in (0, last) and _events(span)], max(last - 1, 0)
+
+
+def _events(span: MomentSpan) -> int:
+    return span.end - span.begin
+
+
+def _thinned(points: list[_Point]) -> list[_Point]:
+    """Returns fewer points: of each group the lowest and the highest, so that no peak is lost."""
+    size = -(-2 * len(points) // _MOST_POINTS)
+    if size <= 2:
+        return points
+    kept: list[_Point] = []
+    for start in range(0, len(points), size):
+        group = range(start, min(start + size, len(points)))
+        ends = {choose(group, key=lambda index: sum(points[index][1])) for choose in (min, max)}
+        kept += [points[index] for index in sorted(ends)]
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
+
+
+# Of the drawing's width, so that each moment has room for its name, on a phone too. Others have room to be seen.
+_WIDTH_OF_A_LETTER = 0.02
+_LEAST_WIDTH = 0.004
+_BANDS = {"load": OLIVE, "forward": BLUE, "backward": GREY, "update": VIOLET, "initialise": OCHRE}
+_ROWS = 60  # of the table: a reader of numbers wants the course, not each event
+
+
+def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
+    """Returns what is alive on a device during a step of the chosen arm."""
+    arm = devices.chosen
+    peak = arm.peak if arm is not None else None
+    # The run of another micro-batch needs another amount.
+    needed = peak.value if peak is not None and arm is not None and arm.micro_batch == line.samples else 0.0
+    # A small model's need is mostly the context, which would flatten the rest.
+    most = max(line.most, needed) if needed <= FAR * line.most else line.most
+    unit = bytes_unit(most)
+    figure = _drawn(line, *unit)
+    says = (
+        f"What is alive on one device, by kind, over the events of one step: allocations and their ends. "
+        f"{_peak_sentence(line)}"
+    )
+    if peak is not None and needed > line.most:
+        if needed <= most:
+            add_level(figure, needed / unit[1], "the whole need", GREY, "dash")
+        else:
+            name_above(figure, f"the whole need: {bytes_shown(needed)}", GREY, line=1)
+        says += f" With the context, the libraries and the allocator's fragments the device needs {bytes_range(peak)}."
+    if arm is not None and arm.micro_batch != line.samples:
+        says += f" This is the step of micro-batch {line.samples}. That of {arm.micro_batch} does not follow from it."
+    if arm is not None and arm.accumulation != line.micro_batches:
+        seen = "one micro-batch" if line.micro_batches == 1 else f"{line.micro_batches} micro-batches"
+        says += f" The step was foreseen with {seen}, and the arm's has {arm.accumulation}."
+    highest = device_level(figure, devices.usable, most, unit[1])
+    figure.update_yaxes(range=[0, 1.06 * highest / unit[1]])
+    title = f"Memory of one step on {devices_name(devices)}" + (f": {arm.label}" if arm else "")
+    return Drawn(f"line-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
+
+
+def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
+    """Returns what is alive in the host's memory during the same step."""
+    unit = bytes_unit(line.most)
+    figure = _drawn(line, *unit)
+    figure.update_yaxes(range=[0, 1.06 * line.most / unit[1]])
+    says = (
+        f"What one rank keeps in its host's memory during the same step. {_peak_sentence(line)} Each rank of the host "
+        "keeps its own."
+    )
+    title = f"Host memory of that step on {devices_name(devices)}"
+    return Drawn(f"host-{devices_key(devices)}", title, says + _skipped(line), figure, *_table(line))
+
+
+def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
+    """Returns the areas of all kinds, one on the other, over the moments of the step."""
+    figure = empty_figure("events of the step, in their order", unit)
+    place = places(line)
+    x = [place(event) for event in line.events]
+    for index, kind in enumerate(line.kinds):
+        name, colour = KIND_NAMES.get(kind, kind), KIND_COLOURS.get(kind, GREY)
+        figure.add_scatter(
+            name=name,
+            x=x,
+            y=[each[index] / size for each in line.bytes],
+            mode="lines",
+            stackgroup="kinds",
+            line={"width": 0.6, "color": colour, "shape": "hv"},
+            fillcolor=faint(colour, 0.75),
+            hovertemplate=f"{name}: %{{y:,.3~g}} {unit}<extra></extra>",
+        )
+    for part in line.parts:
+        start, end = place(part.start), place(part.end)
+        name = MOMENT_NAMES.get(part.name, part.name)
+        if name:
+            figure.add_vrect(start, end, layer="below", line={"width": 0}, fillcolor=faint(_BANDS[name], 0.14))
+            figure.add_annotation(
+                x=(start + end) / 2, y=1, yref="paper", text=name, showarrow=False, yanchor="bottom", font_size=11
+            )
+    if line.skipped:
+        later = next(part for part in line.parts if part.micro_batch > 0)
+        figure.add_vline(place(later.start), line={"color": GREY, "width": 2, "dash": "dot"})
+    figure.add_scatter(
+        name="the peak",
+        x=[x[line.peak]],
+        y=[line.most / size],
+        mode="markers",
+        marker={"symbol": "diamond", "size": 10, "color": RED, "line": {"width": 1, "color": "#ffffff"}},
+        hovertemplate=f"the peak: {bytes_shown(line.most)}<extra></extra>",
+    )
+    figure.update_xaxes(showticklabels=False, showgrid=False, range=[0, 1])
+    figure.update_layout(margin={"t": 30}, hovermode="x", legend=LEGEND)
+    return figure
+
+
+def places(line: StepLine) -> Callable[[float], float]:
+    """Returns the function from an event's number to its place in the drawing, from 0 to 1.
+
+    Within a moment the events are evenly spaced. A moment of few events is widened, so that its name has room.
+    """
+    events = [part.end - part.start for part in line.parts]
+    least = [max(_LEAST_WIDTH, _WIDTH_OF_A_LETTER * len(MOMENT_NAMES.get(part.name, ""))) for part in line.parts]
+    least = [each / max(1.0, sum(least)) for each in least]
+    widths = [0.0] * len(events)
+    free = set(range(len(events)))
+    while free:
+        left = 1.0 - sum(width for index, width in enumerate(widths) if index not in free)
+        total = sum(events[index] for index in free)
+        narrow = {index for index in free if left * events[index] / total < least[index]}
+        for index in narrow or free:
+            widths[index] = least[index] if narrow else left * events[index] / total
+        free -= narrow or free
+    starts = [sum(widths[:index]) for index in range(len(widths))]
+
+    def place(event: float) -> float:
+        index = max(bisect_right([part.start for part in line.parts], event) - 1, 0)
+        share = (event - line.parts[index].start) / max(events[index], 1)
+        return starts[index] + widths[index] * min(share, 1.0)
+
+    return place
+
+
+def _peak_sentence(line: StepLine) -> str:
+    part = line.peak_part
+    where = MOMENT_PHRASES.get(part.name, part.name)
+    which = f" of micro-batch {part.micro_batch + 1}" if line.micro_batches > 1 and part.name != "update" else ""
+    most = sorted(zip(line.bytes[line.peak], line.kinds, strict=True), reverse=True)
+    parts = [f"{bytes_shown(count)} {KIND_NAMES.get(kind, kind)}" for count, kind in most[:3] if count]
+    return f"The peak is {where}{which}: {bytes_shown(line.most)}, of them {', '.join(parts)}."
+
+
+def _skipped(line: StepLine) -> str:
+    if not line.skipped:
+        return ""
+    return f" At the dotted line {line.skipped} more micro-batches are left out, which repeat the others."
+
+
+def _table(line: StepLine) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Returns the columns and rows of the numbers: evenly spaced points, and the peak."""
+    stride = max(len(line.events) // _ROWS, 1)
+    shown = sorted({*range(0, len(line.events), stride), line.peak, len(line.events) - 1})
+    starts = [part.start for part in line.parts]
+    rows = []
+    for index in shown:
+        part = line.parts[max(bisect_right(starts, line.events[index]) - 1, 0)]
+        each = line.bytes[index]
+        name = f"{part.name}{' (the peak)' if index == line.peak else ''}"
+        rows.append((str(line.events[index]), name, *map(bytes_shown, each), bytes_shown(sum(each))))
+    columns = ("event", "moment", *(KIND_NAMES.get(kind, kind) for kind in line.kinds), "together")
+    return columns, tuple(rows)

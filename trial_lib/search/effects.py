@@ -1,0 +1,201 @@
+"""The terms of the catalogue: when a knob has an effect.
+
+Pure: standard library only.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trial_lib.deepspeed_config.layout import ModelShape, Replicas
+from trial_lib.records.switches import is_switch
+from trial_lib.search.knobs import STAGE, get_knob, withdrawn
+
+Kind = Literal["switch", "count", "size", "share", "names"] | tuple[str, ...]
+"""The kind of a knob's values: true or false, whole numbers from 0 or from 1 on, numbers from 0 to 1, lists of names,
+words."""
+
+CoarseSetting = Mapping[str, Any]
+"""The coarse knobs of a candidate, by path, including the ZeRO stage."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The facts that decide which knobs have an effect, beside the coarse knobs.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        slots: devices of a trial.
+        replicas: model replicas with the user's configuration; fewer than the slots if a model is spread over several.
+        num_params: parameters of the whole model.
+        trainable_num_params: those that the optimizer may change.
+        base_config: the user's DeepSpeed configuration.
+        hosts: machines of a trial.
+        pipeline: whether the model is a pipeline.
+        reads_activation_checkpointing: whether the code configures DeepSpeed's activation checkpointing by the
+            DeepSpeed configuration.
+        deepspeed: the version of DeepSpeed that the ranks have; empty if it is not known.
+        code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
+            if that is not known.
+        by_accelerate: whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
+        has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
+        by_autoep: whether AutoEP has made them of the model's own.
+        repeats_backward: whether the code calls backward more than once for one step of its engine.
+        compiles_engine: whether the code calls `engine.compile()`.
+        turnable: the switches that ZeroTune can turn in the program, by name, with their values.
+        not_turnable: the other such switches, with the reasons.
+        shape: the numbers of the model that groups of ranks divide.
+    """
+
+    device: str
+    slots: int
+    replicas: int
+    num_params: int
+    trainable_num_params: int
+    base_config: Mapping[str, Any] = field(default_factory=dict)
+    hosts: int = 1
+    pipeline: bool = False
+    reads_activation_checkpointing: bool = False
+    deepspeed: str = ""
+    code_optimizer: str = ""
+    by_accelerate: bool = False
+    has_experts: bool = False
+    by_autoep: bool = False
+    repeats_backward: bool = False
+    compiles_engine: bool = False
+    turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    not_turnable: Mapping[str, str] = field(default_factory=dict)
+    shape: ModelShape = field(default_factory=ModelShape)
+
+    def replicas_of(self, settings: Mapping[str, Any]) -> int:
+        """Returns the model replicas of a candidate, by its knobs, its coarse setting or its complete configuration."""
+        return Replicas(self.slots, self.replicas, self.base_config).of(settings)
+
+    def own(self, path: str) -> Any:
+        """Returns the value in the user's configuration; None if it leaves the setting to DeepSpeed."""
+        value = get_knob(self.base_config, path)
+        return None if value == "auto" and not is_switch(path) else value
+
+    def own_at(self, stage: int, path: str) -> Any:
+        """Returns the value that `own` returns, as far as candidates of a stage keep it."""
+        for section, neutral in withdrawn(stage, self.base_config).items():
+            whole = f"zero_optimization.{section}"
+            if path == whole or (neutral is None and path.startswith(f"{whole}.")):
+                return neutral
+        return self.own(path)
+
+
+ValuesOf = Callable[[Surroundings, Any], tuple[Any, ...]]
+"""The values to try without a request, best guess first, from the surroundings and the user's value or None."""
+
+
+STAGE_1_2, STAGE_3 = "zero/stage_1_and_2.py", "zero/stage3.py"
+"""The files below `deepspeed/runtime` that most effects name as their source."""
+
+
+def switch(first: bool) -> ValuesOf:
+    """Returns both values of a switch: the user's first, else the given one."""
+    return lambda here, own: (first, not first) if own is None else (bool(own), not own)
+
+
+def clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
+    """Returns sizes without repetition. A larger one than the most has the effect of the most."""
+    return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
+
+
+def read_at(stages: Iterable[int]) -> str:
+    """Returns the ZeRO stages at which a knob has an effect, in words that follow "has no effect: "."""
+    return f"DeepSpeed reads it at ZeRO stage {' and '.join(map(str, sorted(set(stages))))} only"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Circumstances in which DeepSpeed reads a knob.
+
+    Attributes:
+        source: the place in `deepspeed/runtime`.
+        stages: ZeRO stages.
+        devices: of the ranks.
+        replicas: the least number of model replicas.
+        when: settings of coarse knobs, by path. Each has one of the values.
+        unless: settings of coarse knobs, by path. Each has none of the values.
+        values: the values with an effect; None for all.
+        holds: whether further conditions hold.
+        otherwise: the message if they do not, in words that follow "has no effect: ".
+        candidates: the values that a search tries without a request; None for a knob that only a request varies.
+    """
+
+    source: str
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    replicas: int = 1
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    values: tuple[Any, ...] | None = None
+    holds: Callable[[Surroundings], bool] | None = None
+    otherwise: str = ""
+    candidates: ValuesOf | None = None
+
+    def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
+        """Returns the missing condition, as (how near it came, message); (9, "") if none is missing.
+
+        Args:
+            setting: the coarse knobs of a candidate.
+            here: the other facts.
+            value_of: returns the value of a coarse knob in that candidate, set there or not.
+        """
+        if here.device not in self.devices:
+            return 0, "it takes an accelerator" if self.devices == ("cuda",) else "it takes a CPU"
+        if setting[STAGE] not in self.stages:
+            return 1, read_at(self.stages)
+        if self.holds is not None and not self.holds(here):
+            return 2, self.otherwise
+        replicas = here.replicas_of(setting)
+        if replicas < self.replicas:
+            return 3, f"it takes {self.replicas} replicas of the model or more, here is {replicas}"
+        for path, values in self.when.items():
+            if value_of(path) not in values:
+                return 4, f"it takes {path} to be {' or '.join(map(shown, values))}"
+        for path, values in self.unless.items():
+            if value_of(path) in values:
+                return 4, f"it takes {path} not to be {' or '.join(map(shown, values))}"
+        return 9, ""
+
+
+@dataclass(frozen=True)
+class KnownKnob:
+    """A knob of the catalogue.
+
+    Attributes:
+        kind: the kind of its values.
+        effects: the circumstances in which it has an effect.
+        default: DeepSpeed's own value; None if it depends, or if nothing uses it.
+        is_coarse: whether it decides memory or mathematics, and so the arm of a candidate.
+        changes_mathematics: whether another value trains another way, and not only at another place or time. Only a
+            request varies it.
+        since: the first version of DeepSpeed that has it.
+        word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
+    """
+
+    kind: Kind
+    effects: tuple[Effect, ...]
+    default: Any = None
+    is_coarse: bool = False
+    changes_mathematics: bool = False
+    since: str = ""
+    word: str = ""
+
+
+def shown(value: Any) -> str:
+    """Returns a value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
+def has_version(version: str, since: str) -> bool:
+    """Returns whether a version of DeepSpeed is at least another. An unknown version counts as new enough."""
+    return not version or not since or _numbers(version) >= _numbers(since)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.partition("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())

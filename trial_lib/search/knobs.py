@@ -1,0 +1,306 @@
+"""The search space: arms, which decide memory and mathematics, and the fine knobs that vary within each.
+
+Pure: standard library only.
+"""
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+from trial_lib.messages.turned import is_turned, turned_word
+from trial_lib.records.switches import PROGRAM, is_option, is_switch, place_of, shown_switch, switches_of
+
+ZeroStage = Literal[0, 1, 2, 3]
+ZERO_STAGES: tuple[int, ...] = (0, 1, 2, 3)
+STAGE = "zero_optimization.stage"
+
+# Settings that belong to another setting, which an arm's label names.
+_UNNAMED = ("nvme_path", "zero_allow_untested_optimizer")
+# Settings with an effect only from some stage on, and the value that withdraws them below. DeepSpeed would accept them
+# there and do nothing (see `rules`).
+_NEUTRAL_BELOW: dict[str, tuple[int, Any]] = {
+    "offload_optimizer": (1, None),
+    "offload_param": (3, None),
+    "zero_hpz_partition_size": (3, 1),
+    "zero_quantized_weights": (3, False),
+    "zero_quantized_nontrainable_weights": (3, False),
+    "zero_quantized_gradients": (3, False),
+}
+
+# DeepSpeed's defaults for knobs whose best guess may be another value (deepspeed/runtime/zero/config.py, 0.19.8).
+LEFT_OPEN: Mapping[str, Any] = {"zero_optimization.contiguous_gradients": True}
+
+BUCKET_ELEMENTS = tuple(factor * 10**power for power in (6, 7, 8, 9) for factor in (1, 5))
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting that a search may vary: of the DeepSpeed configuration, or a switch of the program.
+
+    Attributes:
+        path: its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`, or `program.`
+            and the place of a switch.
+        values: its values, without repetition. The best guess is first if the space says so.
+    """
+
+    path: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it.
+
+    A lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
+
+    Attributes:
+        knobs: the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage.
+        fine: the knobs that vary within the arm.
+    """
+
+    knobs: Mapping[str, Any]
+    fine: tuple[Knob, ...] = ()
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        stage: int = self.knobs["zero_optimization"]["stage"]
+        return stage
+
+    @cached_property
+    def label(self) -> str:
+        """A short name, such as `z2` or `z3-offload-optimizer`, without settings that are off."""
+        names = (coarse_word(path, value) for path, value in leaves(self.knobs) if path != STAGE)
+        return "-".join([f"z{self.stage}", *filter(None, names)])
+
+    @cached_property
+    def size(self) -> int:
+        """The number of distinct lineages of the arm."""
+        return prod(len(knob.values) for knob in self.fine)
+
+    def lineage(self, index: int) -> dict[str, Any]:
+        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
+
+        Args:
+            index: from 0 to `size` - 1.
+        """
+        lineage = copy.deepcopy(dict(self.knobs))
+        for knob in self.fine:
+            index, position = divmod(index, len(knob.values))
+            set_knob(lineage, knob.path, knob.values[position])
+        return lineage
+
+    def index(self, knobs: Mapping[str, Any]) -> int | None:
+        """Returns the lineage of some knobs (the inverse of `lineage`); None if they are not of this arm."""
+        index, weight = 0, 1
+        for knob in self.fine:
+            value = get_knob(knobs, knob.path)
+            if value not in knob.values:
+                return None
+            index += weight * knob.values.index(value)
+            weight *= len(knob.values)
+        return index if self.lineage(index) == knobs else None
+
+    def with_fine(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the knobs with some fine ones set, by path. The others have their first value.
+
+        Raises:
+            KeyError: a path is no fine knob of this arm.
+        """
+        if unknown := values.keys() - {knob.path for knob in self.fine}:
+            raise KeyError(f"no fine knob of {self.label}: {', '.join(sorted(unknown))}")
+        knobs = self.lineage(0)
+        for path, value in values.items():
+            set_knob(knobs, path, value)
+        return knobs
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The lineages that a search may draw from: those of some arms.
+
+    A lineage has an arm and an index there, or a ZeRO stage and an index below `size(stage)`. The search chooses its
+    micro-batch size.
+
+    Attributes:
+        arms: in the order of the ZeRO stages. No two have the same coarse knobs.
+    """
+
+    arms: tuple[Arm, ...]
+
+    @classmethod
+    def of_arms(cls, arms: Iterable[Arm]) -> "SearchSpace":
+        """Returns the space of some arms, in ascending order of their stages."""
+        return cls(tuple(sorted(arms, key=lambda arm: arm.stage)))
+
+    @classmethod
+    def for_model(
+        cls, zero_stages: Iterable[int], num_params: int, base_config: Mapping[str, Any] | None = None
+    ) -> "SearchSpace":
+        """Returns dsat's space for a model: one arm for each stage, in ascending order.
+
+        DeepSpeed allocates a whole bucket, although one larger than the model has the effect of the model's size. So
+        bucket sizes are clamped to the model's, and equal ones are one value.
+
+        Args:
+            zero_stages: the stages that may be used, each from 0 to 3.
+            num_params: parameters of the whole model.
+            base_config: the user's DeepSpeed configuration.
+        """
+        buckets = clamped_buckets(num_params)
+        return cls(
+            tuple(
+                Arm(
+                    {"zero_optimization": {"stage": stage, **withdrawn(stage, base_config or {})}},
+                    _knobs_of_stage(stage, buckets),
+                )
+                for stage in sorted(set(zero_stages))
+            )
+        )
+
+    @cached_property
+    def coarse_switches(self) -> frozenset[str]:
+        """The places of the program's switches that decide memory or mathematics."""
+        return frozenset(place for arm in self.arms for place in switches_of(arm.knobs))
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The allowed ZeRO stages, ascending."""
+        return tuple(sorted({arm.stage for arm in self.arms}))
+
+    def size(self, stage: int) -> int:
+        """Returns the number of distinct lineages of a stage."""
+        return sum(arm.size for arm in self.arms if arm.stage == stage)
+
+    def lineage(self, stage: int, index: int) -> dict[str, Any]:
+        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
+
+        Args:
+            stage: an allowed ZeRO stage.
+            index: from 0 to `size(stage)` - 1.
+
+        Raises:
+            IndexError: the stage has no such lineage.
+        """
+        left = index
+        for arm in self.arms:
+            if arm.stage != stage:
+                continue
+            if left < arm.size:
+                return arm.lineage(left)
+            left -= arm.size
+        raise IndexError(f"stage {stage} has no lineage {index}")
+
+    def index(self, lineage: Mapping[str, Any]) -> int | None:
+        """Returns the lineage of some knobs in their stage (the inverse of `lineage`); None if they are of none."""
+        before = 0
+        for arm in self.arms:
+            if arm.stage != get_knob(lineage, STAGE):
+                continue
+            index = arm.index(lineage)
+            if index is not None:
+                return before + index
+            before += arm.size
+        return None
+
+    def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
+        """Returns the knobs of a random lineage of a stage. All are equally likely."""
+        return self.lineage(stage, rng.randrange(self.size(stage)))
+
+
+def clamped_buckets(num_params: int) -> tuple[int, ...]:
+    """Returns the bucket sizes worth trying for a model, in elements, ascending."""
+    # DeepSpeed refuses an odd allgather bucket ("must be a multiple of nccl_start_alignment_factor, 2").
+    most = num_params + num_params % 2
+    return tuple(sorted({min(elements, most) for elements in BUCKET_ELEMENTS}))
+
+
+def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parts of the user's ZeRO section without an effect at a stage, each with its neutral value."""
+    own = base_config.get("zero_optimization")
+    own = own if isinstance(own, Mapping) else {}  # `true` is DeepSpeed's old spelling of stage 1
+    neutral = {key: value for key, (first, value) in _NEUTRAL_BELOW.items() if stage < first and key in own}
+    offload = own.get("offload_optimizer")
+    if stage in (1, 2) and isinstance(offload, Mapping) and "ratio" in offload:
+        neutral["offload_optimizer"] = {"ratio": None}  # DeepSpeed refuses it there
+    return neutral
+
+
+def keys_of(path: str) -> list[str]:
+    """Returns the keys of a setting from the top. The place of a program's switch is one key, whatever dots it has."""
+    return [PROGRAM, place_of(path)] if is_switch(path) else path.split(".")
+
+
+def set_knob(config: dict[str, Any], path: str, value: Any) -> None:
+    """Sets one setting of a configuration by its dotted path, and makes missing sections."""
+    *sections, key = keys_of(path)
+    for section in sections:
+        inner = config.get(section)
+        if not isinstance(inner, dict):
+            inner = config[section] = {}
+        config = inner
+    config[key] = value
+
+
+def get_knob(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """Returns one setting of a configuration by its dotted path, or the default."""
+    value: Any = config
+    for key in keys_of(path):
+        if not isinstance(value, Mapping) or key not in value:
+            return default
+        value = value[key]
+    return value
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every setting of a configuration by its dotted path."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:
+    switches = (True, False)
+    knobs = []
+    if stage >= 1:
+        knobs.append(Knob("zero_optimization.reduce_bucket_size", buckets))
+    if stage in (1, 2):  # stage 3 never reads it, so a search would vary noise
+        knobs.append(Knob("zero_optimization.allgather_bucket_size", buckets))
+    if stage >= 2:
+        knobs.append(Knob("zero_optimization.overlap_comm", switches))
+        knobs.append(Knob("zero_optimization.reduce_scatter", switches))
+        knobs.append(Knob("zero_optimization.contiguous_gradients", switches))
+    return tuple(knobs)
+
+
+def coarse_word(path: str, value: Any) -> str:
+    """Returns the word for a coarse setting in an arm's label. It is empty for a setting that is off."""
+    if is_switch(path):
+        return switch_word(place_of(path), value)
+    section, _, key = path.rpartition(".")
+    section = section.rpartition(".")[2]
+    if key == "autotp_size":
+        return f"tp{value}"
+    if value in (None, False, "none") or key in _UNNAMED or (key == "zero_hpz_partition_size" and value == 1):
+        return ""
+    if key == "device":
+        return section.replace("_", "-") + ("" if value == "cpu" else f"-{value}")
+    if value is True:
+        return (section if key == "enabled" else key).replace("_", "-")
+    return f"{key.replace('_', '-')}={value}"
+
+
+def switch_word(place: str, value: Any) -> str:
+    """Returns the word for a program's switch in names. It is empty for one that is as typed, or an option left out."""
+    if is_turned(place):
+        return turned_word(place, value)
+    if value is None or (value is False and is_option(place)):
+        return ""
+    word = shown_switch(place, value)
+    return word.lstrip("-").replace("_", "-") if is_option(place) else word

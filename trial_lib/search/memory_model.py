@@ -1,0 +1,489 @@
+"""The memory model: which candidate fits, and how sure that is. It starts analytic, and every measured peak refines it.
+
+It models the memory of the steps above initialisation. The memory of initialisation shows in what it leaves
+(`Memory.available`). Everything is in bytes on one device.
+"""
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Memory, Outcome, TrialResult
+from trial_lib.records.switches import PROGRAM, switch_key, switches_of
+from trial_lib.search.allocations import Allocations, allocations
+from trial_lib.search.budget import Budget, MemoryBasis
+from trial_lib.search.foreseen_bytes import (
+    Beside,
+    ForeseenArm,
+    Keeps,
+    Switches,
+    TriedSwitches,
+    foreseen_allocations,
+    keeps,
+    nearest_arm,
+    other_priors,
+    without_arm_like,
+)
+from trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
+from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
+
+# The facts of a candidate that decide its memory, and the trials of an arm. Pure data.
+
+
+@dataclass(frozen=True)
+class Described:
+    """The part of a candidate that is the same for all micro-batch sizes of some knobs.
+
+    Attributes:
+        settings: what DeepSpeed's part says.
+        arm: its coarse knobs.
+        switches: its coarse switches, without those that count as part of an arm.
+        lineage: all of its knobs.
+        foreseen: the nearest foreseen arm.
+        keeps: its activations beside those as typed, or beside those of a foreseen arm.
+        config: the complete configuration.
+    """
+
+    settings: ZeroSettings
+    arm: ArmKey
+    switches: Switches
+    lineage: str
+    foreseen: ForeseenArm | None
+    keeps: Keeps
+    config: Mapping[str, Any]
+
+
+@dataclass
+class ArmRecord:
+    """The trials of an arm.
+
+    Attributes:
+        measured: completed trials.
+        largest: the largest completed micro-batch size, by lineage.
+        failed: the smallest size that ran out of memory, with its allocations, by lineage.
+        bound: bytes that do not fit, including initialisation; None until they are computed again.
+    """
+
+    measured: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
+    bound: float | None = None
+
+    def decided(self, lineage: str, size: int) -> float | None:
+        """Returns 1 or 0 if trials of a lineage have shown that a micro-batch size fits or does not; else None."""
+        if size <= self.fits(lineage):
+            return 1.0
+        return 0.0 if lineage in self.failed and size >= self.failed[lineage][0] else None
+
+    def fits(self, lineage: str) -> int:
+        """Returns the largest completed micro-batch size of a lineage below its failed ones."""
+        largest = self.largest.get(lineage, 0)
+        return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
+
+
+_LOW, _HIGH = 0.05, 0.95
+# Features of a moment: a constant, activations, states, buffers.
+_Moment: TypeAlias = tuple[float, float, float, float]
+_BACKWARD, _UPDATE = 0, 1  # the places of the moments
+
+# Prior of the weights: workspace (in units of the scale below), activations, states, buffers. The backward pass needs
+# more than the saved activations of a sample, because of their gradients and of temporaries.
+_WORKSPACE = {"cpu": 40 * 2**20, "cuda": 64 * 2**20}
+MODELLED = frozenset(_WORKSPACE)
+"""The kinds of devices whose memory is modelled."""
+
+# Some programs need far more: temporaries within a pass are not saved by autograd, so they are not counted.
+_USUAL = Prior(0.8, (1.0, 1.3, 1.0, 1.3), (0.6, 0.35, 0.3, 0.7))
+_PRIORS = (_USUAL, Prior(0.2, (1.0, 6.0, 1.0, 1.3), (0.6, 3.0, 0.3, 0.7)))
+# Others leave a CPU's heap in many pieces (a recurrent layer, step by step), so that the update finds no room where the
+# activations were. CUDA's allocator counts the memory in use, and not its place.
+_IN_PIECES = Prior(0.33, (1.0, 1.6, 1.0, 1.3), (0.6, 0.7, 0.3, 0.7), at_once=True)
+# A foreseen run has the temporaries and the layers' sizes, so its figures count as they are. It does not see the
+# workspaces of libraries. On a CPU these, and the deviations, are those of lines through the peaks of the programs in
+# benchmarks/memory_model/other_programs. Some programs run otherwise on the device: other kernels, compiled code.
+_FORESEEN_MEANS = {"cpu": (0.65, 1.0, 1.0, 1.0), "cuda": (1.0, 1.0, 1.0, 1.0)}
+_FORESEEN_DEVIATIONS = {"cpu": (0.2, 0.1, 0.1, 0.2), "cuda": (0.6, 0.12, 0.1, 0.25)}
+_FAR = {"cpu": 0.05, "cuda": 0.15}
+_FAR_DEVIATIONS = (0.6, 0.6, 0.3, 0.7)
+_ARM_DEVIATIONS = (0.12, 0.12)
+# The part of a measured peak's scatter that decides whether a foreseen arm fits. On a CPU a peak is resident memory. It
+# scatters by 6 to 9 % between repeats of a candidate. A limit counts allocations, which hardly do. Of 786 repeated
+# candidates of the recorded tables only 19 ended both ways, and the share was read off them. The formulas' errors are
+# larger than the scatter, so they keep all of it.
+_SCATTER_OF_FIT = {"cpu": 0.3, "cuda": 1.0}
+_PROFILE_NOISE = 3.0
+# A sweep's group stays this many standard deviations below the memory that is expected to fit.
+_SURELY = 1.5
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """The memory of a trial above initialisation, in bytes on the rank that takes most.
+
+    Attributes:
+        value: the expectation.
+        low: the lower end of the 90 % interval.
+        high: its upper end.
+        measured: completed trials of the arm so far.
+    """
+
+    value: float
+    low: float
+    high: float
+    measured: int
+
+
+def measured_above_initialize(memory: Memory) -> int | None:
+    """Returns the bytes above initialisation on the rank that took most; None if not measured."""
+    return max(memory.above_initialize, default=None)
+
+
+def _foreseen_priors(device: str) -> tuple[Prior, ...]:
+    means, far = _FORESEEN_MEANS[device], _FAR[device]
+    return Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
+
+
+class MemoryModel:
+    """The memory of a model's candidates.
+
+    It depends only on its arguments and on the observations, in their order.
+
+    Args:
+        basis: the model and the devices. Its foreseen arms are the prior, or else the formulas are.
+        coarse_switches: places of the program's switches that decide memory. Trials with other values of them bound
+            a candidate's memory if these keep more activations or fewer. Otherwise they say nothing of it.
+    """
+
+    def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
+        profile, device, foreseen = basis.profile, basis.device, tuple(basis.arms)
+        self._profile = profile
+        self._base = basis.base_config
+        self._slots = basis.slots
+        self._device = device
+        self._profiled = ZeroSettings.of(self._base, profile.bytes_per_param)
+        self._unit = float(_WORKSPACE[device])
+        self._foreseen = foreseen
+        usual = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
+        priors: tuple[Prior, ...] = _foreseen_priors(device) if foreseen else usual
+        self._means: tuple[float, ...] = priors[0].means
+        self._coarse_switches = frozenset(coarse_switches)
+        self._priors = priors
+        self._typed = without_arm_like(self._switches_in(self._base), device)
+        self._peaks_with: dict[Switches, PeakRegression] = {}
+        self._budget = Budget(profile.gpu_mem, device)
+        self._arms: dict[ArmKey, ArmRecord] = {}
+        self._described: dict[str, Described] = {}
+        self._tried = TriedSwitches()
+        # Until a trial ends: probabilities, and what bounds them.
+        self._known: dict[tuple[str, int, float], float] = {}
+        self._beside: dict[str, list[tuple[Beside, Described]]] = {}
+
+    def observe(self, candidate: Candidate, result: TrialResult) -> None:
+        """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
+        if result.outcome is Outcome.COMPLETED:
+            self._observe_peak(candidate, result.memory)
+        elif result.outcome is Outcome.OUT_OF_MEMORY:
+            self._observe_failure(candidate)
+
+    def observe_profile(self, candidate: Candidate, result: TrialResult) -> None:
+        """Learns from the profile trial. Its one step shows less than several, and it does not count for its arm."""
+        above = measured_above_initialize(result.memory)
+        if result.outcome is not Outcome.COMPLETED or above is None:
+            return
+        described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=True)
+        needed = self._allocations(described, candidate)
+        scale = _PROFILE_NOISE * self._scale(needed)
+        self._peaks(described).observe(self._moments(needed), described.arm, scale, above / self._unit)
+        self._forget()
+        if result.memory.available:
+            self._budget.observe_profile(needed.initialize, min(result.memory.available))
+
+    def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
+        """Returns the memory of a candidate's steps above initialisation, with its 90 % interval."""
+        described = self._describe(candidate.knobs)
+        mixture = self._predict(described, self._allocations(described, candidate))
+        record = self._arms.get(described.arm)
+        return MemoryPrediction(
+            value=max(0.0, mixture.mean),
+            low=max(0.0, mixture.quantile(_LOW)),
+            high=max(0.0, mixture.quantile(_HIGH)),
+            measured=0 if record is None else record.measured,
+        )
+
+    def allocations(self, candidate: Candidate) -> Allocations:
+        """Returns a candidate's allocations before any measurement: foreseen, or by DeepSpeed's own formulas."""
+        return self._allocations(self._describe(candidate.knobs), candidate)
+
+    def available(self, candidate: Candidate) -> int | None:
+        """Returns the memory that initialisation leaves a candidate, from trials of its arm or of others.
+
+        It is None if a CPU slot has no budget.
+        """
+        described = self._describe(candidate.knobs)
+        left = self._budget.left(described.arm, self._allocations(described, candidate).initialize)
+        return None if left is None else int(left.mean)
+
+    def probability_fits(self, candidate: Candidate, headroom: float) -> float:
+        """Returns the probability that a candidate runs without going out of memory.
+
+        It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
+        smaller need completed, with or without the headroom. The same holds of trials with switches that keep fewer or
+        more activations, if no trial with its own decides. Until one has completed, their expectations are bounds too.
+
+        Args:
+            candidate: what would run.
+            headroom: the share of the device's memory that stays free.
+        """
+        described = self._describe(candidate.knobs)
+        asked = described.lineage, candidate.micro_batch_size, headroom
+        if asked not in self._known:
+            self._known[asked] = self._probability(described, candidate, headroom)
+        return self._known[asked]
+
+    def _probability(self, described: Described, candidate: Candidate, headroom: float) -> float:
+        decided = self._decided(described, candidate)
+        if decided is not None:
+            return decided
+        fits, has_run = self._fits(described, candidate, headroom), self._tried.has_run(described.switches)
+        # Trials with switches that keep more show what fits, and those with switches that keep less show what does not.
+        for beside, other in self._around(described):
+            size = candidate.micro_batch_size // beside.part
+            if not size or (has_run and not beside.surely):
+                continue  # a measured need is nearer than the expectation of another one
+            sized = candidate if beside.part == 1 else candidate.model_copy(update={"micro_batch_size": size})
+            bound = self._decided(other, sized) if beside.surely else None
+            if bound is None and has_run:
+                continue
+            bound = self._fits(other, sized, headroom) if bound is None else bound
+            fits = max(fits, bound) if beside.keeps is Keeps.LESS else min(fits, bound)
+        return fits
+
+    def _around(self, described: Described) -> list[tuple[Beside, Described]]:
+        """Returns the same knobs with the tried switches that bound a candidate's activations."""
+        if described.lineage not in self._beside:
+            config, program = described.config, switches_of(described.config)
+            self._beside[described.lineage] = [
+                (beside, self._describe({**config, PROGRAM: {**program, **beside.values}}))
+                for beside in self._tried.around(described.switches)
+            ]
+        return self._beside[described.lineage]
+
+    def _decided(self, described: Described, candidate: Candidate) -> float | None:
+        """Returns whether a candidate fits, as 1 or 0, if trials with its own switches have shown it."""
+        record = self._arms.get(described.arm)
+        if record is None:
+            return None
+        decided = record.decided(described.lineage, candidate.micro_batch_size)
+        if decided is not None or not record.failed:
+            return decided
+        needed = self._allocations(described, candidate)
+        return 0.0 if self._counted(described, needed) >= self._bound(record, described) else None
+
+    def _fits(self, described: Described, candidate: Candidate, headroom: float) -> float:
+        """Returns the probability that an undecided candidate fits, by the trials with its own switches."""
+        needed = self._allocations(described, candidate)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None:
+            return 1.0
+        limit = self._budget.limit(described.arm, left, headroom)
+        # The uncertainties of the two moments are mostly the same. So the moment that is less likely to fit
+        # decides for both, and a larger size never becomes likelier.
+        scatter = _SCATTER_OF_FIT[self._device] if self._foreseen else 1.0
+        moments = [self._predict(described, needed, moment, scatter) for moment in (_BACKWARD, _UPDATE)]
+        return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
+
+    def group_headroom(self, candidate: Candidate, headroom: float) -> float:
+        """Returns the share of the memory left by initialisation that a sweep's process group should keep free.
+
+        The group sees the memory that is left and the needs of its sizes, but not the slack.
+
+        Args:
+            candidate: the group's first.
+            headroom: as for `probability_fits`.
+        """
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is None or left.mean <= 0:
+            return headroom
+        limit = self._budget.limit(described.arm, replace(left, deviation=0.0), headroom)
+        surely = limit.mean - needed.limit_correction - _SURELY * limit.deviation
+        return min(max(0.0, 1 - surely / left.mean), 1.0)
+
+    def largest_micro_batch(
+        self,
+        knobs: Mapping[str, Any],
+        batch: Callable[[int], Candidate],
+        at_most: int,
+        headroom: float,
+        confidence: float,
+    ) -> int:
+        """Returns the largest micro-batch size (samples) that fits; 0 if none does.
+
+        Args:
+            knobs: of the lineage.
+            batch: makes its candidate of a size.
+            at_most: the largest size of interest.
+            headroom: as for `probability_fits`.
+            confidence: the least probability that counts as fitting.
+        """
+        described = self._describe(knobs)
+        record = self._arms.get(described.arm)
+        fits = min(at_most, 0 if record is None else record.fits(described.lineage))
+        too_large = at_most + 1
+        while too_large - fits > 1:
+            size = (fits + too_large) // 2
+            if self.probability_fits(batch(size), headroom) >= confidence:
+                fits = size
+            else:
+                too_large = size
+        return fits
+
+    def bytes_per_sample(self, candidate: Candidate) -> float:
+        """Returns the memory of one more sample in the micro-batch."""
+        described = self._describe(candidate.knobs)
+        needed = self._allocations(described, candidate)
+        # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass
+        # counts.
+        both = (replace(needed, activations=0.0, kept_activations=0.0), needed)
+        least, most = (self._predict(described, each, _BACKWARD).mean for each in both)
+        return max(0.0, (most - least) / candidate.micro_batch_size)
+
+    def _observe_peak(self, candidate: Candidate, memory: Memory) -> None:
+        above = measured_above_initialize(memory)
+        if above is None:
+            return
+        described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=True)
+        needed = self._allocations(described, candidate)
+        self._peaks(described).observe(self._moments(needed), described.arm, self._scale(needed), above / self._unit)
+        record = self._arms.setdefault(described.arm, ArmRecord())
+        record.measured += 1
+        # At the edge: it has run, but a longer training of it may not.
+        if not memory.was_short:
+            if memory.available:
+                taken = above + needed.limit_correction
+                self._budget.observe_fit(described.arm, needed.initialize, min(memory.available), taken)
+                self._budget.observe_unusable(described.arm, above, memory.unusable)
+            largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
+            record.largest[described.lineage] = largest
+        self._forget()
+
+    def _observe_failure(self, candidate: Candidate) -> None:
+        described = self._describe(candidate.knobs)
+        self._tried.note(described.switches, switches_of(described.config), completed=False)
+        needed = self._allocations(described, candidate)
+        left = self._budget.left(described.arm, needed.initialize)
+        if left is not None:
+            mixture = self._predict(described, needed)
+            limit = self._budget.limit(described.arm, left, headroom=0.0)
+            self._budget.observe_failure(left, mixture.mean + needed.limit_correction, mixture.deviation)
+            bound = (limit.mean - needed.limit_correction) / self._unit
+            deviation = limit.deviation / self._unit
+            self._peaks(described).observe_above(
+                self._moments(needed), described.arm, self._scale(needed), bound, deviation
+            )
+        record = self._arms.setdefault(described.arm, ArmRecord())
+        smallest = record.failed.get(described.lineage)
+        if smallest is None or candidate.micro_batch_size < smallest[0]:
+            record.failed[described.lineage] = candidate.micro_batch_size, needed
+        self._forget()
+
+    def _bound(self, record: ArmRecord, described: Described) -> float:
+        """Returns the least expected need of an arm's candidate that ran out of memory."""
+        if record.bound is None:
+            expected = (self._counted(described, needed) for _, needed in record.failed.values())
+            record.bound = min(expected, default=math.inf)
+        return record.bound
+
+    def _counted(self, described: Described, needed: Allocations) -> float:
+        """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
+        return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._beside.clear()
+        for record in self._arms.values():
+            record.bound = None
+
+    def _describe(self, knobs: Mapping[str, Any]) -> Described:
+        key = json.dumps(knobs, sort_keys=True)
+        described = self._described.get(key)
+        if described is None:
+            config = overwrite_deepspeed_config(self._base, knobs)
+            # The same configuration may come from the user alone, or from knobs that repeat it.
+            settings = ZeroSettings.of(config, self._profile.bytes_per_param)
+            foreseen = nearest_arm(self._foreseen, config) if self._foreseen else None
+            switches = self._switches_in(config)
+            arm = (*arm_key(config, ()), *switches)
+            switches = without_arm_like(switches, self._device)
+            beside = Keeps.AS_MUCH if self._is_foreseen(foreseen, config) else keeps(switches, self._typed)
+            lineage = json.dumps(config, sort_keys=True)
+            described = Described(settings, arm, switches, lineage, foreseen, beside, config)
+            self._described[key] = described
+        return described
+
+    def _is_foreseen(self, foreseen: ForeseenArm | None, config: Mapping[str, Any]) -> bool:
+        """Returns whether a foreseen arm has the activations of a configuration's switches."""
+        seen = {} if foreseen is None else switches_of(foreseen.ds_config)
+        others = self._unforeseen(config, seen) == self._unforeseen(self._base, seen)
+        return foreseen is not None and others and switch_key(foreseen.ds_config) == switch_key(config, seen)
+
+    def _unforeseen(self, config: Mapping[str, Any], seen: Collection[str]) -> Switches:
+        switches = without_arm_like(self._switches_in(config), self._device)
+        return tuple(each for each in switches if each[0] not in seen)
+
+    def _switches_in(self, config: Mapping[str, Any]) -> Switches:
+        coarse = (item for item in switches_of(config).items() if item[0] in self._coarse_switches)
+        return tuple(sorted((place, repr(value)) for place, value in coarse))
+
+    def _peaks(self, described: Described) -> PeakRegression:
+        """Returns the regression of all arms with a candidate's values of the coarse switches."""
+        switches = described.switches
+        if switches not in self._peaks_with:
+            self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
+        return self._peaks_with[switches]
+
+    def _allocations(self, described: Described, candidate: Candidate) -> Allocations:
+        needed = self._by_formula(described.settings, candidate)
+        arm = described.foreseen
+        if arm is None:
+            return needed
+        of_arm = self._by_formula(ZeroSettings.of(arm.ds_config, self._profile.bytes_per_param), candidate)
+        return foreseen_allocations(arm, of_arm, needed, candidate.micro_batch_size)
+
+    def _by_formula(self, settings: ZeroSettings, candidate: Candidate) -> Allocations:
+        batch = candidate.micro_batch_size, candidate.gradient_accumulation_steps
+        return allocations(settings, self._profiled, self._profile, self._slots, self._device, *batch)
+
+    def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
+        """Returns the memory at the peak of the activations, and at the optimizer's update."""
+        early_states, early_buffers = needed.states - needed.late_states, needed.buffers - needed.late_buffers
+        last_buffers = needed.buffers - needed.passing_buffers
+        unit = self._unit
+        return (
+            (1.0, needed.activations / unit, early_states / unit, early_buffers / unit),
+            (1.0, needed.kept_activations / unit, needed.states / unit, last_buffers / unit),
+        )
+
+    def _scale(self, needed: Allocations) -> float:
+        """Returns the scale of a measurement's scatter, in units."""
+        moments = self._moments(needed)
+        return max(sum(mean * part for mean, part in zip(self._means, moment, strict=True)) for moment in moments)
+
+    def _predict(
+        self, described: Described, needed: Allocations, moment: int | None = None, scatter: float = 1.0
+    ) -> Mixture:
+        """Returns the bytes of the largest moment, or of the moment in one place, with a share of their scatter."""
+        peaks, scale = self._peaks(described), self._scale(needed)
+        mixture = peaks.predict(self._moments(needed), described.arm, scale, moment, scatter)
+        return Mixture(
+            mixture.weights,
+            tuple(mean * self._unit for mean in mixture.means),
+            tuple(deviation * self._unit for deviation in mixture.deviations),
+        )

@@ -1,1 +1,0 @@
-"""Secrets, and text without them."""

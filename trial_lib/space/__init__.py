@@ -1,1 +1,0 @@
-"""The search space: the knobs of DeepSpeed, when each has an effect, and the arms made of them."""

@@ -1,1 +1,0 @@
-"""Means, ratios and their intervals. Pure, standard library only."""

@@ -1,0 +1,427 @@
+"""The last step of a study: the trial that confirms next, and the answer."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.launch.trial import TrialPlan
+from trial_lib.rank.batch_source import TypedNumber, numbers_in_words
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import StudyStatus
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, cause_of, without_log
+from trial_lib.records.step_account import StepAccount
+from trial_lib.records.units import NONE_FASTER_ONCE, gain_line, name_of
+from trial_lib.search.knobs import STAGE, get_knob
+from trial_lib.search.methods import METHODS
+from trial_lib.study.answer import best_result, gain
+from trial_lib.study.arguments import INSTEAD, MINUTES_OVER
+from trial_lib.study.confirmation import Confirmation, Contender, is_good, ranking
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier import SinceLast, since_last
+from trial_lib.study.finding import Estimate, Finding, freeing_advice, partition_advice
+from trial_lib.study.history import StudyState
+from trial_lib.study.known_winner import confirmed_after_search, ended_on_known_winner, known_confirmation
+from trial_lib.study.runner import seconds_of
+from trial_lib.study.why import step_accounts, traced_once
+
+# The configurations other than the user's that a study has tried: how many it measured, and why not the others. Pure.
+
+
+# A program repeats these keys in its own options, and some compare the two.
+_REPEATED = {
+    STAGE: re.compile(r"stage|zero", re.IGNORECASE),
+    MICRO_BATCH: re.compile(r"^(?!.*(eval|valid|test)).*(batch|(^|[-_.])(bs|bsz|mbs)($|[-_]))", re.IGNORECASE),
+    ACCUMULATION: re.compile(r"accum|(^|[-_.])gas($|[-_])", re.IGNORECASE),
+    TRAIN_BATCH: re.compile(r"^(?!.*(eval|valid|test)).*(batch|(^|[-_.])(bs|bsz|gbs)($|[-_]))", re.IGNORECASE),
+}
+ONE_UNMEASURED = "The only other configuration that was tried could not be measured."
+_SMALLER = "Let the search try smaller sizes only (--max-micro-batch)"
+_REMEDIES = {
+    Outcome.OUT_OF_MEMORY: f"{_SMALLER}, or free memory on the devices.",
+    Outcome.OUT_OF_HOST_MEMORY: f"Free memory on the host, or leave out offload. {_SMALLER} if they need less of it.",
+}
+_KILLED = (
+    "Nothing shows which process did it. The kernel kills ranks when the host's memory runs out. If that is the cause, "
+    f"free some, or: {_SMALLER[:1].lower()}{_SMALLER[1:]}."
+)
+_REFUSED = (
+    "Your configuration ran, so a setting in which they differ from it may be the cause. If the program has an option "
+    "for that setting, let each trial set it too (--map KEY=OPTION)."
+)
+
+
+@dataclass(frozen=True)
+class Others:
+    """The other configurations of a study, each counted once however often it ran.
+
+    Attributes:
+        tried: those that ran.
+        failed: the last failure of each one that was not measured.
+        has_own: whether the user's configuration was measured.
+        repeated: the mappings that may be missing, as they are typed: `--map KEY=OPTION`.
+    """
+
+    tried: int
+    failed: tuple[TrialResult, ...]
+    has_own: bool
+    repeated: str = ""
+
+    @property
+    def measured(self) -> int:
+        """The number of those that were measured. A trial that was stopped because it cannot win is one."""
+        return self.tried - len(self.failed)
+
+    @property
+    def headline(self) -> str:
+        """The answer of a study that has measured none of them."""
+        if not self.tried:
+            return "No configuration but yours was tried."
+        others = "the only other one" if self.tried == 1 else f"any of the {self.tried} others"
+        if not self.has_own:
+            return f"Neither your configuration nor {others} could be measured."
+        return f"None of the {self.tried} others could be measured." if self.tried > 1 else ONE_UNMEASURED
+
+    @property
+    def reason(self) -> str:
+        """The most frequent reason with its remedy. Empty if all were measured."""
+        if not self.failed:
+            return ""
+        groups: dict[tuple[Outcome, str], list[TrialResult]] = {}
+        for result in self.failed:
+            groups.setdefault((result.outcome, cause_of(without_log(result.reason))), []).append(result)
+        alike = max(groups.values(), key=len)
+        said = as_sentence(without_log(alike[0].reason)) or f"Its outcome is {alike[0].outcome.value}."
+        count = "" if len(self.failed) == 1 else f"{len(alike)} of {len(self.failed)} ended like this one: "
+        count = "All ended like this one: " if 1 < len(self.failed) == len(alike) else count
+        return f"{count}{said} {self._remedy(alike[0])}".rstrip()
+
+    @property
+    def note(self) -> str:
+        """The sentence beside an answer. Empty if all were measured."""
+        if not self.failed:
+            return ""
+        return f"{len(self.failed)} of the {self.tried} other configurations could not be measured. {self.reason}"
+
+    def _remedy(self, result: TrialResult) -> str:
+        if result.from_outside:
+            return _KILLED if "SIGKILL" in result.reason else ""
+        if result.outcome in _REMEDIES:
+            return _REMEDIES[result.outcome]
+        is_refused = result.outcome in (Outcome.CRASHED, Outcome.INVALID)
+        if not is_refused or not self.has_own or "--map" in result.reason:
+            return ""
+        return self.repeated or _REFUSED
+
+
+def others_of(
+    state: StudyState, metric: str, base_config: Mapping[str, Any], arguments: Sequence[str], mapped: Mapping[str, str]
+) -> Others:
+    """Returns the other configurations that the search of a study has tried.
+
+    Args:
+        state: the study's.
+        metric: that it goes by.
+        base_config: the user's DeepSpeed configuration.
+        arguments: of the user's program.
+        mapped: the place in the command that sets each DeepSpeed key.
+    """
+    own = state.submitted
+    ends: dict[str, list[TrialResult]] = {}
+    for result in state.of_purpose(Purpose.SEARCH):
+        if result.outcome is not Outcome.CANCELLED and (own is None or result.config_hash != own.config_hash):
+            ends.setdefault(result.config_hash, []).append(result)
+    failed = tuple(each[-1] for each in ends.values() if not any(_is_measured(result, metric) for result in each))
+    candidates = [state.candidates[result.number] for result in failed]
+    return Others(
+        tried=len(ends),
+        failed=failed,
+        has_own=own is not None and _is_measured(own, metric),
+        repeated=_repeated(candidates, base_config, arguments, mapped),
+    )
+
+
+def _is_measured(result: TrialResult, metric: str) -> bool:
+    return is_good(result, metric) or result.outcome is Outcome.TOO_SLOW
+
+
+def _repeated(
+    failed: Sequence[Candidate], base_config: Mapping[str, Any], arguments: Sequence[str], mapped: Mapping[str, str]
+) -> str:
+    """Returns the sentence on options that repeat settings in which failed candidates differ from the user's."""
+    configs = [candidate.complete(base_config) for candidate in failed]
+    found: dict[str, TypedNumber] = {}
+    for key, name in _REPEATED.items():
+        own = get_knob(base_config, key, 0 if key == STAGE else None)
+        if key in mapped or all(get_knob(config, key, own) == own for config in configs):
+            continue
+        for typed in numbers_in_words(arguments):
+            if typed.value == str(own) and name.search(typed.name):
+                found.setdefault(key, typed)
+    if not found:
+        return ""
+    shown = " and ".join(each.shown for each in found.values())
+    flags = " ".join(f"--map {key}={each.target}" for key, each in found.items())
+    return f"The command has {shown} beside the configuration. Let each trial set that too: {flags}."
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """Why a study that has searched has no answer.
+
+    Attributes:
+        headline: that there is none, in one sentence.
+        reason: why, with the remedy.
+    """
+
+    headline: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return f"{self.headline} {self.reason}".rstrip()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a study.
+
+    Attributes:
+        best: the winner's trial. If it was confirmed, the median one of its confirming trials, with their medians.
+        finding: the result of the confirmation. None if there was none.
+        gain: the winner's gain over the user's configuration. None if there is nothing to compare.
+        name: the winner's name in a sentence.
+        why: where the time of a step goes: of the winner, of the user's configuration, and of arms.
+    """
+
+    best: TrialResult
+    finding: Finding | None
+    gain: float | None
+    name: str
+    why: tuple[StepAccount, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one line. Empty if nothing was confirmed and there is nothing to compare."""
+        if self.finding is not None:
+            return self.finding.sentence
+        if self.best.purpose is Purpose.SUBMITTED:
+            return NONE_FASTER_ONCE
+        return "" if self.gain is None else gain_line(self.gain, self.name)
+
+    @property
+    def gain_interval(self) -> tuple[float, float] | None:
+        """The ends of the gain's interval. None if the gain is from one measurement each, or there is none."""
+        if self.finding is None or self.finding.winner is None or self.finding.winner.gain is None:
+            return None
+        return self.finding.winner.gain.low, self.finding.winner.gain.high
+
+    def document(self, driver: StudyDriver) -> dict[str, Any]:
+        """Returns the measurements, as JSON."""
+        submitted = driver.state.submitted
+        own = {} if submitted is None else submitted.metrics
+        if self.finding is not None and self.finding.own is not None:
+            own = self.finding.own.metrics
+        return {
+            "metric": driver.metric,
+            "trial": self.best.number,
+            "gain": self.gain,
+            "gain_interval": self.gain_interval,
+            "metrics": self.best.metrics,
+            "submitted": own,
+            "confirmation": None if self.finding is None else self.finding.document(),
+            "why": [account.document() for account in self.why],
+        }
+
+
+def confirmation_of(driver: StudyDriver) -> Confirmation | None:
+    """Returns the confirmation of a study, as far as it has come; None before its search has ended.
+
+    It is also None for a search for micro-batch sizes, which has no winner to confirm.
+    """
+    if (
+        not METHODS[driver.setup.arguments.method].confirms_winner
+        or not driver.state.has_searched
+        or driver.state.profile is None
+    ):
+        return None
+    if ended_on_known_winner(driver):
+        return known_confirmation(driver)
+    metric, submitted = driver.metric, driver.state.submitted
+    searched = driver.state.of_purpose(Purpose.SEARCH)
+    own, candidate = None, None if submitted is None else driver.state.candidates[submitted.number]
+    if submitted is not None and is_good(submitted, metric):
+        own = _contender(driver, submitted)
+    expected = {} if driver.search is None else driver.search.expected()
+    readings = [_contender(driver, result, expected.get(result.number)) for result in searched]
+    ranked = ranking(readings, own, metric)
+    if not ranked:
+        return None
+    before = [driver.state.profile, *([submitted] if submitted is not None else []), *searched]
+    confirmation = Confirmation(
+        own,
+        ranked,
+        metric,
+        driver.setup.device,
+        seconds_of(before),
+        candidate,
+        driver.state.profile.formats,
+        driver.setup.free_switches,
+    )
+    for result in confirmed_after_search(driver):
+        confirmation.tell(result)
+    return confirmation
+
+
+def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None = None) -> Contender:
+    candidate = driver.state.candidates[reading.number]
+    return Contender(candidate, candidate.complete(driver.known.base_config), reading, expected)
+
+
+def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
+    """Returns the next confirming trial, in fresh processes and alone; None when the confirmation is over."""
+    confirmation = confirmation_of(driver)
+    candidate = None if confirmation is None else confirmation.next
+    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
+
+
+def search_found(driver: StudyDriver) -> str:
+    """Returns which configuration the search expects most of; empty if none is confirmed, or one has been already."""
+    confirmation = confirmation_of(driver)
+    leader = None if confirmation is None or driver.state.of_purpose(Purpose.CONFIRM) else confirmation.leader
+    if leader is None:
+        return ""
+    reading, metric = leader.reading, SEARCH_METRICS[driver.metric]
+    beside = " beside your configuration" if confirmation is not None and confirmation.has_own else ""
+    return (
+        f"The search is over and expects most of {name_of(leader.candidate)}: trial {reading.number:04d} read "
+        f"{metric.name} {metric.shown(reading.metrics[metric.name])}. Now it is confirmed{beside}."
+    )
+
+
+def answer_of(driver: StudyDriver) -> Answer | None:
+    """Returns the answer of a study; None if nothing but the user's configuration completed, or completed again."""
+    confirmation = confirmation_of(driver)
+    if confirmation is not None and driver.time.is_over:
+        confirmation.end_now()
+    if confirmation is None or confirmation.next is not None:
+        # A reading of a confirmation that was cut short is no second configuration. It may be of the user's own.
+        readings = [result for result in driver.state.results.values() if result.purpose is not Purpose.CONFIRM]
+        best = best_result(readings, driver.metric)
+        if best is None or (driver.state.has_searched and not _others(driver).measured):
+            return None
+        value = gain(best, driver.state.submitted, driver.metric)
+        name = name_of(driver.state.candidates[best.number])
+        return Answer(best, None, value, name, step_accounts(driver, best))
+    found = {
+        "freeing": _freeing(driver),
+        "left_out": driver.left_out,
+        "instead": INSTEAD if driver.metric != driver.setup.arguments.metric else "",
+        "left_unmeasured": "" if driver.state.submitted is None else driver.state.submitted.note,
+        "others": _others(driver).note,
+    }
+    finding = confirmation.finding().model_copy(update=found)
+    winner = finding.winner
+    if winner is None or winner.number is None:
+        return None
+    finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
+    best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
+    value = 1.0 if winner.verdict == "own" else _value(winner.gain)
+    return Answer(best, finding, value, winner.name, step_accounts(driver, best))
+
+
+def cut_short(driver: StudyDriver) -> str:
+    """Returns that the confirmation was cut, and why, as a sentence. Empty if it has come to its end or has not begun.
+
+    Call it when the study ends.
+    """
+    confirmation = confirmation_of(driver)
+    if confirmation is None or confirmation.next is None:
+        return ""
+    why = "the minutes of --max-minutes were over" if driver.time.is_over else "the study was interrupted"
+    rounds = f"{confirmation.rounds} complete round{'' if confirmation.rounds == 1 else 's'}"
+    return f"The confirmation was cut after {rounds}, because {why}."
+
+
+def since_last_study(driver: StudyDriver) -> SinceLast | None:
+    """Returns the confirmed winner beside that of the last study; None if the study does not learn from one."""
+    answer = answer_of(driver)
+    winner = None if answer is None or answer.finding is None else answer.finding.winner
+    if winner is None:
+        return None
+    return since_last(
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
+    )
+
+
+def no_answer(driver: StudyDriver) -> NoAnswer | None:
+    """Returns why a study has no answer; None if it has one, or has not searched yet."""
+    if not driver.state.has_searched or answer_of(driver) is not None:
+        return None
+    confirmation, others = confirmation_of(driver), _others(driver)
+    if confirmation is not None:
+        finding = confirmation.finding()
+        return NoAnswer(finding.sentence, finding.failure)
+    return NoAnswer(others.headline, others.reason if others.tried else _untried(driver))
+
+
+def reason_of(driver: StudyDriver, status: StudyStatus, reason: str) -> str:
+    """Returns why a study has ended, with a sentence if that has cut its confirmation. A failure says enough."""
+    cut = "" if status is StudyStatus.FAILED else cut_short(driver)
+    return f"{as_sentence(reason)} {cut}".lstrip() if cut else reason
+
+
+def headline_of(driver: StudyDriver, status: StudyStatus) -> str:
+    """Returns the answer of a study that has ended in one line, or that it has none. Empty if it was cut short.
+
+    Args:
+        driver: the study's.
+        status: how it ended.
+    """
+    answer = answer_of(driver)
+    # The best of an interrupted search is no answer.
+    if answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None):
+        return answer.sentence
+    none = no_answer(driver) if status is StudyStatus.FAILED else None
+    return "" if none is None else none.headline
+
+
+def _untried(driver: StudyDriver) -> str:
+    """Returns why the search tried nothing."""
+    minutes, trials = driver.setup.arguments.max_minutes, driver.setup.arguments.max_trials
+    if driver.state.stopped == MINUTES_OVER:
+        return (
+            f"The trials before the search and the wait for slots used up the {minutes:g} minutes of --max-minutes. "
+            "Allow more, or wait until other studies have ended."
+        )
+    if trials <= 1:
+        return f"--max-trials {trials} leaves no trial for another."
+    return " ".join(
+        [
+            *driver.left_out,
+            "The search has no other configuration that is allowed, fits and may be faster. Widen it: more ZeRO stages "
+            "or knobs, a larger --max-micro-batch, or --free-batch.",
+        ]
+    )
+
+
+def _others(driver: StudyDriver) -> Others:
+    known, arguments = driver.known, driver.setup.experiment.entrypoint.arguments
+    return others_of(driver.state, driver.metric, known.base_config, arguments, known.arg_mappings)
+
+
+def _freeing(driver: StudyDriver) -> str:
+    freed = None if driver.search is None else driver.search.freeing_gain()
+    return "" if freed is None else freeing_advice(freed.candidate.micro_batch_size, freed.factor)
+
+
+def _in_code(driver: StudyDriver, winner: Candidate) -> str:
+    program = None if driver.state.profile is None else driver.state.profile.program
+    stage = get_knob(winner.complete(driver.known.base_config), STAGE, 0)
+    return partition_advice(stage, program is not None and program.partitions_its_model)
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.value

@@ -1,1 +1,0 @@
-"""Confirmation: the best few and the user's configuration are measured again in fresh processes."""

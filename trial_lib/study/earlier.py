@@ -1,0 +1,466 @@
+"""Earlier studies of an experiment, as a new study keeps them when it opens.
+
+They are written into the new study's folder. A resumed study sees them whatever happens to the other folders.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from trial_lib.device.this_host import kind_of
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_whole
+from trial_lib.messages.statistics import Ratio, ratio_between
+from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
+from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.base import SearchProblem
+from trial_lib.search.cost_model import SpaceCoordinates
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.finding import Confirmed, Estimate, Finding
+from trial_lib.study.fingerprint import Fingerprint
+from trial_lib.study.history import StudyState, read_history
+
+# The arguments that are the study's question: they decide which configurations it may find, and how it measures them.
+_QUESTION = (
+    *("metric", "zero_stages", "max_slots", "max_micro_batch", "train_batch_size", "free_batch", "divisible_by"),
+    *("memory_headroom", "start_profile_step", "end_profile_step"),
+)
+_MOST_STUDIES = 20
+# The search of the latest of them is remembered trial by trial.
+_MOST_SEARCHES = 3
+
+
+class KnownTrial(FrozenRecord):
+    """A trial of an earlier study. Its result holds only what a search learns from."""
+
+    candidate: Candidate
+    result: TrialResult
+
+
+class EarlierConfirmed(FrozenRecord):
+    """A configuration that an earlier study has confirmed.
+
+    Attributes:
+        candidate: the configuration.
+        trials: its confirming trials that completed.
+    """
+
+    candidate: Candidate
+    trials: tuple[TrialResult, ...]
+
+    @property
+    def median(self) -> TrialResult:
+        """The trial with the median throughput."""
+        in_order = sorted(self.trials, key=lambda trial: trial.metrics["throughput"])
+        return in_order[(len(in_order) - 1) // 2]
+
+
+class EarlierStudy(FrozenRecord):
+    """An earlier study.
+
+    Attributes:
+        study_id: its id.
+        ended_at: seconds since the epoch.
+        fingerprint: the experiment at that time.
+        profile: the model, as its profile trial found it.
+        own: the user's configuration; None if it did not complete.
+        other: the best of the others.
+        winner: which of the two the study chose.
+        regressed: whether its winner was slower than the winner known before, beyond the noise.
+        trials: the trials of its search. Older studies have none here.
+    """
+
+    study_id: str
+    ended_at: float
+    fingerprint: Fingerprint
+    profile: ModelProfile
+    own: EarlierConfirmed | None
+    other: EarlierConfirmed
+    winner: Literal["own", "other"]
+    regressed: bool = False
+    trials: tuple[KnownTrial, ...] = ()
+
+    @property
+    def best(self) -> EarlierConfirmed:
+        """The winner."""
+        return self.own if self.winner == "own" and self.own is not None else self.other
+
+
+_STUDIES = TypeAdapter(tuple[EarlierStudy, ...])
+
+
+def keep_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments, paths: StudyPaths) -> None:
+    """Writes the earlier studies of an experiment into a new study's folder.
+
+    Args:
+        studies_dir: the folder that contains the studies.
+        name: the experiment's.
+        arguments: the new study's.
+        paths: the new study's files.
+    """
+    found = find_earlier_studies(studies_dir, name, arguments)
+    write_whole(paths.earlier_studies, _STUDIES.dump_json(found, exclude_defaults=True).decode())
+
+
+def earlier_studies_of(paths: StudyPaths) -> tuple[EarlierStudy, ...]:
+    """Returns the earlier studies of a study, oldest first; none if it does not learn."""
+    if not paths.earlier_studies.exists():
+        return ()
+    return _STUDIES.validate_json(paths.earlier_studies.read_bytes())
+
+
+def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments) -> tuple[EarlierStudy, ...]:
+    """Returns the latest completed studies with the same question and a confirmed winner, oldest first."""
+    found: list[EarlierStudy] = []
+    for paths, record in _records(studies_dir, name):
+        if _is_same_question(record, arguments):
+            searches = sum(bool(study.trials) for study in found)
+            study = _read(paths, record, with_trials=searches < _MOST_SEARCHES)
+            if study is not None:
+                found.append(study)
+        if len(found) == _MOST_STUDIES:
+            break
+    return tuple(reversed(found))
+
+
+def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRecord]]:
+    """Yields the completed studies of a name, the latest first."""
+    known = ((paths, record_of(paths)) for paths in map(StudyPaths, studies_dir.glob("*")))
+    completed = [
+        (paths, record)
+        for paths, record in known
+        if record is not None and record.name == name and record.status is StudyStatus.COMPLETED
+    ]
+    yield from sorted(completed, key=lambda pair: pair[1].ended_at or 0.0, reverse=True)
+
+
+def record_of(paths: StudyPaths) -> StudyRecord | None:
+    """Returns the record of a study; None if this version cannot read it."""
+    try:
+        return StudyRecord.model_validate_json(paths.record.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:
+    try:
+        earlier = StudyArguments.model_validate(record.arguments)
+    except ValidationError:
+        return False
+    return all(getattr(earlier, name) == getattr(arguments, name) for name in _QUESTION)
+
+
+def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierStudy | None:
+    """Returns a study.
+
+    It is None if it confirmed nothing, is of several experiments, is damaged, or is of an older version.
+    """
+    try:
+        fingerprint = Fingerprint.model_validate_json(paths.fingerprint.read_text())
+        answer = json.loads(paths.best_ds_metrics.read_text())
+        finding = None if answer["confirmation"] is None else Finding.of_document(answer["confirmation"])
+        trials = trials_of(paths)
+    except (OSError, ValueError, KeyError, InputError):
+        return None
+    if fingerprint.is_mixed:
+        return None
+    profiled = next((trial.result for trial in trials.values() if trial.result.purpose is Purpose.PROFILE), None)
+    if finding is None or finding.winner is None or profiled is None or profiled.profile is None:
+        return None
+    is_own = finding.winner.verdict == "own"
+    rival = next((one for one in finding.candidates if one.number is not None), None) if is_own else finding.winner
+    own = None if finding.own is None else _measured(finding.own, trials)
+    other = None if rival is None else _measured(rival, trials)
+    if other is None or (is_own and own is None):
+        return None
+    searched = [trial for trial in trials.values() if trial.result.purpose in (Purpose.SUBMITTED, Purpose.SEARCH)]
+    return EarlierStudy(
+        study_id=record.study_id,
+        ended_at=record.ended_at or 0.0,
+        fingerprint=fingerprint.with_profile(profiled),
+        profile=profiled.profile,
+        own=own,
+        other=other,
+        winner="own" if is_own else "other",
+        regressed=bool(record.regression),
+        trials=tuple(map(_brief, searched)) if with_trials else (),
+    )
+
+
+def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierConfirmed | None:
+    known = [trials[number] for number in confirmed.trials if number in trials]
+    completed = [trial for trial in known if is_measured(trial.result)]
+    if not completed:
+        return None
+    return EarlierConfirmed(candidate=known[0].candidate, trials=tuple(_brief(trial).result for trial in completed))
+
+
+def is_measured(result: TrialResult) -> bool:
+    """Returns whether a trial has a throughput."""
+    return result.outcome is Outcome.COMPLETED and result.metrics.get("throughput", 0.0) > 0.0
+
+
+def _brief(trial: KnownTrial) -> KnownTrial:
+    """Returns a trial without the parts that only its own study uses."""
+    own_study_s: dict[str, object] = {
+        "step_times": [],
+        "losses": [],
+        "logs": [],
+        "imported": [],
+        "profile": None,
+        "program": None,
+    }
+    return KnownTrial(candidate=trial.candidate, result=trial.result.model_copy(update=own_study_s))
+
+
+def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
+    """Returns the trials of a study that have ended, by their numbers.
+
+    Raises:
+        InputError: its history is damaged.
+        KeyError: its history is of another version.
+    """
+    state = StudyState(read_history(paths.history))
+    return {
+        number: KnownTrial(candidate=state.candidates[number], result=result)
+        for number, result in state.results.items()
+    }
+
+
+def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
+    """Returns the last study and those right before it that measured the same winner under the same conditions.
+
+    They end at a regression. Studies before it measured another level, which is not noise.
+    """
+    last = studies[-1]
+    same: list[EarlierStudy] = []
+    for study in reversed(studies):
+        is_same = study.best.candidate == last.best.candidate
+        if not is_same or set(study.fingerprint.changed_since(last.fingerprint)) - {"search"}:
+            break
+        same.append(study)
+        if study.regressed:
+            break
+    return same[::-1]
+
+
+# The head start that earlier studies of an experiment give to a search.
+
+
+# The activations of a sample may differ by this share between runs of the same model, because its data differ.
+_SAME_ACTIVATIONS = 0.01
+# The sections that may have changed if a trial's speed, or its memory, is still valid.
+_SAME_SPEED = {"search"}
+_SAME_MEMORY = {"search", "code"}
+_TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class HeadStart:
+    """The knowledge about an experiment before its search.
+
+    Attributes:
+        earlier: the studies that this one may learn from, oldest first.
+        begun: the experiment when this study began.
+        profile: the profile trial; None before it has ended.
+    """
+
+    earlier: tuple[EarlierStudy, ...]
+    begun: Fingerprint
+    profile: TrialResult | None
+
+    @property
+    def last(self) -> EarlierStudy | None:
+        """The last of the earlier studies; None if there is none to learn from."""
+        return self.earlier[-1] if self.earlier else None
+
+    @property
+    def now(self) -> Fingerprint:
+        """The experiment now, as far as it is known."""
+        return self.begun if self.profile is None else self.begun.with_profile(self.profile)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a known part of the experiment has changed since the last study. The profile trial has ended."""
+        return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
+
+    def winner(self, problem: SearchProblem) -> Candidate | None:
+        """Returns the first candidate of a search: the last study's winner, with this study's slots and global batch.
+
+        Returns:
+            None if there is no winner, if it is the user's configuration or outside the search's space, and if its
+            micro-batch size does not divide the global batch or is another than the program's only one.
+        """
+        last = self.last
+        if last is None or last.winner == "own":
+            return None
+        known, replicas = last.other.candidate, problem.replicas.of(last.other.candidate.knobs)
+        if SpaceCoordinates(problem.space).locate(known.knobs) is None:
+            return None
+        if problem.only_micro_batch not in (None, known.micro_batch_size):
+            return None
+        accumulation = known.gradient_accumulation_steps
+        if problem.train_batch_size is not None:
+            accumulation, left = divmod(problem.train_batch_size, known.micro_batch_size * replicas)
+            if left or not accumulation:
+                return None
+        return Candidate(
+            knobs=known.knobs,
+            micro_batch_size=known.micro_batch_size,
+            gradient_accumulation_steps=accumulation,
+            slots=problem.slots,
+            data_parallel_size=replicas,
+        )
+
+    def trials(self) -> list[tuple[Candidate, TrialResult]]:
+        """Returns the trials of earlier studies that are still valid, oldest first, for a search to learn from.
+
+        A trial is valid as a whole if only the search itself has changed. If the code has changed but the model needs
+        the same memory, only the trial's memory is valid. After any other change nothing is. Failures for lack of host
+        memory are never valid, because the host's free memory varies.
+        """
+        known: list[tuple[Candidate, TrialResult]] = []
+        # If nothing has changed but the known winner is slower than before, the other results are doubtful as
+        # well.
+        is_doubtful = not self.has_changed
+        for study in self.earlier:
+            changed = set(self.now.changed_since(study.fingerprint))
+            if changed <= _SAME_SPEED and not is_doubtful:
+                known += [
+                    (trial.candidate, trial.result)
+                    for trial in study.trials
+                    if trial.result.outcome is not Outcome.OUT_OF_HOST_MEMORY
+                ]
+            elif changed <= _SAME_MEMORY and self._needs_the_same(study):
+                known += [
+                    (trial.candidate, trial.result.model_copy(update={"metrics": {}}))
+                    for trial in study.trials
+                    if trial.result.outcome in _TELLS_OF_MEMORY
+                ]
+        return known
+
+    @property
+    def _model(self) -> ModelProfile | None:
+        return None if self.profile is None else self.profile.profile
+
+    def _needs_the_same(self, study: EarlierStudy) -> bool:
+        if self._model is None:
+            return False
+        before, now = study.profile.activation_mem_per_gpu, self._model.activation_mem_per_gpu
+        return abs(now - before) <= _SAME_ACTIVATIONS * before
+
+
+# The winner's throughput beside the last known one: both numbers, their difference, and the changes between.
+
+
+# The variation of one configuration from study to study (standard deviation, a share) while too few studies show it.
+# Other programs use a processor's caches and a host's time, but seldom a GPU.
+_GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
+_NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is measured.
+
+
+class SinceLast(FrozenRecord):
+    """A study's winner beside that of the last study.
+
+    Attributes:
+        last_study_id: the last study.
+        last_ended_at: when it ended, in seconds since the epoch.
+        throughput: of the winner (samples/s), the median of its confirming trials.
+        last_throughput: of the last study's winner, likewise.
+        quantity: the compared quantity, in words.
+        ratio: this throughput divided by the last one.
+        changes: the changes of the experiment between the two studies.
+    """
+
+    last_study_id: str
+    last_ended_at: float
+    throughput: float
+    last_throughput: float
+    quantity: str
+    ratio: Estimate
+    changes: tuple[str, ...]
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the throughput is below the last known one beyond the noise."""
+        return self.ratio.high < 1.0 and self.ratio.value <= 1.0 - _NEGLIGIBLE
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        beside = "below" if self.is_regression else "beside"
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
+        return (
+            f"{self.throughput:.4g} samples/s, {beside} the last known {self.last_throughput:.4g} samples/s "
+            f"({self.last_study_id}, {day}): {self.ratio.times}, compared by {self.quantity}. {self._changes}"
+        )
+
+    @property
+    def _changes(self) -> str:
+        if not self.changes:
+            return "ZeroTune knows of no change between them."
+        return f"Changed between them: {'; '.join(self.changes)}."
+
+    def document(self) -> dict[str, object]:
+        """Returns it as JSON, with its sentence."""
+        return {"sentence": self.sentence, "is_regression": self.is_regression, **self.model_dump(mode="json")}
+
+
+def since_last(
+    earlier: Sequence[EarlierStudy],
+    fingerprint: Fingerprint,
+    results: Mapping[int, TrialResult],
+    winner: Confirmed,
+    device: str,
+) -> SinceLast | None:
+    """Returns a winner beside that of the last study; None if there is no such study, or nothing to compare.
+
+    On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
+    else, because the training waits, the wall clock is compared.
+
+    Args:
+        earlier: the earlier studies, oldest first.
+        fingerprint: the experiment now.
+        results: the study's trials.
+        winner: the confirmed winner.
+        device: `cuda` or `cpu`.
+    """
+    now = [results[number] for number in winner.trials if is_measured(results[number])]
+    if not earlier or not now:
+        return None
+    *before, last = levels_of(earlier)
+    histories = [now, list(last.best.trials), *(list(study.best.trials) for study in before)]
+    ratio, quantity = _compare(histories, device)
+    ours, theirs = (statistics.median(trial.metrics["throughput"] for trial in trials) for trials in histories[:2])
+    return SinceLast(
+        last_study_id=last.study_id,
+        last_ended_at=last.ended_at,
+        throughput=ours,
+        last_throughput=theirs,
+        quantity=quantity,
+        ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high),
+        changes=tuple(fingerprint.changes_since(last.fingerprint)),
+    )
+
+
+def _compare(histories: Sequence[Sequence[TrialResult]], device: str) -> tuple[Ratio, str]:
+    throughput = [[trial.metrics["throughput"] for trial in trials] for trials in histories]
+    on_the_processor = kind_of(device).computes_on_the_processor
+    by_clock = _ratio(throughput, _CLOCK_ON_A_CPU if on_the_processor else _GPU)
+    times = [[trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials] for trials in histories]
+    if not on_the_processor or not all(seconds > 0 for trials in times for seconds in trials):
+        return by_clock, "throughput"
+    by_time = _ratio([[1 / seconds for seconds in trials] for trials in times], _PROCESSOR_TIME)
+    return (by_time, "processor time per sample") if by_time.overlaps(by_clock) else (by_clock, "throughput")
+
+
+def _ratio(histories: Sequence[Sequence[float]], unknown: float) -> Ratio:
+    now, last, *before = histories
+    return ratio_between(now, last, before, unknown)

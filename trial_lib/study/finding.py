@@ -1,0 +1,229 @@
+"""The result of the confirmation: which configuration is faster than the user's, by how much, and how surely."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.result import SEARCH_METRICS, as_sentence, without_log
+from trial_lib.records.units import (
+    NONE_CONFIRMED,
+    NONE_FASTER,
+    NONE_FASTER_ALIKE,
+    NONE_FASTER_BEYOND_NOISE,
+    NOTHING_CONFIRMED,
+    PROCESSOR_TIME,
+    confidence_level,
+    gain_line,
+    interval,
+    percent,
+)
+
+# A free batch changes the training: less than this is not worth the thought.
+_WORTH_SAYING = 1.05
+
+ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
+
+
+class Estimate(FrozenRecord):
+    """A geometric mean over fresh processes, with the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def times(self) -> str:
+        """A gain in short, such as `1.83x (1.79 to 1.87)`."""
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+class Confirmed(FrozenRecord):
+    """One configuration that was measured again.
+
+    Attributes:
+        name: its name in a sentence, such as `ZeRO 2, micro-batch 24`.
+        trials: the numbers of its confirming trials, in their order.
+        number: the trial with the median. None if no trial completed.
+        metrics: the median of each metric over the completed trials, which a training can expect.
+        value: the study's metric. None if fewer than two trials completed.
+        gain: how many times better it is than the user's configuration. None if there is nothing to compare.
+        clock_gain: the same by the metric itself, if another quantity decides.
+        verdict: `own` for the user's configuration, `uncompared` if that has no measurement.
+        reason: why it failed. Empty otherwise.
+        losses: how its losses compare with those of the user's configuration.
+    """
+
+    name: str
+    trials: tuple[int, ...]
+    number: int | None
+    metrics: dict[str, float]
+    value: Estimate | None = None
+    gain: Estimate | None = None
+    clock_gain: Estimate | None = None
+    verdict: ConfirmationVerdict
+    reason: str = ""
+    losses: str = ""
+
+
+class Finding(FrozenRecord):
+    """The result of a study's last step.
+
+    Attributes:
+        metric: the metric that the study optimises.
+        quantity: the quantity that was compared, in words.
+        rounds: how many rounds were run. In each one every contender was measured once, in a fresh process.
+        error: the probability that any of the intervals misses the true value.
+        own: the user's configuration. None if it was not measured.
+        candidates: the others, best first.
+        winner: the configuration to train with. None if no configuration could be measured again.
+        advice: on the learning rate and on the code, if the winner has another batch. Empty otherwise.
+        freeing: the expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
+        in_code: a change that the winner needs in the code. Empty if none.
+        left_out: configurations that were not tried because two trials had failed alike, a sentence each.
+        instead: why the metric is not the requested one. Empty if it is.
+        left_unmeasured: what the measurement of the user's configuration leaves out. Empty if nothing.
+        others: how many of the other configurations could not be measured, and why. Empty if all were.
+        on_devices: differences between devices that may have influenced the trials, a sentence each.
+    """
+
+    metric: str
+    quantity: str
+    rounds: int
+    error: float
+    own: Confirmed | None
+    candidates: tuple[Confirmed, ...]
+    winner: Confirmed | None
+    advice: str = ""
+    freeing: str = ""
+    in_code: str = ""
+    left_out: tuple[str, ...] = ()
+    instead: str = ""
+    left_unmeasured: str = ""
+    others: str = ""
+    on_devices: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one line."""
+        if self.winner is None:
+            is_own = self.own is not None and self.own.verdict == "own"
+            return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
+        if self.winner.verdict == "own":
+            verdicts = {candidate.verdict for candidate in self.candidates}
+            none = NONE_FASTER_BEYOND_NOISE if "equal" in verdicts else NONE_FASTER
+            none = NONE_FASTER_ALIKE if "disagrees" in verdicts else none
+            return f"{none.removesuffix('.')}{self._by}."
+        if self.winner.gain is None:
+            value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
+            said = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
+            return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
+        gain = self.winner.gain
+        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error, self._by)
+
+    @property
+    def _by(self) -> str:
+        return "" if self.quantity == self.metric else PROCESSOR_TIME
+
+    @property
+    def failure(self) -> str:
+        """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
+        reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
+        return as_sentence(without_log(next(filter(None, reasons), "")))
+
+    @property
+    def lines(self) -> list[str]:
+        """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
+        said = [self.instead] if self.instead else []
+        if self.rounds:
+            said.append(
+                f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
+                f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
+            )
+        if self.winner is not None and self.winner.clock_gain is not None:
+            said.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
+        said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
+        if self.winner is not None and self.winner.losses:
+            said.append(f"{_capital(self.winner.losses)}.")
+        said += self.on_devices
+        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
+        return [*said, *filter(None, more), *self.left_out]
+
+    def document(self) -> dict[str, Any]:
+        """Returns it as JSON, with its sentences."""
+        return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> "Finding":
+        """Returns the finding that a document was made of."""
+        return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
+
+
+def _about(candidate: Confirmed) -> str:
+    if candidate.verdict == "failed":
+        return f"{candidate.name} did not complete again. {candidate.reason}"
+    if candidate.verdict == "disagrees":
+        return f"{candidate.name} is not chosen: {candidate.losses}."
+    return f"{candidate.name}: {candidate.gain.times if candidate.gain else 'measured as well'}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
+    """Returns what a winner needs of code that makes its model within `deepspeed.zero.Init`; empty where nothing.
+
+    Args:
+        zero_stage: the winner's.
+        partitions_its_model: whether the code does.
+    """
+    if zero_stage == 3 or not partitions_its_model:
+        return ""
+    return (
+        "The code makes its model within deepspeed.zero.Init, which was off in these trials and is in "
+        f"`zerotune train`; elsewhere give it enabled=False at stage {zero_stage}."
+    )
+
+
+def freeing_advice(micro_batch_size: int, factor: float) -> str:
+    """Returns what a free batch is expected to bring; empty where that is too little to speak of.
+
+    Args:
+        micro_batch_size: the best one with a free batch, as the search's model sees it (samples).
+        factor: how many times as many samples per second it is expected to take.
+    """
+    if factor < _WORTH_SAYING:
+        return ""
+    return (
+        f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
+        f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
+    )
+
+
+def micro_batch_advice(own: int, winner: int) -> str:
+    """Returns what another micro-batch may change in a training of the same global batch; empty if it is the same."""
+    if own == winner:
+        return ""
+    return (
+        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
+        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
+    )
+
+
+def learning_rate_advice(own_batch: int, batch: int) -> str:
+    """Returns what to try with the learning rate when the samples of an optimizer step change; empty if they do not.
+
+    DeepSpeed's dynamic batching has both rules (`data_efficiency.data_sampling.dynamic_batching.lr_scaling_method`):
+    linear after Goyal et al., Accurate, Large Minibatch SGD (2017), the square root after Krizhevsky, One weird trick
+    (2014). You et al. train with LAMB by the square root (2020). Its tutorial for larger batches finds the rate by a
+    learning rate range test.
+    """
+    if own_batch == batch:
+        return ""
+    factor = batch / own_batch
+    return (
+        f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
+        f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
+        "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt."
+    )

@@ -1,0 +1,277 @@
+"""The fingerprint of an experiment: its code, configuration, hardware and versions, and their changes."""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import Field
+
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of
+from trial_lib.inputs.known_secrets import KnownSecrets
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.messages.secrets import redact
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.folders import StudyPaths
+from trial_lib.records.result import ModelProfile, TrialResult
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.folder import read_record_file
+from trial_lib.study.program import environment_of
+
+SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
+
+# What says how a search goes about it, and not which configurations it may find.
+_SEARCH = ("method", "settings", "max_trials", "max_minutes", "random_seed")
+# Names of files that hold programs and configurations. Data, logs and checkpoints have others, with some exceptions.
+_SUFFIXES = frozenset(
+    {".py", ".pyx", ".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".jinja"}
+    | {".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp"}
+)
+# Of text files only these are code. Others hold the output of a program, `tee` or a shell.
+_TEXTS = ("requirements", "constraints", "CMakeLists")
+_MOST_BYTES = 2**20  # what is larger is data, whatever it is called
+_MOST_ENTRIES = 2000  # of a folder; one with more holds data
+_MOST_FILES = 20_000  # of code, of one folder: that many are hashed in seconds
+# Folders that trainings, tools and ZeroTune itself leave beside the code.
+_LEFT_BEHIND = ("zerotune-", "mlruns", "mlartifacts", "wandb", "runs", "logs", "lightning_logs", "checkpoint", "output")
+_NO_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+# Variables of libraries that decide how fast a training is.
+_VARIABLES = (
+    "OMP_",
+    "MKL_",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_",
+    "CUBLAS_",
+    "TORCH_",
+    "PYTORCH_",
+    "TRITON_",
+    "DS_",
+)
+_NOT_SPEED = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "DS_ACCELERATOR")
+
+_MOST_SAID = 8
+
+
+class Fingerprint(FrozenRecord):
+    """An experiment at the time of one study, in sections.
+
+    Attributes:
+        code: a hash of each file of code in the model directory and of the included files.
+        configuration: the values of the YAML and of the DeepSpeed configuration, without secrets.
+        environment: variables of the ranks that decide how fast libraries are.
+        model: sizes that the profile trial found; empty before it.
+        hardware: the devices, their memory and driver, and the processor.
+        versions: of python, torch, deepspeed and others, from the profile trial; empty before it.
+        search: the settings that decide how thorough the search is.
+        is_mixed: whether the study was resumed after a change, so that its trials are of several experiments.
+    """
+
+    code: dict[str, str] = Field(default_factory=dict)
+    configuration: dict[str, str] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    model: dict[str, str] = Field(default_factory=dict)
+    hardware: dict[str, str] = Field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
+    search: dict[str, str] = Field(default_factory=dict)
+    is_mixed: bool = False
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there may be more code than was hashed."""
+        return len(self.code) >= _MOST_FILES
+
+    def with_profile(self, profiled: TrialResult) -> "Fingerprint":
+        """Returns the fingerprint with the findings of a profile trial."""
+        model = {} if profiled.profile is None else _model(profiled.profile)
+        return self.model_copy(update={"versions": profiled.versions, "model": model})
+
+    def changed_since(self, earlier: "Fingerprint") -> list[str]:
+        """Returns the names of the sections that differ."""
+        return [section for section in SECTIONS if getattr(self, section) != getattr(earlier, section)]
+
+    def changes_since(self, earlier: "Fingerprint") -> list[str]:
+        """Returns the changes in a few words each, such as `torch 2.6.0 -> 2.7.0`. Further ones are counted."""
+        changes = [
+            said
+            for section in self.changed_since(earlier)
+            for said in _changes(section, getattr(earlier, section), getattr(self, section))
+        ]
+        left = len(changes) - _MOST_SAID
+        return changes if left < 2 else [*changes[:_MOST_SAID], f"and {left} more"]
+
+
+def _changes(section: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if section == "code":
+        return [f"{name} ({_how(name, before, now)})" for name in names]
+    return [f"{name} {before.get(name, 'not set')} -> {now.get(name, 'not set')}" for name in names]
+
+
+def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    return "new" if name not in before else "gone" if name not in now else "edited"
+
+
+def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:
+    """Returns the fingerprint of an experiment before its first trial.
+
+    Args:
+        experiment: what the user submitted.
+        arguments: the study's.
+        host: the devices.
+    """
+    code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
+    for path in arguments.include:
+        hashes = islice(_hashes(path.resolve()), _MOST_FILES)
+        code |= {_included_name(path, name): hashed for name, hashed in hashes}
+    variables = environment_of(experiment, arguments.include, host.device)
+    return Fingerprint(
+        code=code,
+        configuration={**_submitted(experiment), **_flat(redact(experiment.ds_config), "deepspeed.")},
+        environment={
+            name: value
+            for name, value in redact(variables).items()
+            if name.startswith(_VARIABLES) and name not in _NOT_SPEED
+        },
+        hardware=_hardware(host),
+        search=_flat({name: getattr(arguments, name) for name in _SEARCH}, ""),
+    )
+
+
+def code_file(name: str, model_dir: Path, include: Sequence[Path]) -> Path:
+    """Returns the file of a name in the code of a fingerprint.
+
+    Args:
+        name: its name there.
+        model_dir: the model directory.
+        include: the included files and folders. They go before a file of the same name in the model directory.
+    """
+    for path in reversed(include):
+        within = name.removeprefix(path.name).lstrip("/")
+        file = path.resolve() / within
+        if name == _included_name(path, within) and file.is_file():
+            return file
+    return model_dir / name
+
+
+def _included_name(path: Path, within: str) -> str:
+    return f"{path.name}/{within}".rstrip("/")
+
+
+def fingerprint_in(paths: StudyPaths) -> Fingerprint:
+    """Returns the fingerprint of a study at its opening; an empty one if its version kept none."""
+    try:
+        return read_record_file(paths.fingerprint, Fingerprint, "the study's fingerprint", "Restore it, or remove it.")
+    except FileNotFoundError:
+        return Fingerprint()
+
+
+def _submitted(experiment: Experiment) -> dict[str, str]:
+    """Returns the values of the YAML, without those that are only for people and without DeepSpeed's."""
+    config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
+    config["hyperparameters"].pop("deepspeed_config", None)
+    # A secret may also be elsewhere, without a name that gives it away.
+    secrets = KnownSecrets.of_experiment(experiment)
+    return {name: secrets.hide(value) for name, value in _flat(redact(config), "").items()}
+
+
+def _hashes(root: Path) -> Iterator[tuple[str, str]]:
+    """Yields the files of code in a folder, or the one file, by their paths in it, each with its hash."""
+    if root.is_file():
+        yield "", file_hash(root)
+        return
+    for folder, folders, names in os.walk(root):
+        if len(folders) + len(names) > _MOST_ENTRIES:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not _is_left_out(Path(folder, name)))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if _is_code(path) and _is_small_file(path):
+                yield path.relative_to(root).as_posix(), file_hash(path)
+
+
+def _is_left_out(folder: Path) -> bool:
+    name = folder.name
+    is_hidden = name.startswith(".") or name in _NO_CODE or name.startswith(_LEFT_BEHIND)
+    return is_hidden or (folder / "pyvenv.cfg").exists()
+
+
+def _is_code(path: Path) -> bool:
+    is_text = path.suffix == ".txt" and path.name.startswith(_TEXTS)
+    return (path.suffix in _SUFFIXES or is_text) and not path.name.startswith(".")
+
+
+def _is_small_file(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    # Reading a pipe would wait for a writer. A file that this process writes to is no code, whatever its name.
+    is_own_output = any(os.path.samestat(found, own) for own in _own_output())
+    return stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES and not is_own_output
+
+
+def _own_output() -> list[os.stat_result]:
+    """Returns the files of standard output and standard error, if they are open."""
+    found = []
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            found.append(os.fstat(number))
+    return found
+
+
+def file_hash(path: Path) -> str:
+    """Returns a hash of a file's content, or why it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        # The study does not fail because of it. A file that becomes readable counts as changed.
+        return type(error).__name__
+
+
+def _hardware(host: Host) -> dict[str, str]:
+    found = {
+        "device": host.device,
+        "slots": str(len(host.slots)),
+        # The memory that a system leaves differs by some pages from boot to boot.
+        "memory of a slot (GiB)": f"{host.memory_per_slot / 2**30:.1f}",
+        "processor": _processor(),
+        "cores": str(psutil.cpu_count() or 0),
+    }
+    return {**found, **kind_of(host.device).identity(host)}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _model(profile: ModelProfile) -> dict[str, str]:
+    return {
+        "parameters": f"{profile.num_params:,}",
+        "trainable parameters": f"{profile.trainable_num_params:,}",
+        "model replicas": str(profile.data_parallel_size),
+        "pipeline": str(profile.pipeline_parallel),
+    }
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = str(value)
+    return flat

@@ -1,0 +1,348 @@
+"""The common part of the folders of studies and full experiments, and the checks before there is one."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ValidationError
+
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import OWNERS_FILE, OWNERS_FOLDER, make_own_folder, open_own, write_whole
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.folders import (
+    STUDIES,
+    DrivenFolder,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    Whereabouts,
+    whereabouts_of,
+)
+
+# Copies of folders of studies and full experiments. A copy is a study of its own.
+
+
+_CopiesRecordT = TypeVar("_CopiesRecordT", StudyRecord, FullExperimentRecord)
+
+_DIGITS = 6
+
+
+def told_apart(record: _CopiesRecordT, file: Path, resumes: bool) -> tuple[_CopiesRecordT, str]:
+    """Returns a folder's record with its own id. The record of a copy has another id, and no flow run.
+
+    Args:
+        record: of a study, or of a full experiment without a study. The caller writes it.
+        file: the record's file.
+        resumes: whether the work will be resumed. If not, it is sent to MLflow as it is.
+
+    Returns:
+        The record, and a note for the user; the note is empty if the folder is no copy.
+    """
+    its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
+    own_id: str = getattr(record, its_name)
+    kept = record.whereabouts
+    if kept is None or not is_copy(kept, file, own_id, resumes):
+        return record, ""
+    now = whereabouts_of(file.parent)
+    # Another copy of the original to this place gets the same id.
+    new_id = f"{own_id}-{hashlib.sha256(f'{now.host}:{now.path}'.encode()).hexdigest()[:_DIGITS]}"
+    changes = {its_name: new_id, "flow_run_id": None, "whereabouts": now}
+    note = f"this folder is a copy of {own_id} ({kept.path} on {kept.host}), so it has runs of its own, as {new_id}."
+    return record.model_copy(update=changes), note
+
+
+def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
+    """Returns whether a folder is a copy.
+
+    Args:
+        kept: where it was when it was last opened.
+        file: its record's file.
+        own_id: the id in the record.
+        resumes: as for `told_apart`.
+    """
+    now = whereabouts_of(file.parent)
+    # A copy on another file system may have the original's number by chance.
+    has_its_number = now.inode == kept.inode
+    original = Path(kept.path)
+    if _has_another(original, file, own_id):
+        return not has_its_number or _number(original) in (kept.inode, None)
+    return resumes and not has_its_number and now.host != kept.host
+
+
+def _has_another(original: Path, file: Path, own_id: str) -> bool:
+    """Returns whether another folder is in the record's old place and has the same id."""
+    try:
+        if original.samefile(file.parent):
+            return False
+        text = (original / file.name).read_text(encoding="utf-8")
+    except PermissionError:
+        # The folder is another user's.
+        return True
+    except (OSError, ValueError):
+        return False
+    return json.dumps(own_id) in text
+
+
+def _number(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except (OSError, ValueError):
+        return None
+
+
+INTERRUPTED = "interrupted"
+"""The reason of an interrupted study or full experiment."""
+
+_LONG_LINE = 100_000  # A value that is broken into lines cannot be searched.
+
+
+class FinishedError(InputError):
+    """Nothing of a study, or of a full experiment, is left to do."""
+
+
+def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
+    """Returns the folder that a Prefect flow run has begun, if any. A retried flow run resumes it.
+
+    Args:
+        flow_run_id: the flow run.
+        records: of studies or of full experiments.
+    """
+    for record in records:
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            begun = json.loads(record.read_text())
+            if begun.get("flow_run_id") == flow_run_id and not _is_copy(begun, record):
+                return record.parent
+    return None
+
+
+def _is_copy(begun: dict[str, Any], record: Path) -> bool:
+    if begun.get("whereabouts") is None:
+        return False
+    own_id = begun.get("study_id") or begun.get("experiment_id", "")
+    return is_copy(Whereabouts.model_validate(begun["whereabouts"]), record, own_id, resumes=False)
+
+
+# The name of a folder may have 255 bytes, and files and runs are named after it.
+_LONGEST_NAME = 100
+
+
+def new_id(name: str) -> str:
+    """Returns a unique id for a study or full experiment of that name. It is a valid name of a folder."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
+    return f"{plain[:_LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def new_folder(path: Path, what: str, experiment: Experiment, whole: Path) -> None:
+    """Makes a folder that keeps the experiment's YAML.
+
+    Args:
+        path: the folder, or one in it. Folders above it are made as well.
+        what: such as `study`, for messages.
+        experiment: what was submitted.
+        whole: the file for the YAML.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        make_own_folder(path.parent)
+        path.mkdir(mode=OWNERS_FOLDER)
+        keep_experiment(experiment, whole)
+    except OSError as error:
+        raise InputError(
+            f"the {what}'s folder cannot be written ({error.strerror}).",
+            where=str(whole.parent),
+            remedy="Run zerotune in a folder that you may write to.",
+        ) from None
+
+
+def keep_experiment(experiment: Experiment, whole: Path) -> None:
+    """Keeps the YAML, for this user alone, in a file that may exist and may be the submitted one."""
+    if not whole.exists() or whole.read_text(encoding="utf-8") != experiment.text:
+        write_whole(whole, experiment.text, mode=0o600)
+
+
+class _LogFile(logging.FileHandler):
+    def _open(self) -> Any:
+        return open_own(Path(self.baseFilename), self.mode, encoding=self.encoding, errors=self.errors)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leaves out a line that the disk has no room for. The study itself reports the full disk."""
+
+
+def file_logger(name: str, path: Path) -> logging.Logger:
+    """Returns a logger that writes to a file. A command adds a handler to show it."""
+    logger = logging.Logger(name, logging.DEBUG)
+    file = _LogFile(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(file)
+    return logger
+
+
+def remove_folder(root: Path, log: logging.Logger) -> None:
+    """Removes a study's folder with its log, and the folder of all studies if no other study is in it."""
+    for handler in [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]:
+        # Otherwise it would open its file again.
+        log.removeHandler(handler)
+        handler.close()
+    shutil.rmtree(root, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        root.parent.rmdir()
+
+
+def hold_lock(path: Path, what: str) -> FileLock:
+    """Returns the lock of a folder's one driver, held.
+
+    Args:
+        path: the lock's file.
+        what: such as `study`, for messages.
+
+    Raises:
+        InputError: another process holds it.
+    """
+    lock = FileLock(path, mode=OWNERS_FILE, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"another process drives this {what}.", where=str(path.parent), remedy="Wait for it, or stop it first."
+        ) from None
+    return lock
+
+
+# Reads files that ZeroTune has written, and that a person or a disk may have damaged since.
+
+
+_RecordT = TypeVar("_RecordT", bound=BaseModel)
+
+
+def read_own_text(path: Path, what: str, remedy: str) -> str:
+    """Returns the text of a file that ZeroTune has written.
+
+    Args:
+        path: the file.
+        what: what it is, such as `the study's record`.
+        remedy: what to do if it is damaged.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it is no file, cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        said = f"{what} is damaged: not UTF-8 (byte {error.start})."
+        raise InputError(said, where=str(path), remedy=remedy) from None
+    except OSError as error:
+        raise InputError(f"{what} cannot be read ({error.strerror}).", where=str(path), remedy=remedy) from None
+
+
+def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) -> _RecordT:
+    """Returns a record that ZeroTune has written. The arguments are those of `read_own_text`.
+
+    Raises:
+        FileNotFoundError: there is none.
+        InputError: it is damaged, or of another version.
+    """
+    text = read_own_text(path, what, remedy)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise InputError(is_damaged(what, error), where=str(path), remedy=remedy) from None
+
+
+def is_damaged(what: str, error: ValidationError) -> str:
+    """Returns the sentence on a record with mistakes."""
+    count = error.error_count()
+    return f"{what} is damaged or of another version ({count} mistake{'s' if count > 1 else ''})."
+
+
+class TypedWrapper(FrozenRecord):
+    """The words that the user typed, if they start the study's command."""
+
+    words: tuple[str, ...] = ()
+
+
+def write_wrapper(paths: DrivenFolder, words: tuple[str, ...]) -> None:
+    """Writes the wrapper of a study or a full experiment, if it has one. Its words may have secrets."""
+    if words:
+        write_whole(paths.wrapper, TypedWrapper(words=words).model_dump_json(), mode=0o600)
+
+
+def read_wrapper(paths: DrivenFolder) -> tuple[str, ...]:
+    """Returns the wrapper of a study or a full experiment; empty if it has none.
+
+    Raises:
+        InputError: its file is damaged.
+    """
+    try:
+        return read_record_file(paths.wrapper, TypedWrapper, "the typed command", "Start a new study.").words
+    except FileNotFoundError:
+        return ()
+
+
+def read_record(paths: StudyPaths) -> StudyRecord:
+    """Returns a study's record.
+
+    Raises:
+        InputError: the folder is not a study's, or its record is damaged.
+    """
+    if not paths.record.is_file():
+        raise InputError(
+            "this is not a study's folder: it has no study.json.",
+            where=str(paths.root),
+            remedy="Name one of the folders in zerotune-studies.",
+        )
+    return read_record_file(paths.record, StudyRecord, "the study's record", "Restore the file.")
+
+
+def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
+    """Writes a study's record for this user alone, because arguments and configuration may hold secrets."""
+    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
+
+
+# Finds a study's folder by what the user types.
+
+
+def find_study(named: str | None, work_dir: Path) -> Path:
+    """Returns the folder of a study.
+
+    Args:
+        named: its folder, its id, or the name of its experiment, whose newest study is meant. None is the newest study.
+        work_dir: the folder that contains the studies.
+
+    Raises:
+        InputError: there is none.
+    """
+    if named is not None and ("/" in named or (Path(named) / "study.json").is_file()):
+        # Reading the study reports what its folder lacks.
+        return Path(named)
+    folder = work_dir / STUDIES
+    records = [record for record in folder.glob("*/study.json") if record.is_file()]
+    found = sorted(records, key=lambda record: record.stat().st_mtime, reverse=True)
+    for record in found:
+        if named in (None, record.parent.name) or named == _experiment(StudyPaths(record.parent)):
+            return record.parent
+    raise InputError(
+        "there is no study." if named is None else "no study has this path, id or name.",
+        where=str(folder) if named is None else named,
+        remedy=f"Name a folder in {STUDIES}, or run zerotune where that is.",
+    )
+
+
+def _experiment(paths: StudyPaths) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        return StudyRecord.model_validate_json(paths.record.read_text()).name
+    return None

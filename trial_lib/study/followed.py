@@ -1,0 +1,244 @@
+"""Following a wrapper: ZeroTune runs it up to the launcher, and tunes the command that it starts."""
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
+from trial_lib.inputs.launcher_process import is_python, launcher_in, python_target
+from trial_lib.inputs.launchers import launcher_of, launcher_of_program, launchers_listed
+from trial_lib.inputs.places import FileTarget
+from trial_lib.inputs.program_code import command_within, may_start_ranks, module_file
+from trial_lib.inputs.words import ASSIGNMENT
+from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
+from trial_lib.messages.errors import InputError
+
+_WHERE = "the command"
+_LONGEST_SHOWN = 60
+_QUICK_S = 15.0
+_INSTEAD = (
+    "Put `zerotune tune --` before the command that starts your ranks, such as `torchrun --nproc_per_node 2 train.py "
+    "ARGUMENTS`."
+)
+_RANK_ARGUMENT = re.compile(r"--?(local[-_]rank|node[-_]rank|rank)(=.*)?")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A command that can be tuned.
+
+    Attributes:
+        words: of the command.
+        folder: its working directory.
+        notes: notes for the user, a sentence each.
+        wrapper: the words that start it from the same folder, if they may run once more.
+    """
+
+    words: tuple[str, ...]
+    folder: Path
+    notes: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+
+
+def followed(
+    command: Sequence[str],
+    folder: Path,
+    tell: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    mapped: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Followed:
+    """Returns the command that a typed one starts; the typed one itself if it trains.
+
+    A shell, make, uv and other wrappers are run up to the point where they start a launcher or a training. So is a
+    Python program whose code may start others.
+
+    Args:
+        command: the typed words.
+        folder: its working directory.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly while the wrapper runs. Its error ends the waiting.
+        mapped: the places in the command that set DeepSpeed keys.
+        environment: the shell's variables. None is this process's.
+
+    Raises:
+        InputError: the command ended without a training, starts it where ZeroTune does not see it, or starts its ranks
+            as no launcher does. Or only a wrapper reads a mapped file.
+    """
+    words = list(command)
+    as_typed = Followed(tuple(words), folder)
+    assigned = _take_assignments(words)
+    environment = {**(os.environ if environment is None else environment), **assigned}
+    found = started_elsewhere(words)
+    if found is not None:
+        raise _starts_elsewhere(found)
+    if not words or not _is_wrapper(words, folder, environment):
+        return as_typed
+    shown = _shown(words)
+    in_python = is_python(words[0])
+
+    has_waited = False
+
+    def still_waiting(seconds: float) -> None:
+        nonlocal has_waited
+        advice = "" if has_waited else f" It has not started any launcher ({launchers_listed()}) so far. {_INSTEAD}"
+        has_waited = True
+        tell(f"still waiting for {shown} to start its training ({seconds:.0f} s).{advice}")
+
+    began = time.monotonic()
+    tell(f"{shown} is run up to the point where it starts its training.")
+    end = follow_wrapper(words, folder, environment, still_waiting, check)
+    if isinstance(end, StartedElsewhere):
+        raise _starts_elsewhere(end, shown)
+    if isinstance(end, NoLaunch):
+        if in_python:
+            # The profile trial reports what is wrong with the program.
+            return as_typed
+        raise _came_to_nothing(shown, end)
+    if end.is_worker:
+        raise InputError(
+            f"{shown} starts its {end.ranks} ranks within Python (torch.multiprocessing or the like).",
+            where=_WHERE,
+            remedy="Let the program train as the one rank that RANK, LOCAL_RANK and WORLD_SIZE describe, and type "
+            f"`zerotune tune -- torchrun --nproc_per_node {end.ranks} SCRIPT ARGUMENTS`.",
+        )
+    if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
+        return as_typed
+    files = [file for file in map(FileTarget.read, mapped) if file is not None]
+    for file in files:
+        is_handed_over = file.positions(end.words, end.folder)
+        if not is_handed_over and (end.folder != folder or not file.positions(words, folder)):
+            raise InputError(
+                f"{file.path} is no argument of {shown} or of the command that it starts, so no trial can change it.",
+                where=f"--map {file.path}:{file.key}",
+                remedy="Leave this mapping out: what cannot be changed stays as it was typed, and the rest is tuned. "
+                "To tune the micro-batch too, let the training script read its size from the engine "
+                "(engine.train_micro_batch_size_per_gpu()).",
+            )
+    set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
+    typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
+    notes = [f"{shown} starts `{_joined(typed)}`. ZeroTune tunes that command."]
+    if end.folder != folder:
+        notes.append(f"It does so in {end.folder}.")
+    if end.unset:
+        notes.append(
+            f"It unsets {', '.join(end.unset)} first, but the trials keep it. Unset it before you type zerotune."
+        )
+    # A wrapper that prepares for long runs once more for a mapping of its file alone.
+    may_repeat = end.folder == folder and (bool(files) or time.monotonic() - began < _QUICK_S)
+    return Followed(tuple(typed), end.folder, tuple(notes), as_typed.words if may_repeat else ())
+
+
+def _take_assignments(words: list[str]) -> dict[str, str]:
+    assigned: dict[str, str] = {}
+    # With options `env` is a wrapper.
+    if words[:1] == ["env"] and not "".join(words[1:2]).startswith("-"):
+        words.pop(0)
+    while words and ASSIGNMENT.match(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        assigned[name] = value
+    return assigned
+
+
+def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
+    """Returns whether a command may start its training through other commands."""
+    program = words[0]
+    launcher = launcher_of(words)
+    if launcher is not None and launcher.is_environment:
+        # A shell is followed there too. A launcher or a script is read, and so is an option that cannot be followed.
+        within = command_within(words, launcher)
+        return within is not None and (_is_wrapper(within, folder, environment) or not _is_read(within[0]))
+    if launcher_of_program(Path(program).name) is not None or ":" in program:
+        return False
+    if not is_python(program):
+        path = shutil.which(program, path=environment.get("PATH"))
+        return path is not None or os.access(folder / program, os.X_OK)
+    position = python_target(words)
+    if position is None or launcher_in(words) is not None:
+        return False
+    target = words[position]
+    if words[position - 1] == "-m":
+        file = module_file(target, (folder, *_installed(target)), "__main__.py")
+        return file is not None and may_start_ranks(file, (folder, *_installed(target)))
+    return may_start_ranks(folder / target, ((folder / target).parent, folder))
+
+
+def _is_read(program: str) -> bool:
+    """Returns whether ZeroTune reads the commands of a program, and need not run them."""
+    return is_python(program) or launcher_of_program(Path(program).name) is not None
+
+
+def _installed(module: str) -> tuple[Path, ...]:
+    """Returns the folder of an installed module's package."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        return ()
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
+        return ()
+    return (Path(spec.origin).parent.parent,)
+
+
+def _command_of(launch: Launch, shown: str) -> list[str]:
+    """Returns the words that a person would have typed instead of the wrapper."""
+    words = list(launch.words)
+    if launch.ranks is not None and launch.ranks > 1:
+        words = _torchrun(words, launch.ranks, shown)
+    folder, _, program = words[0].rpartition(os.sep)
+    if folder and os.path.realpath(folder) == os.path.realpath(Path(sys.executable).parent):
+        # The program as ZeroTune's own environment finds it.
+        words[0] = "python" if is_python(program) else program
+    return words
+
+
+def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
+    """Returns the torchrun command for a program that starts its ranks itself."""
+    position = python_target(words)
+    of_rank = next((word for word in words if _RANK_ARGUMENT.fullmatch(word)), None)
+    if position is None or of_rank is not None:
+        raise InputError(
+            f"{shown} starts its {ranks} ranks itself, by words that no launcher has ({of_rank or _joined(words)}).",
+            where=_WHERE,
+            remedy=f"Type `zerotune tune -- torchrun --nproc_per_node {ranks} SCRIPT ARGUMENTS`: LOCAL_RANK tells a "
+            "rank which one it is.",
+        )
+    as_module = ["--module"] if words[position - 1] == "-m" else []
+    torchrun = Path(words[0]).with_name("torchrun")
+    launcher = [str(torchrun)] if torchrun.exists() else [words[0], "-m", "torch.distributed.run"]
+    return [*launcher, "--nproc_per_node", str(ranks), *as_module, *words[position:]]
+
+
+def _starts_elsewhere(found: StartedElsewhere, wrapper: str = "") -> InputError:
+    """Returns the error of a command, or of a wrapper that had come to it, that starts the training elsewhere."""
+    what = f"{wrapper} comes to {found.shown}, which ZeroTune did not run. {found.what}" if wrapper else found.what
+    return InputError(what, where=_WHERE, remedy=found.kind.instead)
+
+
+def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
+    said = f" It said last: {end.last_words}" if end.last_words else ""
+    if end.status is None:
+        what = f"{shown} has started no training within ten minutes.{said}"
+    else:
+        what = f"{shown} ended (exit code {end.status}) before it started a launcher or a training.{said}"
+    return InputError(what, where=_WHERE, remedy=_INSTEAD)
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Returns the short name of a wrapper."""
+    text = _joined([Path(words[0]).name, *words[1:]])
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " ".join(
+        f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)
+        for word in words
+        for name, equals, value in [word.partition("=")]
+    )

@@ -1,1 +1,0 @@
-"""What a study foresees of its program before any trial."""

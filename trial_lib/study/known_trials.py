@@ -1,0 +1,141 @@
+"""The known trials of an experiment: from its earlier studies, or from a profile trial run for the purpose."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.overrides import without_tuning_keys
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.inputs.yaml_document import read_yaml
+from trial_lib.messages.errors import InputError
+from trial_lib.records.candidate import Candidate, Purpose
+from trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
+from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.study.earlier import record_of, trials_of
+from trial_lib.study.open_study import OpenStudy
+from trial_lib.study.profile_report import had_engine, profile_failure
+from trial_lib.study.program import completed_config
+from trial_lib.study.runner import Work
+
+Trial = tuple[Candidate, TrialResult]
+
+
+@dataclass(frozen=True)
+class KnownTrials:
+    """Trials of one experiment on this host, or what foreseen runs show in their place.
+
+    Attributes:
+        model_profile: the model, as the profile trial or a foreseen run found it.
+        profile: the profile trial; None if the program was foreseen instead.
+        base_config: the user's DeepSpeed configuration, completed by the profile trial or the foreseen run.
+        trials: the others that ended.
+        studies: ids of their studies, that of the profile first. Empty if only a profile trial was run.
+        foreseen: the arms that foreseen runs have found.
+    """
+
+    model_profile: ModelProfile
+    profile: Trial | None
+    base_config: dict[str, Any]
+    trials: tuple[Trial, ...] = ()
+    studies: tuple[str, ...] = ()
+    foreseen: tuple[ForeseenArm, ...] = ()
+
+
+class ProfileFailedError(Exception):
+    """The profile trial did not complete. The message says why."""
+
+
+def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None:
+    """Returns the trials of the earlier studies of an experiment, or None.
+
+    A study counts if its YAML, model directory and DeepSpeed configuration are the same, it ran on this host, and no
+    Python file of the model directory has changed since it began.
+    """
+    found: list[KnownTrials] = []
+    newest_code = max((path.stat().st_mtime for path in experiment.model_dir.rglob("*.py")), default=0.0)
+    for paths in map(StudyPaths, (work_dir / STUDIES).glob("*")):
+        record = record_of(paths)
+        if record is None or record.started_at <= newest_code or not _is_of(record, paths, experiment):
+            continue
+        known = _trials_of(record, paths)
+        if known is not None:
+            found.append(known)
+    if not found:
+        return None
+    found.sort(key=_profiled_at, reverse=True)
+    newest = found[0]
+    return KnownTrials(
+        newest.model_profile,
+        newest.profile,
+        newest.base_config,
+        # Oldest first, as they were measured.
+        trials=tuple(trial for known in reversed(found) for trial in known.trials),
+        studies=tuple(study for known in found for study in known.studies),
+    )
+
+
+def _profiled_at(known: KnownTrials) -> float:
+    assert known.profile is not None
+    return known.profile[1].started_at
+
+
+def run_profile(study: OpenStudy) -> KnownTrials:
+    """Runs the profile trial of a study, and nothing else.
+
+    Raises:
+        ProfileFailedError: it did not complete.
+        KeyboardInterrupt: it was cut short.
+    """
+    driver = study.driver
+    plan = replace(driver.profile_plan(), with_own=False)
+    (result,) = driver.run(Work((plan,)))
+    assert isinstance(result, TrialResult)
+    if result.outcome is Outcome.CANCELLED:
+        raise KeyboardInterrupt
+    if result.from_outside:
+        raise ProfileFailedError(f"The profile trial could not be run to its end: {result.reason}")
+    if result.outcome is not Outcome.COMPLETED:
+        raise ProfileFailedError(profile_failure(result, had_engine(driver.setup, result)))
+    driver.tell(result)
+    assert result.profile is not None
+    return KnownTrials(result.profile, (driver.state.candidates[plan.number], result), driver.known.base_config)
+
+
+def _is_of(record: StudyRecord, paths: StudyPaths, experiment: Experiment) -> bool:
+    return (
+        record.name == experiment.name
+        and Path(record.model_dir) == experiment.model_dir
+        and _plain(record.ds_config) == _plain(experiment.ds_config)
+        and paths.experiment.is_file()
+        and experiment.path is not None
+        and read_yaml(paths.experiment).data == read_yaml(experiment.path).data
+    )
+
+
+def _plain(config: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(config))
+
+
+def _trials_of(record: StudyRecord, paths: StudyPaths) -> KnownTrials | None:
+    """Returns the trials of one study; None if its history is damaged or lacks a completed profile trial here."""
+    try:
+        ended = [(trial.candidate, trial.result) for trial in trials_of(paths).values()]
+    except (InputError, KeyError):
+        return None
+    profile = next((trial for trial in ended if trial[1].purpose is Purpose.PROFILE), None)
+    trials = [trial for trial in ended if trial[1].purpose is not Purpose.PROFILE]
+    if profile is None or profile[1].profile is None or profile[1].host != platform.node():
+        return None
+    program = profile[1].program
+    base = without_tuning_keys(record.ds_config)
+    return KnownTrials(
+        profile[1].profile,
+        profile,
+        base if program is None else completed_config(base, program),
+        tuple(trials),
+        (record.study_id,),
+    )

@@ -1,0 +1,196 @@
+"""What bounds a study's candidates before any is measured: sizes by the data, and room on disks."""
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import LAYOUTS, Layout
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.messages.errors import InputError
+from trial_lib.records.candidate import FrozenRecord
+from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
+from trial_lib.records.units import bytes_shown
+from trial_lib.search.catalogue import NVME_PATHS
+from trial_lib.search.host_memory import host_bytes
+from trial_lib.search.knobs import Arm, SearchSpace, get_knob
+from trial_lib.search.methods import METHODS
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.program import KnownProgram
+from trial_lib.study.setup import StudySetup
+
+# The largest micro-batch that a study may try: what the global batch, the data and the user leave.
+
+
+class SizeLimit(FrozenRecord):
+    """A limit of the micro-batch size.
+
+    Attributes:
+        size: the largest, in samples.
+        by: what sets it, as a noun.
+    """
+
+    size: int
+    by: str
+
+
+def size_limit(
+    arguments: StudyArguments,
+    base_config: Mapping[str, Any],
+    profile: ModelProfile,
+    program: ProgramProfile | None,
+) -> SizeLimit | None:
+    """Returns the lowest limit of all; None if the data's length is not known and nothing else is a limit."""
+    limits = []
+    with contextlib.suppress(InputError):
+        batch = _own_batch(arguments, base_config, profile)
+        if batch is not None:
+            limits.append(SizeLimit(size=max(1, batch // profile.data_parallel_size), by="the global batch"))
+    of_data = largest_of_data(base_config, profile, program)
+    if of_data is not None:
+        limits.append(SizeLimit(size=of_data, by="the length of the data"))
+    if arguments.max_micro_batch is not None:
+        limits.append(SizeLimit(size=arguments.max_micro_batch, by="--max-micro-batch"))
+    return min(limits, key=lambda limit: limit.size, default=None)
+
+
+def largest_of_data(
+    base_config: Mapping[str, Any], profile: ModelProfile, program: ProgramProfile | None
+) -> int | None:
+    """Returns the samples that one rank's data have; None if that is not known.
+
+    An arm with fewer replicas than the profile trial gives each of them more, at most all.
+    """
+    if program is None or program.samples_per_epoch is None or program.typed_batch is None:
+        return None
+    shares = profile.data_parallel_size if base_config.get(LAYOUTS) else 1
+    return max(program.samples_per_epoch * shares, program.typed_batch.micro_batch_size)
+
+
+def kept_batch(
+    arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
+) -> int | None:
+    """Returns the global batch, in samples, that every candidate keeps; None if it is free.
+
+    Args:
+        arguments: the study's.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        profile: the model, as the profile trial found it.
+        log: the study's log. It gets a warning if the global batch is not known.
+    """
+    try:
+        return _own_batch(arguments, base_config, profile)
+    except InputError as error:
+        log.warning(
+            "the global batch is not kept, because its size is not known. --train-batch-size sets it. %s", error
+        )
+        return None
+
+
+def _own_batch(arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile) -> int | None:
+    if not METHODS[arguments.method].has_batch_policy or arguments.free_batch:
+        return None
+    return arguments.train_batch_size or resolve_batch(base_config, profile.data_parallel_size).train_batch_size
+
+
+# The arms that the disks below `nvme_path` have room for.
+
+
+RESERVE = 0.1
+"""Share of the disk's free room that stays free. A full disk stops whoever writes there."""
+
+
+def with_swap_disks(profiled: TrialResult, setup: StudySetup) -> TrialResult:
+    """Returns the result of a profile trial with the free room of the disks to which arms may swap.
+
+    A resumed study reads it there, so that its search has the same arms. The disks of other hosts are not known.
+
+    Args:
+        profiled: the result.
+        setup: the study's.
+    """
+    elsewhere = setup.experiment.config.resources.hosts or setup.arguments.ray_address is not None
+    if elsewhere or profiled.outcome is not Outcome.COMPLETED or profiled.program is None:
+        return profiled
+    base_config = KnownProgram.of(setup.experiment).learned(profiled.program).base_config
+    disks: dict[int, SwapDisk] = {}
+    for path in dict.fromkeys(_paths(base_config, setup)):
+        # A disk that cannot be looked at leaves nothing out.
+        with contextlib.suppress(OSError):
+            device, free = _looked_at((setup.experiment.model_dir / path).absolute())
+            others = disks[device].paths if device in disks else []
+            disks[device] = SwapDisk(paths=[*others, path], free=free)
+    return profiled.model_copy(update={"swap_disks": list(disks.values())})
+
+
+def without_disk_room(
+    space: SearchSpace,
+    base_config: Mapping[str, Any],
+    profiled: TrialResult,
+    slots: int,
+    has_run: Callable[[Arm], bool] = lambda arm: False,
+) -> tuple[SearchSpace, list[str]]:
+    """Returns a space without the arms that would fill a disk, and sentences on them.
+
+    The space stays whole if no arm would be left.
+
+    Args:
+        space: the configurations that a study may try.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        profiled: the profile trial, which has completed. It has the free room of the disks.
+        slots: devices of a trial, on this host.
+        has_run: whether an arm has run here. Such an arm stays.
+    """
+
+    def written(arm: Arm, disk: SwapDisk) -> float:
+        assert profiled.profile is not None
+        config = overwrite_deepspeed_config(base_config, arm.knobs)
+        of_rank = host_bytes(config, profiled.profile, slots, accumulates=False, profiled=Layout.of(base_config))
+        sizes = of_rank.optimizer_on_disk, of_rank.params_on_disk
+        paths = (str(get_knob(config, path)) for path in NVME_PATHS)
+        return slots * sum(size for size, path in zip(sizes, paths, strict=True) if path in disk.paths)
+
+    kept, said = list(space.arms), []
+    for disk in profiled.swap_disks:
+        sizes = {arm.label: written(arm, disk) for arm in kept if not has_run(arm)}
+        cannot = {label: size for label, size in sizes.items() if size > (1 - RESERVE) * disk.free}
+        kept = [arm for arm in kept if arm.label not in cannot]
+        if cannot:
+            said.append(_not_tried(cannot, disk))
+    if not said:
+        return space, []
+    if not kept:
+        paths = " and ".join(path for disk in profiled.swap_disks for path in disk.paths)
+        return space, [f"No arm seems to have room on the disk below {paths}. So all of them are tried."]
+    return SearchSpace.of_arms(kept), said
+
+
+def _not_tried(sizes: Mapping[str, float], disk: SwapDisk) -> str:
+    shown = " and ".join(dict.fromkeys(map(bytes_shown, sorted({min(sizes.values()), max(sizes.values())}))))
+    return (
+        f"Not tried, because they would write {shown} below {' and '.join(disk.paths)}, whose disk had "
+        f"{bytes_shown(disk.free)} free after the profile trial ({RESERVE:.0%} of it stays free): {', '.join(sizes)}."
+    )
+
+
+def _paths(base_config: Mapping[str, Any], setup: StudySetup) -> Iterator[str]:
+    """Yields the NVMe devices that the user's configuration names, or that `search_space` does."""
+    yield from (str(path) for each in NVME_PATHS if (path := get_knob(base_config, each)))
+    # A wrong space is reported where the search opens.
+    with contextlib.suppress(InputError):
+        requests = read_search_space(setup.experiment.config.search_space)
+        yield from (str(path) for request in requests if request.path in NVME_PATHS for path in request.values if path)
+
+
+def _looked_at(path: Path) -> tuple[int, int]:
+    """Returns the device that a folder is on, or would be on once it is made, and its free bytes.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    there = next(each for each in (path, *path.parents) if each.exists())
+    return there.stat().st_dev, shutil.disk_usage(there).free

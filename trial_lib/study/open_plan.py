@@ -1,0 +1,261 @@
+"""Opening a plan: its experiment, the devices that it is for, and its folder."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import resolve_batch
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
+from trial_lib.device.base import Host
+from trial_lib.device.nvml import VARIABLE
+from trial_lib.device.this_host import this_host
+from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from trial_lib.inputs.read_experiment import Experiment, read_experiment
+from trial_lib.launch.program import Program
+from trial_lib.messages.files import make_own_folder, write_all, write_whole
+from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.arms import check_count
+from trial_lib.plan.asked_devices import AskedDevices, own_devices, read_devices, read_prices
+from trial_lib.plan.devices import DeviceSpeed, device_speeds, known_devices
+from trial_lib.plan.plan_record import PlanArguments, PlanPaths
+from trial_lib.records.folders import PLANS, STUDIES, StudyPaths, TrialPaths
+from trial_lib.records.switches import deepspeed_part, switches_of
+from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.folder import new_folder, new_id
+from trial_lib.study.followed import followed
+from trial_lib.study.open_study import check_include
+from trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.spec_for_ranks import trial_spec
+from trial_lib.study.typed_command import read_command
+
+DEVICE = "cuda"
+"""The kind of all devices that can be foreseen."""
+
+# Of DeepSpeed's launcher, torchrun and Accelerate: how many ranks they start.
+_RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--nproc-per-node", "--num_processes")
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """A plan that can begin. Nothing of it has been written.
+
+    Attributes:
+        arguments: of the plan. A wrapper's command is replaced by the command that it starts.
+        experiment: what is planned.
+        asked: the devices.
+        notes: sentences for the user.
+    """
+
+    arguments: PlanArguments
+    experiment: Experiment
+    asked: tuple[AskedDevices, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def base_config(self) -> dict[str, Any]:
+        """The user's DeepSpeed configuration as they wrote it; empty if it is in the code."""
+        return without_tuning_keys(self.experiment.ds_config)
+
+
+def read_plan(
+    arguments: PlanArguments,
+    tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
+) -> ReadPlan:
+    """Checks the arguments of a plan.
+
+    Args:
+        arguments: the plan's.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly meanwhile. Its error ends the waiting.
+
+    Raises:
+        InputError: the devices, the command or the experiment are wrong.
+    """
+    known = known_devices(arguments.devices)
+    if arguments.on:
+        asked = read_devices(arguments.on, arguments.price, known)
+    else:
+        asked = (own_devices(this_host(), known, read_prices(arguments.price, known)),)
+    check_include(arguments.include)
+    notes: tuple[str, ...] = ()
+    if arguments.config_path is not None:
+        experiment = read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
+    else:
+        found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
+        arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
+        notes = found.notes
+        mappings, include, vary = arguments.arg_mappings, arguments.include, arguments.vary
+        experiment = read_command(arguments.command, mappings, arguments.model_dir, None, include, vary, found.wrapper)
+    config = {**experiment.ds_config}
+    if arguments.train_batch_size is not None:
+        config[TRAIN_BATCH] = arguments.train_batch_size
+    elif arguments.free_batch:
+        config.pop(TRAIN_BATCH, None)
+    for each in asked:
+        check_count(config, each.count, f"--on {each.cluster}")
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": arguments.command}))
+    return ReadPlan(arguments, experiment, asked, (*notes, *experiment.notes))
+
+
+@dataclass(frozen=True)
+class OpenPlan:
+    """A plan with a folder.
+
+    Attributes:
+        plan_id: unique on this and other machines.
+        read: what is planned.
+        paths: its files.
+        scratch: a folder for its runs, which is removed at its end.
+        environment: of the runs.
+        started_at: seconds since the epoch.
+        began_at: the same by the monotonic clock.
+        speeds: what earlier studies have measured of kinds of devices, by their names.
+    """
+
+    plan_id: str
+    read: ReadPlan
+    paths: PlanPaths
+    scratch: Path
+    environment: dict[str, str]
+    started_at: float
+    began_at: float
+    speeds: Mapping[str, DeviceSpeed] = field(default_factory=dict)
+
+    @property
+    def allocator(self) -> AllocatorSettings:
+        """The settings of PyTorch's allocator on the devices, as the program's variables have them."""
+        return AllocatorSettings.of_environment(self.environment)
+
+    @cached_property
+    def switches(self) -> dict[str, Any]:
+        """The varied switches in the command as typed, by their places."""
+        return typed_switches(self.read.experiment, self.environment)
+
+    def program(self, name: str, count: int, config: Mapping[str, Any], known: KnownProgram) -> Program:
+        """Returns the user's program for one run, and writes the files that it reads.
+
+        Args:
+            name: of the run.
+            count: its ranks.
+            config: the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
+                empty, the program runs as typed.
+            known: what is known of it.
+        """
+        experiment = on_ranks(self.read.experiment, count)
+        paths = TrialPaths(self.scratch / name)
+        make_own_folder(paths.root)
+        complete = deepspeed_part(config) or self.read.base_config
+        program = program_of(
+            experiment,
+            self.environment,
+            paths.ds_config,
+            known.on_ranks(count).in_words(complete),
+            paths.training_spec,
+            known.arg_mappings,
+            as_typed=not config,
+            switches=switches_of(config),
+        )
+        write_whole(paths.ds_config, json.dumps(complete, indent=2))
+        write_all(program.files)
+        trial_spec(experiment, complete, paths).write(paths.training_spec)
+        return program
+
+    def setup(self, asked: AskedDevices) -> StudySetup:
+        """Returns the setup of a study on some devices, as the writer of the best command takes it."""
+        arguments = self.read.arguments
+        slots = [str(index) for index in range(asked.cluster.per_host)]
+        return StudySetup(
+            study_id=self.plan_id,
+            opened_at=self.started_at,
+            experiment=started_on(on_ranks(self.read.experiment, asked.cluster.per_host), asked),
+            arguments=StudyArguments(
+                config_path=arguments.config_path, command=arguments.command, model_dir=arguments.model_dir
+            ),
+            paths=StudyPaths(self.paths.root),
+            host=Host(DEVICE, slots, int(asked.cluster.device.memory)),
+            environment=self.environment,
+        )
+
+
+def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
+    """Makes the folder of a plan.
+
+    Args:
+        read: what is planned.
+        work_dir: the folder of the plans and of the tracking store.
+        scratch: a folder for the runs.
+
+    Raises:
+        InputError: it cannot be written, or the settings of PyTorch's allocator cannot be read.
+    """
+    experiment = read.experiment
+    environment = environment_of(experiment, read.arguments.include, DEVICE)
+    # A wrong variable is found before there is a folder.
+    AllocatorSettings.of_environment(environment)
+    plan_id = new_id(known_here().hide(experiment.name))
+    paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
+    new_folder(paths.runs, "plan", experiment, paths.experiment)
+    speeds = device_speeds(work_dir / STUDIES) if read.arguments.from_earlier else {}
+    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic(), speeds)
+
+
+def on_ranks(experiment: Experiment, count: int) -> Experiment:
+    """Returns an experiment on a number of ranks of one host."""
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
+    return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
+
+
+def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
+    """Returns an experiment whose launcher starts a rank for each of some devices of one host.
+
+    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number, and those
+    that choose devices, because another number of ranks could not start on them.
+    """
+    typed = experiment.entrypoint
+    if typed.devices is not None or typed.excluded_devices or VARIABLE in typed.environment:
+        return experiment
+    if not typed.launcher or typed.slots == asked.count or asked.cluster.hosts > 1 or typed.hosts:
+        return experiment
+    words, count = list(typed.launcher), str(asked.count)
+    named = [index for index, word in enumerate(words) if word.partition("=")[0] in _RANKS_OPTIONS]
+    if len(named) != 1:
+        return experiment
+    name, is_joined, _ = words[named[0]].partition("=")
+    words[named[0] : named[0] + 2 - bool(is_joined)] = [f"{name}={count}"] if is_joined else [name, count]
+    entrypoint = typed.model_copy(update={"launcher": tuple(words), "slots": asked.count})
+    return replace(experiment, entrypoint=entrypoint)
+
+
+def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Returns what the first run changes in the user's batch, so that it goes on so many ranks.
+
+    A stated batch that belongs to another number of ranks is divided anew.
+
+    Args:
+        config: the user's DeepSpeed configuration.
+        count: ranks.
+    """
+    replicas = max(1, count // ranks_of_a_replica(config))
+    stated = {key: config.get(key) for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
+    numbers = {key: value for key, value in stated.items() if type(value) is int and value > 0}
+    if TRAIN_BATCH in numbers and numbers[TRAIN_BATCH] % replicas == 0:
+        each = numbers[TRAIN_BATCH] // replicas
+        micro = next(size for size in range(min(each, numbers.get(MICRO_BATCH, each)), 0, -1) if each % size == 0)
+        if MICRO_BATCH not in numbers and ACCUMULATION in numbers and each % numbers[ACCUMULATION] == 0:
+            micro = each // numbers[ACCUMULATION]
+        accumulation = each // micro
+    elif MICRO_BATCH in numbers:
+        micro = numbers[MICRO_BATCH]
+        accumulation = resolve_batch({**numbers, TRAIN_BATCH: None}, replicas).gradient_accumulation_steps
+    else:
+        return {}
+    if TRAIN_BATCH not in numbers:
+        return {}
+    return {MICRO_BATCH: micro, ACCUMULATION: accumulation, TRAIN_BATCH: micro * accumulation * replicas}

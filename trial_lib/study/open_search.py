@@ -1,0 +1,134 @@
+"""The search of a study: its space, the batch that it keeps, and the trials that are known before it."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from trial_lib.deepspeed_config.layout import LAYOUTS
+from trial_lib.inputs.program_section import refuse_mapped
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.messages.errors import InputError
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
+from trial_lib.records.switches import switches_of
+from trial_lib.search.arms import left_out_of_space, surroundings_of
+from trial_lib.search.base import ExpectedArm, Search, SearchProblem, key_in_plan, key_of, switches_in, without_hopeless
+from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.methods import METHODS
+from trial_lib.study.arguments import StudyArguments, metric_with
+from trial_lib.study.limits import kept_batch, largest_of_data, without_disk_room
+from trial_lib.study.needed_ops import study_space, without_unbuildable
+from trial_lib.study.setup import StudySetup
+
+
+def open_search(
+    setup: StudySetup,
+    base_config: Mapping[str, Any],
+    can_sweep: bool,
+    known: Sequence[tuple[Candidate, TrialResult]],
+    log: logging.Logger,
+    foreseen: tuple[ForeseenArm, ...] = (),
+    expected: tuple[ExpectedArm, ...] = (),
+) -> Search:
+    """Returns the search of a study, which has asked for nothing yet.
+
+    Args:
+        setup: the study's.
+        base_config: the user's DeepSpeed configuration, as far as it is known.
+        can_sweep: whether one process group may measure several micro-batch sizes.
+        known: the profile trial, which has completed, then the submitted trial, if it has ended, then older trials.
+        log: the study's log. It gets the knobs without an effect, the arms that are not tried, and the batch.
+        foreseen: arms that were foreseen.
+        expected: arms of a plan.
+
+    Raises:
+        InputError: no candidate satisfies the batch policy, or a switch of the program sets the batch.
+    """
+    # This holds for the whole process from here on. The search's matrices are small, so its threads would wait for
+    # each other, and they would use the ranks' cores.
+    threadpool_limits(1, "blas")
+    arguments, method = setup.arguments, METHODS[setup.arguments.method]
+    _, profile_trial = known[0]
+    profile, program = profile_trial.profile, profile_trial.program
+    assert profile is not None
+    here = surroundings_of(profile_trial, base_config, setup.slots, setup.device)
+    requests = read_search_space(setup.experiment.config.search_space)
+    refuse_mapped(list(switches_of(base_config)), {} if program is None else program.arg_mappings)
+    left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
+    whole = study_space(setup, base_config, profile_trial)
+    basis = MemoryBasis(profile, base_config, setup.slots, setup.device, foreseen)
+    no_room = HostMemory(basis).without_room(whole.arms)
+    space, unbuildable = without_unbuildable(whole, base_config, profile_trial)
+    switches = switches_in(expected)
+    ran = {
+        key_in_plan(candidate.complete(base_config), base_config, switches)
+        for candidate, result in known
+        if result.outcome is Outcome.COMPLETED
+    }
+    space, no_disk = without_disk_room(
+        space, base_config, profile_trial, setup.slots, lambda arm: key_of(arm, base_config, switches) in ran
+    )
+    space, hopeless = without_hopeless(space, base_config, expected, ran)
+    for sentence in (*left_out, *no_room, *unbuildable, *no_disk, *hopeless):
+        log.warning("%s", sentence)
+    problem = SearchProblem(
+        space=space,
+        profile=profile,
+        base_config=base_config,
+        slots=setup.slots,
+        device=setup.device,
+        train_batch_size=kept_batch(arguments, base_config, profile, log),
+        can_sweep=can_sweep and not profile.pipeline_parallel and not _divides_ranks(base_config),
+        only_micro_batch=_only_micro_batch(arguments, program, log),
+        foreseen=foreseen,
+        expected=expected,
+    )
+    of_data = largest_of_data(base_config, profile, program)
+    told = _settings(setup, metric_with(arguments.metric, profile_trial), of_data)
+    search = method.load()(method.settings(**told), problem)
+    for candidate, result in known:
+        search.observe(candidate, result)
+    return search
+
+
+def _divides_ranks(base_config: Mapping[str, Any]) -> bool:
+    """Returns whether a switch of the program divides the ranks. Its groups would stay when the program runs again."""
+    return any(kind != "expert" for kind in (base_config.get(LAYOUTS) or {}).values())
+
+
+def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
+    """Returns the one micro-batch size, if the program sets the samples of its batches by itself."""
+    if program is None or program.typed_batch is None or not (program.batch_varies or program.fixed_batch):
+        return None
+    said = program.fixed_batch or (
+        "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
+        "such as a number of tokens."
+    )
+    if not METHODS[arguments.method].has_batch_policy:
+        raise InputError(
+            f"this method varies only the micro-batch. {said}",
+            where=arguments.method,
+            remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
+            "that sets them.",
+        )
+    log.info("%s Batches stay as they are, and everything else is tuned.", said)
+    return program.typed_batch.micro_batch_size
+
+
+def _settings(setup: StudySetup, metric: str, of_data: int | None) -> dict[str, Any]:
+    arguments = setup.arguments
+    own = {"divisible_by": arguments.divisible_by, "memory_headroom": arguments.memory_headroom}
+    return {
+        **arguments.settings,
+        "max_trials": arguments.max_trials,
+        "zero_stages": arguments.zero_stages,
+        "metric": metric,
+        "seed": arguments.random_seed,
+        "concurrency": setup.concurrency,
+        "max_micro_batch": min(filter(None, (arguments.max_micro_batch, of_data)), default=None),
+        **(own if METHODS[arguments.method].has_batch_policy else {}),
+    }

@@ -1,0 +1,512 @@
+"""Opening a study, with its folder, lock, starter and tracker, and closing all of them."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from filelock import FileLock
+from pydantic import ValidationError
+
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of, this_host
+from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
+from trial_lib.inputs.read_experiment import Experiment, read_experiment
+from trial_lib.launch.locks import host_lock_dir, own_folder
+from trial_lib.launch.place import Place, ThisHost
+from trial_lib.launch.trial_files import uncovered
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_whole
+from trial_lib.plan.devices import device_speeds
+from trial_lib.plan.plan_record import PlanPaths, PlanRecord
+from trial_lib.records.folders import (
+    STUDIES,
+    FullExperimentPaths,
+    FullExperimentRecord,
+    StudyPaths,
+    StudyRecord,
+    StudyStatus,
+    whereabouts_of,
+    work_dir_of,
+)
+from trial_lib.study.arguments import INSTEAD, StudyArguments
+from trial_lib.study.choose_place import cluster_of, slots_for, starter_of
+from trial_lib.study.config_refused import ConfigCheck
+from trial_lib.study.confirm import answer_of, headline_of, reason_of, since_last_study
+from trial_lib.study.data_folder import FolderError, folder_error_told
+from trial_lib.study.driver import StudyDriver
+from trial_lib.study.earlier import keep_earlier_studies
+from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
+from trial_lib.study.folder import (
+    INTERRUPTED,
+    FinishedError,
+    file_logger,
+    hold_lock,
+    is_damaged,
+    new_folder,
+    new_id,
+    read_record,
+    read_wrapper,
+    remove_folder,
+    told_apart,
+    write_study_record,
+    write_wrapper,
+)
+from trial_lib.study.followed import Followed, followed
+from trial_lib.study.program import KnownProgram, environment_of, named_in, require_sizes, require_switchable
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.study_plan import keep_plan, read_given_plan
+from trial_lib.study.typed_command import read_command
+from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri
+
+# Checks before a study, or a full experiment, has a folder.
+
+
+def check_slots(experiment: Experiment, host: Host) -> None:
+    """Checks that this host has enough slots for an experiment, and that they can be locked.
+
+    Raises:
+        InputError: it has not, or they cannot.
+    """
+    own_folder(host_lock_dir())
+    slots = experiment.config.resources.slots_per_trial
+    if slots > len(host.slots):
+        if experiment.config.follow_launcher:
+            raise InputError(
+                f"it starts {slots} ranks, but there are {len(host.slots)} {host.device} slot(s) for it.",
+                where=experiment.source,
+                remedy="Ask the launcher for fewer.",
+            )
+        raise InputError(
+            f"slots_per_trial is {slots}, but this host has {len(host.slots)} {host.device} slot(s).",
+            where=experiment.source,
+            remedy=f"Set resources.slots_per_trial to at most {len(host.slots)}.",
+        )
+    refusal = kind_of(host.device).refusal(host, slots)
+    if refusal is not None:
+        raise InputError(
+            refusal,
+            where=experiment.source,
+            remedy="Start one rank." if experiment.config.follow_launcher else "Set resources.slots_per_trial to 1.",
+        )
+
+
+def check_include(include: Sequence[Path]) -> None:
+    """Checks that the files and folders to include exist.
+
+    Raises:
+        InputError: one does not.
+    """
+    for path in include:
+        if not path.exists():
+            raise InputError(
+                "this does not exist.", where=f"--include {path}", remedy="Name an existing file or folder."
+            )
+
+
+def check_length(experiment: Experiment) -> None:
+    """Checks that a trial class has a length to train at full length.
+
+    Raises:
+        InputError: it has none.
+    """
+    if experiment.entrypoint.trial_class is not None and experiment.config.searcher.max_length is None:
+        raise InputError(
+            "searcher.max_length is missing, and a full experiment of a trial class trains that long.",
+            where=experiment.source,
+            remedy="Add `searcher: {max_length: {batches: 1000}}`, or so many epochs or records.",
+        )
+
+
+_BEGUN_END_S = 5.0  # for the end of a profile trial whose ranks have been ended
+_TRACKING_CLOSE_S = 30.0
+_TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
+
+
+class OpenStudy:
+    """A study that runs in this process.
+
+    Attributes:
+        driver: runs its trials.
+        paths: its files.
+        tracker: sends its records to MLflow.
+        config_check: asks DeepSpeed about the user's configuration.
+        is_new: whether it was opened for the first time.
+    """
+
+    def __init__(
+        self,
+        record: StudyRecord,
+        paths: StudyPaths,
+        driver: StudyDriver,
+        tracker: StudyTracker,
+        lock: FileLock,
+        config_check: ConfigCheck,
+        is_new: bool,
+    ) -> None:
+        self.driver = driver
+        self.paths = paths
+        self.tracker = tracker
+        self._record = record
+        self._lock = lock
+        self.config_check = config_check
+        self.is_new = is_new
+        self._closed = False
+        self._is_down = False
+        self._writing = threading.RLock()
+        self._interrupted = False
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing of it is left to do. Closing waits a while for the tracking server."""
+        return self._is_down
+
+    @property
+    def record(self) -> StudyRecord:
+        """The study's record, as it is on the disk."""
+        return self._record
+
+    def remove(self) -> None:
+        """Closes a study and removes its folder, and the folder of all studies if no other is in it."""
+        self.close()
+        # An interrupt has nothing to write any more.
+        self._record = self._record.model_copy(update={"status": StudyStatus.FAILED})
+        remove_folder(self.paths.root, self.driver.log)
+
+    def begin(self) -> None:
+        """Writes that the study runs, starts its tracker, and primes the fork server of a resumed study.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted before.
+        """
+        with self._writing:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
+        self.tracker.start()
+        self.driver.foresee()
+        self.driver.prime()
+
+    def profiled(self) -> None:
+        """Writes the metric that the study goes by. The profile trial may have replaced it.
+
+        Raises:
+            InputError: leaving an option out that is varied does not turn it off, or the user's layout is not known.
+        """
+        self.driver.tell_plan()
+        file = self.driver.setup.arguments.config_path
+        require_switchable(self._record.switches, self.driver.known.found, file)
+        require_sizes(self.driver.known.switches, self.driver.known.layouts, named_in(file))
+        if self._record.metric != self.driver.metric:
+            self.driver.log.warning("%s", INSTEAD)
+            self._update()
+
+    def finish(self, status: StudyStatus, reason: str = "") -> None:
+        """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
+        answer = answer_of(self.driver)
+        if status is StudyStatus.COMPLETED:
+            with contextlib.suppress(FolderError), folder_error_told(self.paths.root):
+                self.driver.learn_speed()
+        compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
+        with contextlib.suppress(FolderError):
+            self._update(
+                status=status,
+                reason=reason_of(self.driver, status, reason),
+                ended_at=time.time(),
+                best_number=None if answer is None else answer.best.number,
+                gain=None if answer is None else answer.gain,
+                gain_interval=None if answer is None else answer.gain_interval,
+                finding=headline_of(self.driver, status),
+                regression=compared.sentence if compared is not None and compared.is_regression else "",
+            )
+
+    def interrupt(self) -> None:
+        """Writes that the study is interrupted, if it has not ended, and ends its trials.
+
+        It returns at once and may be called from any thread. The record is on the disk before anything can end this
+        process.
+        """
+        with self._writing:
+            self._interrupted = True
+            if self._record.status is StudyStatus.RUNNING:
+                with contextlib.suppress(FolderError):
+                    self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
+        self.driver.cancel()
+
+    def close(self) -> bool:
+        """Ends everything that runs, and waits a while for the tracking server. Returns whether that has everything."""
+        if self._closed:
+            return True
+        self._closed = True
+        self.driver.cancel()
+        self.driver.place.close()
+        self.driver.await_begun(_BEGUN_END_S)
+        is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
+        try:
+            seconds = _TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S
+            return self.tracker.close(seconds, self.driver.log.info)
+        finally:
+            self._lock.release()
+            self._is_down = True
+
+    def _update(self, **changes: object) -> None:
+        with self._writing:
+            self._record = self._record.model_copy(update={"metric": self.driver.metric, **changes})
+            with folder_error_told(self.paths.root):
+                write_study_record(self.paths, self._record)
+        self.tracker.notify()
+
+
+def new_study(
+    arguments: StudyArguments,
+    work_dir: Path,
+    flow_run_id: str | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> OpenStudy:
+    """Checks the arguments and opens a new study. Its servers start in the background.
+
+    Args:
+        arguments: the study's. If its command is a wrapper, the study is of the command that the wrapper starts.
+        work_dir: the folder of the studies and of the tracking store.
+        flow_run_id: the Prefect flow run that begins it; None for a command.
+        tell: called with a sentence when something takes long, before the study has a log.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit. Nothing was started or written.
+    """
+    return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study that can begin. Nothing of it has been started or written."""
+
+    arguments: StudyArguments
+    experiment: Experiment
+    host: Host
+    fingerprint: Fingerprint
+    plan: tuple[PlanPaths, PlanRecord] | None = None
+
+
+def plan_study(
+    arguments: StudyArguments,
+    tell: Callable[[str], None] = lambda sentence: None,
+    check: Callable[[], None] = lambda: None,
+) -> PlannedStudy:
+    """Checks the arguments of a new study.
+
+    Args:
+        arguments: the study's.
+        tell: called with a sentence when something takes long.
+        check: called repeatedly meanwhile. Its error ends the waiting.
+
+    Raises:
+        InputError: the arguments, the experiment or this host do not fit.
+    """
+    found = Followed(arguments.command, arguments.model_dir)
+    if arguments.command:
+        found = followed(arguments.command, arguments.model_dir, tell, check, arguments.arg_mappings.values())
+        arguments = arguments.model_copy(update={"command": found.words, "model_dir": found.folder})
+    experiment = _read_experiment(arguments, this_host(), found.wrapper)
+    experiment = replace(experiment, notes=(*found.notes, *experiment.notes))
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
+    check_arguments(arguments, experiment, host)
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes))
+    words = (*found.wrapper, *arguments.command)
+    keep_secret(KnownSecrets.of_experiment(experiment) + KnownSecrets.within({"command": words}))
+    slots, given = experiment.config.resources.slots_per_trial, arguments.plan
+    stages = arguments.zero_stages
+    plan = None if given is None else read_given_plan(given, host, slots, experiment.ds_config, stages)
+    return PlannedStudy(arguments, experiment, host, fingerprint_of(experiment, arguments, host), plan)
+
+
+def open_planned(planned: PlannedStudy, work_dir: Path, flow_run_id: str | None = None) -> OpenStudy:
+    """Opens a planned study. The other arguments are those of `new_study`."""
+    arguments, experiment, host, fingerprint = planned.arguments, planned.experiment, planned.host, planned.fingerprint
+    study_id = new_id(known_here().hide(experiment.name))
+    paths = StudyPaths((work_dir / STUDIES / study_id).absolute())
+    tracking_uri = default_tracking_uri(work_dir)
+    new_folder(paths.trials, "study", experiment, paths.experiment)
+    with folder_error_told(paths.root):
+        write_whole(paths.fingerprint, fingerprint.model_dump_json(indent=2))
+        write_wrapper(paths, experiment.entrypoint.wrapper)
+        if arguments.from_earlier:
+            keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
+        if planned.plan is not None:
+            files, plan = planned.plan
+            speeds = device_speeds(paths.root.parent) if arguments.from_earlier else {}
+            keep_plan(files, plan, paths.plan, speeds.get(plan.devices[0].device))
+    known = KnownProgram.of(experiment, environment_of(experiment, arguments.include, host.device))
+    record = StudyRecord(
+        study_id=study_id,
+        name=experiment.name,
+        method=arguments.method,
+        metric=arguments.metric,
+        arguments=json.loads(arguments.model_copy(update=_absolute(arguments)).model_dump_json()),
+        model_dir=str(experiment.model_dir),
+        ds_config=experiment.ds_config,
+        switches=known.switches,
+        layouts=dict(known.layouts),
+        started_at=time.time(),
+        flow_run_id=flow_run_id,
+    )
+    study = _open(record, arguments, experiment, host, paths, tracking_uri, is_new=True)
+    if fingerprint.is_cut_off:
+        study.driver.log.warning("There is more code than a study hashes, so some changes will not be noticed.")
+    return study
+
+
+def _read_experiment(arguments: StudyArguments, host: Host, wrapper: Sequence[str]) -> Experiment:
+    if arguments.config_path is not None:
+        return read_experiment(arguments.config_path, arguments.model_dir, include=arguments.include)
+    mappings, include, vary = arguments.arg_mappings, arguments.include, arguments.vary
+    return read_command(arguments.command, mappings, arguments.model_dir, host, include, vary, wrapper)
+
+
+def resume_study(root: Path) -> OpenStudy:
+    """Resumes a study that was interrupted, or whose full experiment has failed.
+
+    Args:
+        root: the study's folder.
+
+    Raises:
+        FinishedError: nothing of it is left to do.
+        InputError: there is no study, another process drives it, or the experiment has changed.
+    """
+    paths = StudyPaths(root.absolute())
+    record = read_record(paths)
+    try:
+        arguments = StudyArguments.model_validate(record.arguments)
+    except ValidationError as error:
+        raise InputError(
+            is_damaged("the study's record", error),
+            where=str(paths.record),
+            remedy="Start a new study.",
+        ) from None
+    if record.status is StudyStatus.COMPLETED:
+        if not arguments.run_full_experiment or _has_trained(paths):
+            raise FinishedError(
+                "this study has finished.",
+                where=str(root),
+                remedy=f"Its answer is {paths.best_ds_config.name} there; start a new study to search on.",
+            )
+        # No trial is left to run, so a fork server has nothing to do.
+        arguments = arguments.model_copy(update={"start": "cold"})
+    keep_secret(KnownSecrets.of_study(paths))
+    wrapper = read_wrapper(paths)
+    experiment = read_experiment(paths.experiment, arguments.model_dir, include=arguments.include, wrapper=wrapper)
+    if experiment.ds_config != record.ds_config:
+        raise InputError(
+            "the DeepSpeed configuration has changed since the study began.",
+            where=str(experiment.model_dir),
+            remedy="Put it back, or start a new study.",
+        )
+    host = slots_for(experiment, arguments.ray_address, arguments.run_full_experiment)
+    check_arguments(arguments, experiment, host)
+    is_over = record.status is StudyStatus.COMPLETED
+    changed = "" if is_over else _changes(fingerprint_in(paths), fingerprint_of(experiment, arguments, host))
+    experiment = replace(experiment, notes=(*experiment.notes, *host.notes, *filter(None, [changed])))
+    tracking_uri = default_tracking_uri(work_dir_of(paths.root))
+    study = _open(record, arguments, experiment, host, paths, tracking_uri)
+    if changed:
+        study.driver.log.warning("%s", changed)
+        mixed = fingerprint_in(paths).model_copy(update={"is_mixed": True})
+        with folder_error_told(paths.root):
+            # Later studies then learn nothing from this one.
+            write_whole(paths.fingerprint, mixed.model_dump_json(indent=2))
+    return study
+
+
+def _changes(begun: Fingerprint, now: Fingerprint) -> str:
+    """Returns a sentence on the changes of the experiment since the study began; empty if there are none."""
+    changes = "; ".join(now.changes_since(begun))
+    # A study of an older version has no fingerprint.
+    if not changes or begun == Fingerprint():
+        return ""
+    return (
+        f"changed since the study began: {changes}. Its earlier trials were measured before that, so results may not "
+        "be comparable. Start a new study to be safe."
+    )
+
+
+def _has_trained(paths: StudyPaths) -> bool:
+    """Returns whether a study's full experiment has completed."""
+    record = FullExperimentPaths(paths.full_experiment.root).record
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED
+    return False
+
+
+def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
+    """Checks the arguments against this host.
+
+    Raises:
+        InputError: too few trials, more slots than there are, a missing file to include, or a full experiment without a
+            length.
+    """
+    slots = experiment.config.resources.slots_per_trial
+    check_slots(experiment, host)
+    if arguments.max_slots is not None and not slots <= arguments.max_slots <= len(host.slots):
+        raise InputError(
+            f"{arguments.max_slots} is not between one trial's slots ({slots}) and this host's ({len(host.slots)}).",
+            where="--max-slots",
+            remedy="Leave it out to use the whole host.",
+        )
+    if arguments.max_trials < 2:
+        raise InputError(
+            f"{arguments.max_trials} trial leaves none for the search: the profile trial counts.",
+            where="--max-trials",
+            remedy="Allow at least 2.",
+        )
+    check_include(arguments.include)
+    if arguments.run_full_experiment:
+        check_length(experiment)
+
+
+def _absolute(arguments: StudyArguments) -> dict[str, object]:
+    return {
+        "config_path": None if arguments.config_path is None else arguments.config_path.absolute(),
+        "model_dir": arguments.model_dir.absolute(),
+        "include": tuple(path.absolute() for path in arguments.include),
+        "plan": None if arguments.plan is None else arguments.plan.absolute(),
+    }
+
+
+def _open(
+    record: StudyRecord,
+    arguments: StudyArguments,
+    experiment: Experiment,
+    host: Host,
+    paths: StudyPaths,
+    tracking_uri: str,
+    is_new: bool = False,
+) -> OpenStudy:
+    lock = hold_lock(paths.lock, "study")
+    record, copied = told_apart(record, paths.record, resumes=True)
+    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
+    # From here on `resume` finds the study, however this process ends.
+    with folder_error_told(paths.root):
+        write_study_record(paths, record)
+    log = file_logger(record.study_id, paths.log)
+    over_hosts = arguments.ray_address is not None or bool(experiment.config.resources.hosts)
+    first = tuple(filter(None, (uncovered(experiment.model_dir, paths.root, over_hosts), copied)))
+    for text in first:
+        log.warning("%s", text)
+    experiment = replace(experiment, notes=(*first, *experiment.notes))
+    place: Place
+    starter = None
+    if arguments.ray_address is None:
+        starter = starter_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
+        place = ThisHost(starter, host, host_lock_dir(), is_one=not experiment.config.resources.hosts)
+    else:
+        place = cluster_of(experiment, arguments, host, record.study_id, log.info)
+    setup = StudySetup.now(record.study_id, time.time(), experiment, arguments, paths, host)
+    driver = StudyDriver(setup, place, log)
+    # A study with only its training left has its answer.
+    asked = None if record.status is StudyStatus.COMPLETED else starter
+    check = ConfigCheck(experiment, asked, log)
+    return OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)

@@ -1,0 +1,343 @@
+"""Running a plan: its foreseen runs, its answer, and its files."""
+
+import importlib.metadata
+import json
+import re
+import shlex
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import EndableStarter
+from trial_lib.launch.starters import WarmStarter
+from trial_lib.messages.files import write_whole
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.messages.orders import Import
+from trial_lib.plan.answer import best_of, plan_answer
+from trial_lib.plan.arm_work import WantedRun
+from trial_lib.plan.asked_devices import AskedDevices, ran_as
+from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.plan_record import PlannedAsk, PlannedDevices, PlanRecord, write_run
+from trial_lib.plan.planning import Planned, PlanProblem, plan
+from trial_lib.records.result import ProgramProfile
+from trial_lib.records.switches import deepspeed_part, switches_of
+from trial_lib.study.open_plan import DEVICE, OpenPlan, typed_overrides
+from trial_lib.study.profile_report import program_notes
+from trial_lib.study.program import KnownProgram, leading_imports_of, require_switchable, varied_options
+from trial_lib.study.training_command import training_command
+
+PLANNED_FOR = "# Planned for"
+"""Begins a command that starts another number of ranks than the plan is for."""
+
+
+class ForeseesRuns(Protocol):
+    """Foresees a run in a process of its own. It is called from several threads at once."""
+
+    def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
+        """Returns the run.
+
+        Args:
+            name: of the run, for its files.
+            program: the user's program.
+            overrides: merged into the DeepSpeed configuration of the engine that trains.
+            asked: the devices that the program finds.
+        """
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Has the modules of the program imported before the next run."""
+
+    def end(self, name: str) -> None:
+        """Ends a run. It does nothing if no run of this name is under way."""
+
+    def stop(self) -> None:
+        """Ends all runs that are under way."""
+
+
+def run_plan(
+    opened: OpenPlan,
+    foresee: ForeseesRuns,
+    processes: int,
+    tell: Callable[[str], None] = lambda text: None,
+    check: Callable[[], None] = lambda: None,
+) -> PlanRecord:
+    """Runs a plan to its end, and writes its record and its answer into its folder.
+
+    Args:
+        opened: the plan.
+        foresee: foresees one run.
+        processes: runs at once.
+        tell: called with a sentence every few seconds.
+        check: called often. Its error ends the planning.
+
+    Raises:
+        ProgramNotForeseenError: the program cannot be foreseen.
+        InputError: its batch cannot be divided over the devices.
+    """
+    read, arguments = opened.read, opened.read.arguments
+    stated = read.base_config
+    base = _base_of(read.asked)
+    problem = PlanProblem(
+        asked=read.asked,
+        base_config=stated,
+        typed_overrides=typed_overrides(stated, base.count),
+        stages=arguments.zero_stages,
+        requests=read_search_space(read.experiment.config.search_space),
+        device=DEVICE,
+        train_batch_size=arguments.train_batch_size,
+        free_batch=arguments.free_batch,
+        max_micro_batch=arguments.max_micro_batch,
+        headroom=arguments.memory_headroom,
+        processes=processes,
+        measured=opened.speeds,
+        allocator=opened.allocator,
+        switches=opened.switches,
+    )
+    found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop, foresee.end)
+    check()
+    record = _record(opened, found)
+    _write(opened, record)
+    return record
+
+
+class _OfProgram:
+    """Foresees the wanted runs of one program, and keeps each in the plan's folder."""
+
+    def __init__(self, opened: OpenPlan, foresee: ForeseesRuns) -> None:
+        self._opened = opened
+        self._foresee = foresee
+        self._base = opened.read.base_config
+        self._known = KnownProgram.of(opened.read.experiment)
+
+    def __call__(self, wanted: WantedRun) -> ForeseenRun:
+        config = overwrite_deepspeed_config(self._base, wanted.overrides) if wanted.overrides else {}
+        program = self._opened.program(wanted.name, wanted.asked.count, config, self._known)
+        run = self._foresee(wanted.name, program, wanted.overrides, wanted.asked)
+        if wanted.is_first and not run.stopped:
+            found = ProgramProfile(**run.program)
+            require_switchable(self._opened.switches, found, self._opened.read.arguments.config_path)
+            self._foresee.prime(run.imported)
+            # The command's own flags set what the program was seen to read from it.
+            mappings = {**found.arg_mappings, **self._known.arg_mappings}
+            self._known = replace(self._known, arg_mappings=mappings, found=found)
+            self._base = self._base or run.program.get("ds_config") or run.ds_config
+        write_run(self._opened.paths.run(wanted.name), replace(run, imported=()))
+        return run
+
+
+def _base_of(asked: Sequence[AskedDevices]) -> AskedDevices:
+    """Returns the devices that the program finds."""
+    return max(asked, key=lambda each: each.count)
+
+
+def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
+    read, typed = opened.read, found.typed
+    best = best_of(found.devices)
+    stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
+    of_program = program_notes(ProgramProfile(**typed.program) if typed.program else None)
+    notes = [
+        *read.notes,
+        *ran_as(read.asked, _base_of(read.asked)),
+        *found.notes,
+        *of_program,
+        *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
+    ]
+    record = PlanRecord(
+        plan_id=opened.plan_id,
+        name=read.experiment.name,
+        command=_command(opened),
+        model_dir=str(read.experiment.model_dir),
+        ds_config=dict(found.base_config),
+        train_batch_size=_kept_batch(found),
+        parameters=typed.parameters,
+        trainable=typed.trainable,
+        tokens=typed.tokens,
+        formats=typed.formats,
+        program=typed.program,
+        devices=found.devices,
+        best=best,
+        answer=plan_answer(found.devices, best),
+        asks=_asks(found),
+        notes=(*notes, *_not_learned(opened), *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
+        versions={"zerotune": importlib.metadata.version("zerotune"), **typed.versions},
+        started_at=opened.started_at,
+        seconds=time.monotonic() - opened.began_at,
+        shares=dict(found.shares),
+        peak_bytes=max(run.peak_bytes for run in found.runs.values()),
+    )
+    command = _best_command(opened, record)
+    return record.model_copy(update={"best_command": command})
+
+
+def _not_learned(opened: OpenPlan) -> list[str]:
+    """Returns a sentence for each kind of device that earlier studies were asked about and have not measured."""
+    if not opened.read.arguments.from_earlier:
+        return []
+    names = dict.fromkeys(each.cluster.device.name for each in opened.read.asked)
+    return [
+        f"No earlier study in this folder has foreseen its steps on {name}, so its speeds come from data sheets."
+        for name in names
+        if name not in opened.speeds
+    ]
+
+
+def _command(opened: OpenPlan) -> tuple[str, ...]:
+    typed = opened.read.arguments.command
+    if typed:
+        return typed
+    entrypoint = opened.read.experiment.config.entrypoint
+    return tuple(shlex.split(entrypoint) if isinstance(entrypoint, str) else entrypoint or ())
+
+
+def _kept_batch(found: Planned) -> int | None:
+    """Returns the global batch that all devices keep; None if it differs, or is free."""
+    sizes = {policy.train_batch_size for policy in found.policies.values()}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
+    """Returns the asks of all runs, unknown ones first, each with the most asks of one run."""
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    for run in found.runs.values():
+        for ask in run.asks:
+            key = ask.asker, ask.question, ask.answer, ask.is_known
+            counts[key] = max(counts[key], ask.count)
+    asks = [
+        PlannedAsk(asker=asker, question=question, answer=answer, is_known=is_known, count=count)
+        for (asker, question, answer, is_known), count in counts.items()
+    ]
+    return tuple(sorted(asks, key=lambda ask: (ask.is_known, -ask.count)))
+
+
+def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
+    """Returns the command to start with the answer, and writes the files that it names; empty without an answer."""
+    chosen = record.chosen
+    if record.best is None or chosen is None:
+        return ""
+    devices: PlannedDevices = record.devices[record.best]
+    asked = opened.read.asked[record.best]
+    config = deepspeed_part(chosen.ds_config)
+    known = KnownProgram.of(opened.read.experiment, opened.environment)
+    if record.program:
+        known = known.learned(ProgramProfile(**record.program)).on_ranks(devices.count)
+    setup = opened.setup(asked)
+    written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
+    write_whole(opened.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
+    command = training_command(setup, known, config, switches_of(chosen.ds_config))
+    ranks = f"{devices.per_node} ranks" if devices.nodes == 1 else f"{devices.nodes} hosts of {devices.per_node} ranks"
+    entrypoint = setup.experiment.entrypoint
+    if entrypoint.launcher and entrypoint.slots != devices.count:
+        return f"{PLANNED_FOR} {devices.label}: start {ranks}.\n{command}"
+    return command
+
+
+def _write(opened: OpenPlan, record: PlanRecord) -> None:
+    if record.best_command:
+        write_whole(opened.paths.best_command, record.best_command)
+    write_whole(opened.paths.record, record.model_dump_json(indent=1) + "\n")
+
+
+# Foresees the runs of a plan: one fork server, and a process for each run.
+
+
+_LOG = re.compile(r"; its log is (\S+)\.$")
+_LONGEST = 200
+
+
+def _with_last_line(stopped: str) -> str:
+    """Returns why a run was stopped with the last line of its log, which is removed with the plan's scratch folder."""
+    found = _LOG.search(stopped)
+    if found is None:
+        return stopped
+    log = Path(found[1])
+    text = log.read_text(errors="replace") if log.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = f". The last line of its output: {lines[-1][:_LONGEST]}" if lines else ""
+    return f"{stopped[: found.start()]}{said.rstrip('.')}."
+
+
+class Foreseer:
+    """Foresees runs of one program, each in a process of its own. Use it as a context.
+
+    Args:
+        opened: the plan.
+        note: called with a sentence when something takes long.
+    """
+
+    def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
+        self._opened = opened
+        self._note = note
+        self._starter: WarmStarter | None = None
+        self._starting = threading.Lock()
+        self._running: dict[str, EndableStarter] = {}
+        self._is_closed = False
+
+    def __enter__(self) -> "Foreseer":
+        """Starts nothing yet. The first run gives the interpreter."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends everything."""
+        self.stop()
+
+    def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
+        """Returns a run.
+
+        Args:
+            name: of the run. No other run of this name is under way.
+            program: the user's program.
+            overrides: merged into the DeepSpeed configuration of the engine that trains.
+            asked: the devices that the program finds.
+        """
+        device = asked.cluster.device
+        pretended = Pretended(
+            world=asked.count,
+            ranks_per_host=asked.cluster.per_host,
+            device_bytes=int(device.memory),
+            device_name=device.cuda_name,
+            capability=device.capability,
+        )
+        folder = self._opened.scratch / name
+        starter = self._running[name] = EndableStarter(self._started(program))
+        deadline, options = self._opened.read.arguments.deadline, varied_options(self._opened.read.experiment)
+        try:
+            run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
+        finally:
+            del self._running[name]
+        return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
+
+    def prime(self, imported: Sequence[Import]) -> None:
+        """Has the modules of the program imported before the next run, once for all of them."""
+        with self._starting:
+            starter = None if self._is_closed else self._starter
+        if starter is not None:
+            starter.prime(imported)
+
+    def end(self, name: str) -> None:
+        """Ends a run. It does nothing if no run of this name is under way."""
+        starter = self._running.get(name)
+        if starter is not None:
+            starter.end()
+
+    def stop(self) -> None:
+        """Ends all runs and the fork server."""
+        with self._starting:
+            self._is_closed = True
+            starter = self._starter
+        if starter is not None:
+            starter.close()
+
+    def _started(self, program: Program) -> WarmStarter:
+        with self._starting:
+            if self._is_closed:
+                raise InterruptedError
+            if self._starter is None:
+                leading = leading_imports_of(self._opened.read.experiment, program.environment)
+                self._starter = starter_for(program, self._opened.scratch / "server", self._note, leading)
+            return self._starter

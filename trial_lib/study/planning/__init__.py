@@ -1,1 +1,0 @@
-"""Planning for devices that are not here: from the arguments of a plan to its folder."""

@@ -1,0 +1,360 @@
+"""The profile trial of a study: its two runs, the check of the mapped batch, and the build of the operators."""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.batch import BatchSizes
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
+from trial_lib.deepspeed_config.rules import Setting
+from trial_lib.inputs.places import BatchPlace, batch_places, same_place
+from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.launch.place import Place
+from trial_lib.launch.trial import TrialPlan, write_unstarted
+from trial_lib.messages.orders import Import
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import Outcome, ProgramProfile, TrialResult, as_sentence, without_log
+from trial_lib.search.knobs import STAGE
+from trial_lib.study.limits import with_swap_disks
+from trial_lib.study.needed_ops import with_ops_built
+from trial_lib.study.plans import TrialPlans
+from trial_lib.study.profile_report import forget_own, own_plan
+from trial_lib.study.program import KnownProgram
+from trial_lib.study.setup import StudySetup
+
+# The profile trial: the program as it was typed, then with the smallest micro-batch that it takes.
+
+
+# Facts that only the run at a small size looks for, or that two sizes show better than one.
+_OF_THE_DATA = (
+    "longest_sequence",
+    "shortest_sequence",
+    "is_stretchable",
+    "rows_per_sample",
+    "batch_dimension",
+    "other_rows_per_sample",
+)
+# Outcomes that another small size would not change.
+_AT_EVERY_SIZE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_HOST_MEMORY, Outcome.TIMED_OUT)
+
+
+def run_profile(
+    profile: TrialPlan,
+    typed: TrialPlan,
+    plans_for: Callable[[ProgramProfile, int], Sequence[TrialPlan]],
+    run: Callable[[TrialPlan], TrialResult],
+    prime: Callable[[Sequence[Import]], None],
+) -> TrialResult:
+    """Runs the profile trial to its end.
+
+    The result is also in the trial's folder, unless the trial was cut short.
+
+    Args:
+        profile: the trial as it was decided on.
+        typed: its first run, of the program as it was typed.
+        plans_for: returns the runs at a micro-batch size (samples), from what the first run has found. Each one is for
+            a program that the one before has failed.
+        run: runs a plan.
+        prime: called with what the first run has imported.
+    """
+    seen = run(typed)
+    program = seen.program
+    if _is_cut_short(seen):
+        return seen
+    if program is None or program.typed_batch is None:
+        write_unstarted(profile, seen)
+        return seen
+    prime(seen.imported)
+    own = program.typed_batch.micro_batch_size
+    is_seen = seen.outcome is Outcome.COMPLETED
+    failed: TrialResult | None = None
+    sizes = () if is_seen and program.batch_varies else sizes_below(own)
+    for plan in (plan for size in sizes for plan in plans_for(program, size)):
+        result = run(plan)
+        if is_seen and _is_ignored(result) and program.rows_per_sample == 1 and result.micro_batch_arrived == own:
+            # What was typed agrees with what arrives, so everything but the size can be tuned.
+            program = program.model_copy(update={"fixed_batch": result.reason})
+            break
+        if result.outcome is Outcome.COMPLETED or _is_cut_short(result) or _is_ignored(result):
+            return _kept(plan, _noted(result, plan, failed), seen, program)
+        failed = failed or result
+        if result.outcome in _AT_EVERY_SIZE:
+            break
+    if failed is not None and failed.outcome is Outcome.OUT_OF_MEMORY:
+        return failed
+    plan = plans_for(program, own)[0]
+    return _kept(plan, _noted(seen, plan, failed), seen, program)
+
+
+def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> TrialResult:
+    """Returns the result of a profile trial with a note on a run before it that failed, if one did."""
+    if failed is None or result.outcome is not Outcome.COMPLETED:
+        return result
+    size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
+    why = as_sentence(without_log(failed.reason))
+    said = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
+    return result.model_copy(update={"note": " ".join(filter(None, (result.note, said.rstrip())))})
+
+
+def sizes_below(own: int) -> Iterator[int]:
+    """Yields the micro-batch sizes below the program's own to profile at, smallest first."""
+    size = 1
+    while size < own:
+        yield size
+        size *= 2
+
+
+def profile_candidates(program: ProgramProfile, size: int, slots: int, types_batch: bool) -> list[Candidate]:
+    """Returns the candidates of the profile trial: a micro-batch size, and everything else as typed.
+
+    The first one has the accumulation of the program. A program may compare the global batch in the configuration with
+    an option of its own. So the second one has the typed global batch, at another accumulation.
+
+    Args:
+        program: what the run of the program as typed has found.
+        size: the micro-batch size, in samples.
+        slots: devices of the trial.
+        types_batch: whether the configuration has the global batch as a number.
+    """
+    typed = program.typed_batch
+    assert typed is not None
+    replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
+    accumulations = [typed.gradient_accumulation_steps]
+    if types_batch and size < typed.micro_batch_size and typed.train_batch_size % (size * replicas) == 0:
+        accumulations.append(typed.train_batch_size // (size * replicas))
+    return [
+        Candidate(
+            micro_batch_size=size, gradient_accumulation_steps=accumulation, slots=slots, data_parallel_size=replicas
+        )
+        for accumulation in accumulations
+    ]
+
+
+def _is_cut_short(result: TrialResult) -> bool:
+    return result.from_outside or result.outcome is Outcome.CANCELLED
+
+
+def _is_ignored(result: TrialResult) -> bool:
+    """Returns whether the program ignored the requested micro-batch size."""
+    return result.outcome is Outcome.INVALID and result.micro_batch_arrived is not None
+
+
+def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: ProgramProfile) -> TrialResult:
+    """Writes a result as the trial's own, with what the run of the program as typed has found. Returns it."""
+    of_the_data: dict[str, Any] = {}
+    if result.program is not None:
+        of_the_data = {name: getattr(result.program, name) for name in _OF_THE_DATA}
+        if result.program.samples_per_epoch != typed.samples_per_epoch:
+            of_the_data["samples_per_epoch"] = None
+        # The run of the program as typed may have ended before its backward pass.
+        of_the_data["formats"] = sorted({*typed.formats, *result.program.formats})
+    program = typed.model_copy(update=of_the_data)
+    # A later run has found the modules of the first one imported, and not what the program had set before.
+    imported = [*seen.imported, *(each for each in result.imported if each not in seen.imported)]
+    kept = result.model_copy(
+        update={
+            "program": program,
+            "config_hash": plan.config_hash,
+            "trial_id": plan.trial_id,
+            "imported": imported,
+        }
+    )
+    write_unstarted(plan, kept)
+    return kept
+
+
+# Compares the mapped places of a command with the batch that the program's engine had when it ran as typed.
+
+
+def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
+    """Returns the mapped batch keys of an experiment, each with the value in its command.
+
+    Args:
+        experiment: what the user submitted.
+        environment: the environment of its ranks.
+    """
+    mappings, folder = experiment.config.arg_mappings, experiment.model_dir
+    typed = experiment.entrypoint
+    return batch_places(typed.arguments, environment, mappings, folder, typed.wrapper)
+
+
+def held_against(
+    result: TrialResult,
+    places: Sequence[BatchPlace],
+    arg_mappings: Mapping[Any, str],
+    typed_config: Mapping[str, Any] | None = None,
+) -> TrialResult:
+    """Returns the result of the run as typed, compared with the batch in its command.
+
+    Args:
+        result: of that run.
+        places: the mapped batch keys of the command.
+        arg_mappings: the place that sets each DeepSpeed key. An option among them that was not typed has its default.
+        typed_config: the user's DeepSpeed configuration in a file; None or empty if it is in the code.
+    """
+    if result.program is None:
+        return result
+    options = result.program.options
+    # A default may not be meant, so it contradicts nothing. But it may be the size that the program feeds.
+    defaults = [
+        BatchPlace(str(key), options[target], f"{target} {options[target]}")
+        for key, target in arg_mappings.items()
+        if target in options and all(place.key != key for place in places)
+    ]
+    program = as_mapped(result.program, [*places, *defaults])
+    # The code may have changed what it read from the file.
+    wrong = wrong_mapping(program, places, program.ds_config or typed_config or {})
+    if wrong is not None:
+        invalid = {"outcome": Outcome.INVALID, "reason": wrong, "program": None, "micro_batch_arrived": None}
+        return result.model_copy(update=invalid)
+    return result.model_copy(update={"program": program})
+
+
+def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramProfile:
+    """Returns the findings of a run as typed, with the micro-batch that the program really feeds.
+
+    A program may leave its engine at a size that it does not feed, because DeepSpeed does not compare them. If as many
+    rows arrive as the mapped micro-batch has, that is the user's micro-batch.
+
+    Args:
+        program: the findings of the run.
+        places: the mapped batch keys of the command.
+    """
+    typed = program.typed_batch
+    fed = next((place.value for place in places if place.key == MICRO_BATCH), None)
+    if typed is None or fed is None or fed == typed.micro_batch_size or program.batch_varies:
+        return program
+    if program.rows_per_sample * typed.micro_batch_size == fed:
+        dimension = program.batch_dimension
+    elif program.other_rows_per_sample * typed.micro_batch_size == fed:
+        dimension = 1 - program.batch_dimension
+    else:
+        return program
+    replicas = typed.train_batch_size // (typed.micro_batch_size * typed.gradient_accumulation_steps)
+    batch = BatchSizes(fed * typed.gradient_accumulation_steps * replicas, fed, typed.gradient_accumulation_steps)
+    rows = {"rows_per_sample": 1, "batch_dimension": dimension, "other_rows_per_sample": 0}
+    return program.model_copy(update={"typed_batch": batch, **rows})
+
+
+def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_config: Mapping[str, Any]) -> str | None:
+    """Returns how a mapped value differs from that of the program's engine; None if all agree.
+
+    Args:
+        program: the findings of a run as typed, from `as_mapped`.
+        places: the mapped keys of the command.
+        typed_config: the user's DeepSpeed configuration, for the ZeRO stage.
+    """
+    typed = program.typed_batch
+    if typed is None:
+        return None
+    had = {
+        MICRO_BATCH: typed.micro_batch_size * program.divided_among,
+        ACCUMULATION: typed.gradient_accumulation_steps,
+        TRAIN_BATCH: typed.train_batch_size,
+    }
+    # A library decides on "auto", and may well read the place.
+    if setting_at(typed_config, STAGE) != "auto":
+        had[STAGE] = Setting(typed_config, "cpu", None, None).stage
+    for place in places:
+        if place.value != had.get(place.key, place.value):
+            others = [key for key, value in had.items() if value == place.value]
+            name = re.split("[ =]", place.shown)[0]
+            if any(same_place(name, program.arg_mappings.get(key, "")) for key in others):
+                continue  # `KnownProgram.learned` leaves it out.
+            remedy = (
+                f"If it sets the {others[0]}, map that key to it."
+                if others
+                else "Map the place that sets it, or nothing."
+            )
+            return (
+                f"{place.key} is mapped to {place.shown}, but as typed the program's engine has {had[place.key]}. "
+                f"Trials would differ from your training. {remedy}"
+            )
+    return None
+
+
+def run_profile_of_study(
+    setup: StudySetup, place: Place, plan: TrialPlan, run: Callable[..., TrialResult]
+) -> TrialResult:
+    """Runs the profile trial of a study to its end.
+
+    The operators that the search needs are built meanwhile. The result names those that cannot be built, and the
+    free room of the disks to which arms may swap. The first run may also measure the user's configuration
+    (`own_reading`).
+
+    Args:
+        setup: the study's.
+        place: where its trials run.
+        plan: the trial, as it was decided on.
+        run: runs one plan, and perhaps another one after it in the same ranks.
+    """
+    plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
+
+    def plans_for(program: ProgramProfile, size: int) -> list[TrialPlan]:
+        known = typed.learned(program)
+        types_batch = type(setup.experiment.ds_config.get(TRAIN_BATCH)) is int
+        candidates = profile_candidates(program, size, plan.candidate.slots, types_batch)
+        return [plans.plan(plan.number, plan.purpose, candidate, known, None) for candidate in candidates]
+
+    def run_and_compare(plan: TrialPlan) -> TrialResult:
+        if not plan.as_typed:
+            return run(plan)
+        result = run_with_ops(
+            plan, place, lambda plan: run(plan, own_plan(plan, setup)) if plan.with_own else run(plan)
+        )
+        places = mapped_places(setup.experiment, setup.environment)
+        return held_against(result, places, setup.experiment.config.arg_mappings, setup.experiment.ds_config)
+
+    forget_own(plan)
+    profiled = run_profile(plan, plans.typed(plan, typed.base_config), plans_for, run_and_compare, place.prime)
+    complete = with_swap_disks(with_ops_built(profiled, setup, place.build), setup)
+    if place.has_compiled:
+        # The compilers have taken time from the ranks.
+        forget_own(plan)
+    return complete
+
+
+def run_with_ops(plan: TrialPlan, place: Place, run: Callable[[TrialPlan], TrialResult]) -> TrialResult:
+    """Runs the program as typed. Where it needs an op that is not built, has the op built, and runs it again.
+
+    So no op is built for a program that never has an engine, and no slot waits for a compiler.
+    """
+    if place.starter_here is None:
+        return run(plan)
+    tried: set[str] = set()
+    while True:
+        result = run(replace(plan, ends_at_unbuilt_ops=True))
+        missing = _unbuilt_ops(plan)
+        if not missing or missing <= tried:
+            break
+        tried |= missing
+        if missing & place.build(sorted(missing)).keys():
+            break
+    # A rank that cannot build it either says why.
+    return run(plan) if missing else result
+
+
+def _unbuilt_ops(plan: TrialPlan) -> set[str]:
+    """Returns the builders of the ops that ended the ranks of a run."""
+    found = set()
+    for rank in range(plan.candidate.slots):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            failure = json.loads(plan.paths.failure(rank).read_text())
+            if failure["type"] == "OpNotBuiltError":
+                found.add(failure["message"])
+    return found
+
+
+def profiled_candidate(file: Path) -> Candidate | None:
+    """Returns the candidate that a profile trial measured in the end; None if its file is missing or damaged.
+
+    A study asks for the smallest micro-batch. A program that cannot take it is profiled at a larger one.
+    """
+    try:
+        return Candidate.model_validate_json(file.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,375 @@
+"""The plan that a study begins with: its arms' order and memory, and what it foresees for each trial."""
+
+import shlex
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+from pathlib import Path
+from typing import Any
+
+from trial_lib.deepspeed_config.layout import ranks_of_a_replica
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.device.base import Host
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import OWNERS_FILE, make_own_folder, write_whole
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.arm_bytes import foreseen_arm
+from trial_lib.plan.arm_runs import ArmRuns
+from trial_lib.plan.arms import check_groups
+from trial_lib.plan.asked_devices import own_kind
+from trial_lib.plan.devices import Cluster, DeviceFigures, DeviceSpeed, read_device_speed
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord, kept_runs, wider_runs
+from trial_lib.plan.step_time import foresee_step
+from trial_lib.records.candidate import Candidate
+from trial_lib.records.result import ModelProfile
+from trial_lib.records.switches import switches_of
+from trial_lib.records.units import bytes_shown
+from trial_lib.search.base import ExpectedArm
+from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
+from trial_lib.study.folder import read_record_file
+from trial_lib.study.foreseen_arms import ForeseenSteps, flops_per_sample
+
+# The file of a plan that a study begins with, and its copy in the study's folder.
+
+
+_WHERE = "--plan"
+_REMEDY = "Name the folder of a plan in zerotune-plans, or the plan.json there."
+
+
+def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
+    """Returns the files and the record of a plan.
+
+    Args:
+        given: its plan.json, or its folder.
+
+    Raises:
+        InputError: there is no plan, it is damaged, or it has foreseen nothing.
+    """
+    paths = PlanPaths(given if given.is_dir() else given.parent)
+    file = paths.record if given.is_dir() else given
+    try:
+        record = read_record_file(file, PlanRecord, "the plan", _REMEDY)
+    except FileNotFoundError:
+        said = "this folder has no plan.json." if given.is_dir() else "there is no such file."
+        raise InputError(said, where=f"{_WHERE} {given}", remedy=_REMEDY) from None
+    if not any(arm for devices in record.devices for arm in devices.arms if not arm.stopped):
+        raise InputError(
+            "this plan has foreseen no configuration, so a study cannot begin with it.",
+            where=f"{_WHERE} {given}",
+            remedy="Leave --plan out, or make a plan that foresees some.",
+        )
+    return paths, record
+
+
+def speed_file(folder: Path) -> Path:
+    """Returns the file beside a study's copy of its plan, with what earlier studies have measured of the devices."""
+    return folder / "device_speed.json"
+
+
+def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSpeed | None = None) -> None:
+    """Copies a plan into the folder of a study, which is complete without the plan's own.
+
+    Args:
+        plan: the plan's files.
+        record: the plan, with the devices that the study goes by.
+        folder: the copy.
+        speed: what earlier studies have measured of the devices.
+    """
+    kept = PlanPaths(folder)
+    make_own_folder(kept.runs)
+    arms = [arm for devices in record.devices for arm in devices.arms]
+    named = [plan.run(name) for arm in arms for name in arm.runs]
+    for file in dict.fromkeys([*named, *(file for arm in arms for file in wider_runs(arm, plan))]):
+        if file.is_file():
+            shutil.copyfile(file, kept.runs / file.name)
+            (kept.runs / file.name).chmod(OWNERS_FILE)
+    if speed is not None:
+        write_whole(speed_file(folder), speed.model_dump_json())
+    write_whole(kept.record, record.model_dump_json(), mode=OWNERS_FILE)
+
+
+# An arm that fits with a smaller probability, and whose 90 % interval is above the device's memory, is not tried.
+_HOPELESS = 0.01
+_SAME_MODEL = 0.01
+# Recomputed activations add a third to the work of a sample. Other lengths of sequences change it by more.
+_SAME_WORK = 2.0
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A plan as a study on some slots uses it.
+
+    Attributes:
+        record: of the plan. It has the devices that are nearest to the slots, and no others.
+        runs: the foreseen runs by the arm's label. Empty if the plan came without them.
+        slots: devices of a trial.
+        device: `cuda` or `cpu`.
+        cluster: the slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
+        speed: what an earlier study has measured of these devices; None if the study does not learn.
+    """
+
+    record: PlanRecord
+    runs: Mapping[str, ArmRuns]
+    slots: int
+    device: str
+    cluster: Cluster | None = None
+    speed: DeviceSpeed | None = None
+
+    @property
+    def devices(self) -> PlannedDevices:
+        """The plan for the devices that are nearest to the slots."""
+        return self.record.devices[0]
+
+    @cached_property
+    def replicas(self) -> int:
+        """Replicas of the model on the slots."""
+        ranks = ranks_of_a_replica(self.record.ds_config)
+        run = next((runs.small for runs in self.runs.values() if not runs.stopped), None)
+        if run is not None:
+            # The code may divide the ranks, as a pipeline does into stages.
+            ranks = max(ranks, run.world // max(1, run.replicas))
+        return max(1, self.slots // ranks)
+
+    @cached_property
+    def foreseen(self) -> tuple[ForeseenArm, ...]:
+        """The memory of the arms on so many slots; none if the plan came without its runs."""
+        found = (self._memory(runs) for runs in self.runs.values() if not runs.stopped)
+        return tuple(arm for arm in found if arm is not None)
+
+    @cached_property
+    def expected(self) -> tuple[ExpectedArm, ...]:
+        """The arms in the order of the plan."""
+        return tuple(
+            ExpectedArm(
+                key=self.key_of(arm),
+                label=arm.label,
+                micro_batch=arm.micro_batch,
+                samples_per_s=self._samples_per_s(arm),
+                is_first=bool(self.devices.best) and arm.label == self.devices.best,
+                no_room=self._no_room(arm),
+                switches=frozenset(switches_of(arm.ds_config or arm.knobs)),
+            )
+            for arm in self.devices.arms
+            if not arm.stopped
+        )
+
+    def key_of(self, arm: PlannedArm) -> ArmKey:
+        """Returns the memory settings of one of the plan's arms."""
+        # An arm that was not run has no complete configuration.
+        return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
+
+    def told(self) -> Iterator[str]:
+        """Yields what the study takes from the plan, in sentences for its log."""
+        devices, chosen = self.devices, self.devices.chosen
+        first = "" if chosen is None else f" It tries {chosen.label} first, with a micro-batch of {chosen.micro_batch}"
+        nothing = " Its speeds contradict themselves." if devices.contradiction else " It says that nothing fits there."
+        more = ", or with a smaller one if less fits here." if first else nothing
+        here = "these devices" if self.cluster is not None and devices.count == self.slots else devices.label
+        yield f"The search begins with the plan {self.record.plan_id} for {here}.{first}{more}"
+        if self.speed is not None and self.cluster is not None:
+            yield self.speed.sentence
+        if self.cluster is None:
+            other = f"This host's devices are not {devices.device}"
+            if figures_of(devices) is None:
+                other = f"The plan's figures of {devices.device} are of another version"
+            yield f"{other}, so the plan gives an order of arms and no speeds."
+        if not self.runs:
+            yield "The plan came without its folder `runs`, so formulas give the memory of its arms."
+
+    def unlike(self, profile: ModelProfile, base_config: Mapping[str, Any]) -> str:
+        """Returns why the plan is not of the program that a profile trial has found, as a clause; empty if it may be.
+
+        Args:
+            profile: the model.
+            base_config: the user's DeepSpeed configuration, completed by that trial.
+        """
+        planned, found = self.record.parameters, profile.num_params
+        # Of a pipeline, a plan knows the first stage alone.
+        if not profile.pipeline_parallel and planned and abs(planned - found) > _SAME_MODEL * found:
+            return f"is for a model with {planned:,} parameters, and this one has {found:,}"
+        other = unlike_precision(self.record.ds_config, base_config)
+        if other:
+            return other
+        of_plan, here = self._flops_per_sample, profile.flops_per_sample
+        if of_plan and here and not profile.pipeline_parallel and not 1 / _SAME_WORK < of_plan / here < _SAME_WORK:
+            return f"is for samples of {of_plan:.2g} FLOPs, and these take {here:.2g}, so they have other shapes"
+        return ""
+
+    def left_out(self, unlike: str) -> str:
+        """Returns the sentences of a study that goes on without the plan.
+
+        Args:
+            unlike: why, as `unlike` has it.
+        """
+        made_for = f" It was made for: {shlex.join(self.record.command)}." if self.record.command else ""
+        return (
+            f"The study goes on without the plan {self.record.plan_id}, because the plan {unlike}.{made_for} "
+            "Make a plan of this program, if you want to begin with one."
+        )
+
+    @cached_property
+    def _flops_per_sample(self) -> float:
+        """FLOPs of one sample in the user's own arm; 0 if the plan came without its run."""
+        own = next((runs for runs in self.runs.values() if runs.arm.is_own and not runs.stopped), None)
+        return 0.0 if own is None else flops_per_sample(own.small)
+
+    def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
+        """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
+        return self.steps.of(candidate, base_config)
+
+    @cached_property
+    def steps(self) -> ForeseenSteps:
+        """The foreseen steps of the plan's arms on the slots."""
+        arms = {arm.label: arm for arm in self.devices.arms}
+        runs = {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
+        return ForeseenSteps(runs, self.cluster, self.replicas)
+
+    def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
+        return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)
+
+    def _samples_per_s(self, arm: PlannedArm) -> float:
+        """Returns an arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known."""
+        runs = self.runs.get(arm.label)
+        if arm.samples_per_s is None:
+            return 0.0
+        if self.speed is None or self.cluster is None or runs is None or runs.stopped:
+            return arm.samples_per_s.value
+        step = runs.step_at(self.replicas, arm.micro_batch, arm.accumulation)
+        return foresee_step(step, self.cluster, self.speed.constants).samples_per_s
+
+    def _no_room(self, arm: PlannedArm) -> str:
+        """Returns why an arm cannot fit on the slots; empty if it may, or if the plan is for others."""
+        if self.cluster is None or self.slots > self.devices.count or arm.peak is None:
+            return ""
+        if arm.fits >= _HOPELESS or arm.largest_micro_batch or arm.peak.low <= self.devices.memory:
+            return ""
+        return f"it needs {bytes_shown(arm.peak.value)} of {bytes_shown(self.devices.memory)} on {self.devices.device}."
+
+
+def unlike_precision(planned: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Returns how the precisions of a plan's and of a study's configuration differ, as a clause; empty if they do not.
+
+    Args:
+        planned: the DeepSpeed configuration of the plan, completed by its program.
+        found: that of the study.
+    """
+    of_plan, here = (8 * ZeroSettings.of(config).precision.bytes_per_param for config in (planned, found))
+    if of_plan == here:
+        return ""
+    return f"is for parameters of {of_plan} bits, and this configuration has {here} bits"
+
+
+def figures_of(devices: PlannedDevices) -> DeviceFigures | None:
+    """Returns the figures of a plan's devices; None if the plan is of another version."""
+    try:
+        return DeviceFigures(**devices.figures)
+    except TypeError:
+        return None
+
+
+def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevices, bool]:
+    """Returns the devices of a plan that are nearest to some slots, and whether they are of the same kind.
+
+    The kind counts first, then the number, then the plan's answer.
+
+    Args:
+        record: of the plan.
+        host: has the slots.
+        slots: devices of a trial.
+    """
+    known = {each.device: figures for each in record.devices if (figures := figures_of(each)) is not None}
+    own = own_kind(host, known)
+    answer = None if record.best is None else record.devices[record.best]
+
+    def likeness(each: PlannedDevices) -> tuple[bool, float, bool]:
+        return own is not None and each.device == own.name, -abs(log(each.count / slots)), each is answer
+
+    found = max(record.devices, key=likeness)
+    return found, likeness(found)[0]
+
+
+def plan_for(record: PlanRecord, host: Host, slots: int) -> PlanRecord:
+    """Returns a plan with nothing but the devices that are nearest to some slots."""
+    devices, _ = devices_for(record, host, slots)
+    return record.model_copy(update={"devices": (devices,), "best": 0 if devices.best else None})
+
+
+def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPlan | None:
+    """Returns the plan that a study has kept; None if it began with none.
+
+    Args:
+        folder: of the study's copy.
+        host: has the slots, or is one of the hosts that have them.
+        slots: devices of a trial.
+        hosts: that a trial takes.
+
+    Raises:
+        InputError: the copy is damaged.
+    """
+    if not PlanPaths(folder).record.is_file():
+        return None
+    paths, record = read_plan_file(folder)
+    devices, is_here = devices_for(record, host, slots)
+    figures = figures_of(devices) if is_here else None
+    cluster = None if figures is None else Cluster(device=figures, hosts=hosts, per_host=slots // hosts)
+    speed = read_device_speed(speed_file(folder))
+    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster, speed)
+
+
+# The plan that a study is asked to begin with, checked before anything is started.
+
+
+_SECTIONS = ("fp16", "bf16", "bfloat16")
+
+
+def read_given_plan(
+    given: Path, host: Host, slots: int, ds_config: Mapping[str, Any], stages: Collection[int]
+) -> tuple[PlanPaths, PlanRecord]:
+    """Returns the files of a plan, and the plan with nothing but the devices that are nearest to some slots.
+
+    It is checked against all that a study knows before its profile trial.
+
+    Args:
+        given: its plan.json, or its folder.
+        host: has the slots.
+        slots: devices of a trial.
+        ds_config: the user's DeepSpeed configuration as they wrote it; empty if it is in the code.
+        stages: ZeRO stages that the study may use.
+
+    Raises:
+        InputError: there is no plan, it or one of its runs is damaged, it has foreseen nothing, it is of another
+            precision, its groups of ranks do not go on so many slots, or it has none of the stages.
+    """
+    paths, record = read_plan_file(given)
+    record, where = plan_for(record, host, slots), f"--plan {given}"
+    (devices,) = record.devices
+    # A damaged run would end the study when it has its folder.
+    kept_runs(devices, paths)
+    check_groups(record.ds_config, slots, where)
+    unlike = unlike_precision(record.ds_config, ds_config) if _states_precision(ds_config) else ""
+    if unlike:
+        raise InputError(
+            f"the plan {unlike}.", where=where, remedy="Make a plan of this configuration, or leave --plan out."
+        )
+    configs = [arm.ds_config for arm in devices.arms if not arm.stopped and arm.ds_config]
+    planned = {ZeroSettings.of(config).stage for config in configs}
+    if planned and not planned & set(stages):
+        raise InputError(
+            f"the plan has ZeRO {_listed(planned)}, and the study may use {_listed(stages)}.",
+            where=where,
+            remedy=f"Ask for stages of the plan (--zero-stages {min(planned)}), or leave --plan out.",
+        )
+    return paths, record
+
+
+def _states_precision(ds_config: Mapping[str, Any]) -> bool:
+    """Returns whether a configuration alone decides on 16 bits. Code may set what it lacks, or has as "auto"."""
+    stated = [ds_config[name].get("enabled") for name in _SECTIONS if isinstance(ds_config.get(name), Mapping)]
+    return bool(stated) and all(type(enabled) is bool for enabled in stated)
+
+
+def _listed(stages: Collection[int]) -> str:
+    return " and ".join(str(stage) for stage in sorted(stages))

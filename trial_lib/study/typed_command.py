@@ -1,0 +1,253 @@
+"""A typed command instead of an experiment's YAML. It is turned into a YAML and read."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of, this_host
+from trial_lib.inputs.config import MappedKey
+from trial_lib.inputs.entrypoint import Entrypoint
+from trial_lib.inputs.launchers import is_environment_from, launcher_named, launcher_of, python_programs
+from trial_lib.inputs.places import MAPPING_TARGET, PLACES
+from trial_lib.inputs.program_section import read_vary
+from trial_lib.inputs.read_experiment import Experiment, read_typed_experiment
+from trial_lib.inputs.search_space import read_search_space
+from trial_lib.inputs.words import ASSIGNMENT
+from trial_lib.messages.errors import InputError
+from trial_lib.records.switches import PROGRAM
+
+_WHERE = "the command"
+_NEVER_FOLDED = 1_000_000_000  # columns, because a line break within quotes would become a space
+
+
+def read_command(
+    command: Sequence[str],
+    arg_mappings: Mapping[str, str],
+    folder: Path,
+    host: Host | None,
+    include: Sequence[Path] = (),
+    vary: Mapping[str, Any] | None = None,
+    wrapper: Sequence[str] = (),
+) -> Experiment:
+    """Returns the experiment of a command, as a shell in this environment would run it.
+
+    Args:
+        command: its words.
+        arg_mappings: the option or the environment variable that sets each DeepSpeed key.
+        folder: its working directory.
+        host: this host's devices. None if it does not run on them. Then a number of ranks that depends on them is 1.
+        include: files and folders that its code imports from outside the folder.
+        vary: the program's switches, as the section `program` of `search_space` has them.
+        wrapper: the words that the user typed, if they start the command from the same folder.
+
+    Raises:
+        InputError: the command cannot be read, or names something that does not exist.
+    """
+    for word in command:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
+            ) from None
+    text = _experiment_text(_as_found(command, folder), arg_mappings, folder, vary or {})
+    experiment = read_typed_experiment(text, folder, include=include, wrapper=wrapper)
+    entrypoint = experiment.entrypoint
+    if entrypoint.trial_class is not None:
+        raise InputError(
+            f"{entrypoint.trial_class} is a trial class, which needs an experiment's YAML.",
+            where=_WHERE,
+            remedy="Write it as the entrypoint of one, and tune by `zerotune asha CONFIG_PATH MODEL_DIR`.",
+        )
+    if host is None:
+        slots = entrypoint.slots if isinstance(entrypoint.slots, int) else 1
+    else:
+        slots = _ranks(entrypoint, devices_of(entrypoint, host))
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots, "hosts": entrypoint.hosts})
+    lines = ["resources:", f"  slots_per_trial: {slots}"]
+    if entrypoint.hosts:
+        lines += ["  hosts:", *(f"    {_quoted(name)}: {count}" for name, count in entrypoint.hosts.items())]
+    return replace(
+        experiment,
+        text=text + "\n".join(lines) + "\n",
+        config=experiment.config.model_copy(update={"resources": resources}),
+    )
+
+
+def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
+    """Returns the host with only the devices that a command may use.
+
+    Raises:
+        InputError: it names a device that the host lacks.
+    """
+    kind = kind_of(host.device)
+    visible = None if kind.visible_by is None else entrypoint.environment.get(kind.visible_by)
+    is_free = entrypoint.slots == "memory_nodes"
+    if kind.visible_by and kind.visible_by in os.environ and _names_devices(entrypoint):
+        raise InputError(
+            f"the launcher numbers all devices of this host, and {kind.visible_by} hides some from zerotune.",
+            where=_WHERE,
+            remedy=f"Unset {kind.visible_by}, or leave --include and --exclude out.",
+        )
+    is_overridden = launcher_named(entrypoint.launched_by).overrides_visible_devices and not is_free
+    if visible is not None and not is_overridden:
+        seen = this_host(visible, {**os.environ, **entrypoint.environment})
+        if seen.device != host.device:
+            raise InputError(
+                f"{kind.visible_by}={visible} names no {kind.resource} of this host.",
+                where=_WHERE,
+                remedy="Name one, or set the variable for zerotune itself to tune on processors.",
+            )
+        return seen
+    for device in (*(entrypoint.devices or ()), *entrypoint.excluded_devices):
+        if device >= len(host.slots):
+            raise InputError(
+                f"the launcher is told of device {device}, but this host has {len(host.slots)} {host.device} slot(s).",
+                where=_WHERE,
+                remedy=f"Name devices from 0 to {len(host.slots) - 1}.",
+            )
+    numbers = range(len(host.slots)) if entrypoint.devices is None else entrypoint.devices
+    left = [number for number in numbers if number not in entrypoint.excluded_devices]
+    if not left:
+        raise InputError("the launcher is left no device.", where=_WHERE, remedy="Exclude fewer.")
+    if _names_devices(entrypoint) and len(set(host.models.values())) > 1:
+        # The launcher passes the numbers to CUDA.
+        return this_host(",".join(map(str, left)), {**os.environ, **entrypoint.environment})
+    return replace(host, slots=[host.slots[number] for number in left])
+
+
+def _names_devices(entrypoint: Entrypoint) -> bool:
+    return entrypoint.devices is not None or bool(entrypoint.excluded_devices)
+
+
+def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
+    """Returns `--map KEY=TARGET` as a mapping.
+
+    Raises:
+        InputError: a key cannot be mapped, a target is no place in a command, or one occurs twice.
+    """
+    found: dict[str, str] = {}
+    for mapping in mappings:
+        key, _, target = mapping.partition("=")
+        where = f"--map {mapping}"
+        if key not in get_args(MappedKey):
+            keys = ", ".join(get_args(MappedKey))
+            raise InputError(f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {keys}.")
+        if not re.fullmatch(MAPPING_TARGET, target):
+            raise InputError(
+                f'"{target}" is no place in a command.',
+                where=where,
+                remedy=f"Write {key}= and {PLACES}.",
+            )
+        if key in found or target in found.values():
+            raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")
+        found[key] = target
+    return found
+
+
+def check_vary(words: Sequence[str]) -> dict[str, Any]:
+    """Returns `--vary PLACE=VALUES` as the section `program` of `search_space`.
+
+    Raises:
+        InputError: a word has no place or no values, or the section has a mistake.
+    """
+    return read_vary(words, read_search_space) if words else {}
+
+
+def _as_found(command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the command with the path of its program, unless the program is in ZeroTune's own environment.
+
+    So the words in a study's record mean the same in another shell.
+    """
+    words = list(command)
+    position = 0
+    assigned: dict[str, str] = {}
+    while position < len(words) and (ASSIGNMENT.match(words[position]) or words[position] == "env"):
+        name, _, value = words[position].partition("=")
+        assigned[name] = value
+        position += 1
+    if is_environment_from(words[position:]):
+        # What runs there is found there.
+        return words
+    launcher = launcher_of(words[position:])
+    if launcher is not None and launcher.runs_command:
+        # The shell's PATH also finds the program that the launcher starts.
+        position = next((at for at, word in enumerate(words) if at > position and _is_python(word)), position)
+    if position == len(words) or os.sep in words[position]:
+        return words
+    program = words[position]
+    found = shutil.which(program, path=assigned.get("PATH", os.environ.get("PATH")))
+    if found is None or not _is_python(program):
+        return words
+    path = folder / found
+    is_own = os.path.realpath(path.parent) == os.path.realpath(Path(sys.executable).parent)
+    if not (is_own and program in python_programs()):
+        words[position] = str(path)
+    return words
+
+
+def _is_python(program: str) -> bool:
+    """Returns whether a program, by its name, is a Python or belongs to one."""
+    return program in python_programs() or re.fullmatch(r"python3\.\d+", program) is not None
+
+
+def _ranks(entrypoint: Entrypoint, host: Host) -> int:
+    """Returns the number of ranks that a command starts on this host."""
+    slots = entrypoint.slots
+    if slots is None:
+        return 1
+    if isinstance(slots, int):
+        return slots
+    kind = kind_of(host.device)
+    if slots == "memory_nodes" and kind.computes_on_the_processor:
+        return min(_memory_nodes(), len(host.slots))
+    if slots in ("cpu", "gpu") and slots != kind.word:
+        raise InputError(
+            f"the launcher is asked for ranks on every {slots.upper()}, and this host has {host.device} slots.",
+            where=_WHERE,
+            remedy="Ask for a number, or for auto.",
+        )
+    return len(host.slots)
+
+
+def _memory_nodes() -> int:
+    """Returns the number of ranks that DeepSpeed starts on processors: one for each memory node of numactl."""
+    if os.environ.get("LOCAL_SIZE", "0").isdecimal() and int(os.environ.get("LOCAL_SIZE", "0")) > 0:
+        return int(os.environ["LOCAL_SIZE"])
+    try:
+        shown = subprocess.run(["numactl", "--hardware"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
+
+
+def _experiment_text(
+    words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, vary: Mapping[str, Any]
+) -> str:
+    lines = ["# Written by zerotune from the command that was typed."]
+    if not folder.resolve().name:
+        lines.append("name: study")
+    lines += ["follow_launcher: true", "entrypoint:", *(f"  - {_quoted(word)}" for word in words)]
+    if arg_mappings:
+        lines += ["arg_mappings:", *(f"  {key}: {_quoted(target)}" for key, target in arg_mappings.items())]
+    if vary:
+        # JSON is YAML.
+        said = (f"    {_quoted(place)}: {json.dumps(values)}" for place, values in vary.items())
+        lines += ["search_space:", f"  {PROGRAM}:", *said]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as a YAML scalar that reads back exactly."""
+    quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
+    return quoted.rstrip("\n")

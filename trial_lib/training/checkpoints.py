@@ -1,0 +1,568 @@
+"""The checkpoints of a training. Each is complete or absent, whatever kills the process and whenever the power fails.
+
+A checkpoint is a folder, `batch-00000120`. It is written under a hidden name, and everything in it is written to the
+disk. `manifest.json` with the size and the hash of each file comes last. Then the folder gets its name:
+
+    .batch-00000120.partial    being written, or left behind by a process that was killed meanwhile
+    batch-00000120             complete
+    .batch-00000120.replaced   the complete one before it of the same batch, until the new one has its name
+    .batch-00000120.pruned     no longer needed, being removed
+    .batch-00000120.universal  a copy for another number of ranks, while these load it
+    damaged-batch-00000120     was complete, and was found damaged later. It is kept for a person
+
+A rank's own state, beside the engines', is in a file `rank0.pt` that is read without pickle.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import heapq
+import io
+import json
+import math
+import os
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from trial_lib.messages.files import OWNERS_FOLDER, sync_folder, write_whole
+from trial_lib.training.distributed import DistributedContext, InvalidTrialError, must_be_seen, on_rank_0
+
+# The files of a checkpoint: their list, writing them to the disk, and whether they are still intact.
+
+
+FileRecord = dict[str, Any]
+"""The manifest's record of a file: `bytes`, and `sha256` in hexadecimal digits."""
+
+CHUNK_BYTES = 1 << 20
+
+
+def files_below(folder: Path) -> list[str]:
+    """Returns the paths of all files below a folder, relative to it; symbolic links to folders are not followed."""
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """Returns all folders below a folder, without itself."""
+    return [Path(parent, name) for parent, names, _ in os.walk(folder) for name in names]
+
+
+def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
+    """Deals files to the ranks, with about equal bytes: the largest first, to the rank with the least.
+
+    The same sizes are dealt alike on every rank.
+    """
+    shares: list[list[str]] = [[] for _ in range(ranks)]
+    loads = [(0, 0, rank) for rank in range(ranks)]  # bytes, files, rank
+    for size, name in sorted(((size, name) for name, size in sizes.items()), key=lambda file: (-file[0], file[1])):
+        held, files, rank = heapq.heappop(loads)
+        shares[rank].append(name)
+        heapq.heappush(loads, (held + size, files + 1, rank))
+    return shares
+
+
+def seal(paths: list[Path]) -> list[FileRecord]:
+    """Writes files to the disk and returns their records.
+
+    Raises:
+        OSError: one is missing, or the disk is full or fails.
+    """
+    # One waits for the disk and the other for the processor, so together they take half the time.
+    with ThreadPoolExecutor(1) as syncing:
+        synced = syncing.map(_sync, paths)
+        records = [_record(path) for path in paths]
+        list(synced)  # raises what a sync has raised
+    return records
+
+
+def problem_of_size(path: Path, name: str, record: FileRecord) -> str | None:
+    """Returns how a file's size differs from its record, or None. The file is not read."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return None if size == record["bytes"] else f"{name} has {size} bytes, not {record['bytes']}"
+
+
+def problem_of_content(path: Path, name: str, record: FileRecord) -> str | None:
+    """Returns how a file's content differs from its record, or None."""
+    try:
+        with path.open("rb") as file:
+            digest = _digest(file)
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return None if digest == record["sha256"] else f"{name} has the right size and another content"
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _record(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": _digest(file)}
+
+
+def _digest(file: BinaryIO) -> str:
+    if sys.version_info >= (3, 11):
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+# The objects that a checkpoint can hold for a rank: those that are read back without pickle.
+
+
+def unreadable_part(value: Any, where: str = "") -> str | None:
+    """Returns the innermost part of a state that `weights_only` cannot read back, such as `callbacks.ema is a Path`.
+
+    Args:
+        value: the state, or a part of it.
+        where: the keys that lead to the part.
+
+    Returns:
+        None if everything can be read back.
+    """
+    if isinstance(value, dict | list | tuple):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if not _reads_back(key):
+                return f"a key of {where or 'it'} is {_kind(key)}"
+            found = unreadable_part(inner, f"{where}.{key}" if where else str(key))
+            if found is not None:
+                return found
+        if type(value) in (dict, list, tuple):
+            return None
+    return None if _reads_back(value) else f"{where or 'it'} is {_kind(value)}"
+
+
+def _reads_back(value: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except Exception:  # noqa: BLE001 - a class may refuse to be pickled in words of its own
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_NAME = re.compile(r"batch-(\d{8,})")
+_HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned|universal)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint.
+
+    Attributes:
+        path: its folder.
+        batch: the optimizer steps done when it was saved.
+        world_size: the number of ranks that saved it.
+        metric: the validation metric at this batch; None if it was not measured, or is not finite.
+        state: the state of the training loop, JSON.
+    """
+
+    path: Path
+    batch: int
+    world_size: int
+    metric: float | None
+    state: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, `batch-00000120`."""
+        return self.path.name
+
+
+class CheckpointStore:
+    """The checkpoints of one training. It keeps the best and the last two.
+
+    The last but one is needed if the last turns out to be damaged, because the best may be old.
+
+    Args:
+        root: their folder, on a file system that all ranks share. It need not exist.
+        distributed: the ranks. Methods that all ranks call wait for all of them.
+        smaller_is_better: whether a smaller metric is better.
+    """
+
+    def __init__(self, root: Path, distributed: DistributedContext, smaller_is_better: bool) -> None:
+        self.root = root.absolute()
+        self._distributed = distributed
+        self._smaller_is_better = smaller_is_better
+
+    def save(
+        self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
+    ) -> Checkpoint:
+        """Saves a checkpoint, as `saving` does. Call it on all ranks.
+
+        Args:
+            batch: as for `saving`.
+            metric: as for `saving`.
+            state: as for `saving`.
+            write: called on every rank with the folder to write to.
+        """
+        with self.saving(batch, metric, state) as (checkpoint, folder):
+            write(folder)
+        return checkpoint
+
+    @contextlib.contextmanager
+    def saving(self, batch: int, metric: float | None, state: dict[str, Any]) -> Iterator[tuple[Checkpoint, Path]]:
+        """Saves the files that its body writes, then removes checkpoints that are no longer needed. All ranks enter it.
+
+        A checkpoint of the same batch is replaced, because the new one may have a metric that the old one lacks.
+
+        Args:
+            batch: the optimizer steps done.
+            metric: the validation metric at this batch; None if it was not measured.
+            state: the state of the training loop, JSON.
+
+        Yields:
+            The future checkpoint, and the folder to write it to, which all ranks share.
+
+        Raises:
+            InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
+            OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
+            Exception: the body's own error, at once and only on the rank that failed. The others may be waiting for
+                that rank there, and fail when it ends.
+
+        After any error there is no such checkpoint, and one of the same batch is unchanged.
+        """
+        name = _name(batch)
+        partial = self.root / f".{name}.partial"
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        checkpoint = Checkpoint(self.root / name, batch, self._distributed.size, metric, state)
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise InvalidTrialError(
+                f"The state of checkpoint {name} cannot be written as JSON ({error}): keep what is no number, string, "
+                "list or dict of these in the state_dict of a callback."
+            ) from error
+        on_rank_0(self._distributed, lambda: self._begin(partial))
+        must_be_seen(self._distributed, partial)
+        yield checkpoint, partial
+        self._distributed.barrier()
+        sizes = on_rank_0(
+            self._distributed, lambda: {name: (partial / name).stat().st_size for name in files_below(partial)}
+        )
+        if MANIFEST in sizes:
+            raise InvalidTrialError(
+                f"The trial has saved a file {MANIFEST} at the top of its checkpoint, where the list of the "
+                "checkpoint's files belongs: give it another name, or a folder of its own."
+            )
+        records = self._sealed(partial, sizes)
+        on_rank_0(self._distributed, lambda: self._complete(partial, checkpoint, records))
+        if self._distributed.rank == 0:
+            self._prune()
+
+    def judge(self, batch: int, metric: float) -> None:
+        """Adds a metric that was measured later to the complete checkpoint of this batch, if there is one.
+
+        Call it on one rank.
+
+        Raises:
+            OSError: the disk is full or fails. The checkpoint is then unchanged.
+        """
+        with contextlib.suppress(_DamagedError):
+            checkpoint, records = _read_manifest(self.root / _name(batch))
+            if math.isfinite(metric):
+                _write_manifest(checkpoint.path, dataclasses.replace(checkpoint, metric=metric), records)
+
+    def newest_intact(self, note: Callable[[str], None]) -> Checkpoint | None:
+        """Returns the newest checkpoint with intact files. Call it on all ranks, which share the reading.
+
+        A damaged one gets the name `damaged-...`. The training will reach its batch again and save it under the old
+        name. Until then it must not count as the latest or the best. It is kept, except for a later damaged one of the
+        same batch. It may be all the work since the checkpoint before, and a person may still save it.
+
+        Args:
+            note: called on rank 0 with each damaged checkpoint and its damage.
+
+        Raises:
+            OSError: a rank does not see the folder, or it cannot be written; on all ranks.
+        """
+        names = on_rank_0(self._distributed, self._tidied_names)
+        while names:
+            name = names.pop()
+            must_be_seen(self._distributed, self.root / name)
+            verified = self._verified(self.root / name)
+            if isinstance(verified, Checkpoint):
+                return verified
+            on_rank_0(self._distributed, functools.partial(self._set_aside, name))
+            if self._distributed.rank == 0:
+                instead = "the one before is used" if names else "there is none before it, so the training begins anew"
+                note(
+                    f"checkpoint {name} is damaged ({verified}); {instead}. It was renamed to damaged-{name}: look "
+                    "at it, or delete it"
+                )
+        return None
+
+    def complete(self) -> list[Checkpoint]:
+        """Returns the complete checkpoints, oldest first, as this process sees them. Their files are not read."""
+        found = []
+        for name in self._names():
+            with contextlib.suppress(_DamagedError):
+                found.append(_read_manifest(self.root / name)[0])
+        return found
+
+    def best(self) -> Checkpoint | None:
+        """Returns the complete checkpoint with the best metric, the oldest of equals; None if none has a metric."""
+        return self._best_of(self.complete())
+
+    def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        sign = 1.0 if self._smaller_is_better else -1.0
+        measured = [(sign * found.metric, found.batch, found) for found in checkpoints if found.metric is not None]
+        return min(measured)[2] if measured else None
+
+    # -- steps of a save, on rank 0 unless they say otherwise ------------------------------------------------------
+
+    def _begin(self, partial: Path) -> None:
+        missing = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        self.root.mkdir(mode=OWNERS_FOLDER, parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
+        self._tidy()
+        partial.mkdir(mode=OWNERS_FOLDER)
+
+    def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
+        """Writes the files to the disk and returns their records. Each rank does its share."""
+        rank = self._distributed.rank
+        records: dict[str, FileRecord] = {}
+        problem = None
+        try:
+            share = dealt(sizes, self._distributed.size)[rank]
+            records = dict(zip(share, seal([folder / name for name in share]), strict=True))
+        except OSError as error:
+            problem = f"rank {rank}: {error}"
+        shares = self._distributed.allgather((records, problem))
+        for _, problem in shares:
+            if problem is not None:
+                raise OSError(f"The checkpoint in {folder} could not be brought to the disk ({problem}).")
+        return {name: record for share, _ in shares for name, record in share.items()}
+
+    def _complete(self, partial: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
+        for folder in folders_below(partial):
+            sync_folder(folder)
+        # This also writes the names in `partial` to the disk.
+        _write_manifest(partial, checkpoint, records)
+        replaced = self.root / f".{checkpoint.name}.replaced"
+        if checkpoint.path.exists():
+            checkpoint.path.rename(replaced)
+        partial.rename(checkpoint.path)
+        sync_folder(self.root)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _prune(self) -> None:
+        checkpoints = self.complete()
+        best = self._best_of(checkpoints)
+        surplus = [found for found in checkpoints[:-2] if found is not best]
+        hidden = [found.path.rename(self.root / f".{found.name}.pruned") for found in surplus]
+        if hidden:
+            # The new names are on the disk before a file is removed, so no half of a checkpoint returns
+            # under the old name.
+            sync_folder(self.root)
+        for folder in hidden:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _tidy(self) -> None:
+        """Removes leftovers of killed processes. A checkpoint that was being replaced gets its name back."""
+        for folder in list(self.root.iterdir()) if self.root.exists() else ():
+            leftover = _HIDDEN.fullmatch(folder.name)
+            if leftover is None:
+                continue
+            name, kind = leftover.groups()
+            if kind == "replaced" and not (self.root / name).exists():
+                folder.rename(self.root / name)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # -- steps of a search ---------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        folders = self.root.iterdir() if self.root.exists() else ()
+        return sorted((folder.name for folder in folders if _NAME.fullmatch(folder.name)), key=_batch)
+
+    def _tidied_names(self) -> list[str]:
+        self._tidy()
+        return self._names()
+
+    def _verified(self, folder: Path) -> Checkpoint | str:
+        """Returns a checkpoint, or its damage. Each rank reads its share."""
+
+        def read() -> tuple[Checkpoint, dict[str, FileRecord]] | str:
+            try:
+                return _read_manifest(folder)
+            except _DamagedError as error:
+                return str(error)
+
+        manifest = on_rank_0(self._distributed, read)
+        if isinstance(manifest, str):
+            return manifest
+        checkpoint, records = manifest
+        sizes = {name: record["bytes"] for name, record in records.items()}
+        share = dealt(sizes, self._distributed.size)[self._distributed.rank]
+        for problem_of in (problem_of_size, problem_of_content):  # a look at all sizes first: no file is read for it
+            problems = (problem_of(folder / name, name, records[name]) for name in share)
+            own = next((problem for problem in problems if problem is not None), None)
+            found = [problem for problem in self._distributed.allgather(own) if problem is not None]
+            if found:
+                return str(found[0])
+        return checkpoint
+
+    def _set_aside(self, name: str) -> None:
+        damaged = self.root / f"damaged-{name}"
+        shutil.rmtree(damaged, ignore_errors=True)
+        (self.root / name).rename(damaged)
+        sync_folder(self.root)
+
+
+def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
+    """Writes a rank's own state into a checkpoint's folder.
+
+    Args:
+        folder: the checkpoint's.
+        rank: this one.
+        state: tensors, numbers, strings, and lists, tuples and dicts of them.
+
+    Raises:
+        InvalidTrialError: a part of the state could not be read back without pickle. It names the keys that lead to it.
+    """
+    path = _rank_file(folder, rank)
+    try:
+        torch.save(state, path)
+        # Mapped, so that only the structure of the objects is read, and no tensor.
+        torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        offender = unreadable_part(state)
+        if offender is None:
+            raise  # nothing is wrong with the state: the disk is full, say
+        raise InvalidTrialError(
+            f"The state of rank {rank} cannot be saved: {offender}. A checkpoint is read without pickle and holds "
+            "tensors, numbers, strings, lists, dicts and tuples: return such from the state_dict."
+        ) from error
+
+
+def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
+    """Returns the state that `save_rank_state` wrote, with all tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: the checkpoint was saved by fewer ranks.
+    """
+    state: dict[str, Any] = torch.load(_rank_file(folder, rank), map_location="cpu", weights_only=True)
+    return state
+
+
+class _DamagedError(Exception):
+    """The damage of a checkpoint's manifest."""
+
+
+def _name(batch: int) -> str:
+    return f"batch-{batch:08d}"
+
+
+def _batch(name: str) -> int:
+    return int(name.removeprefix("batch-"))
+
+
+def _rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.pt"
+
+
+def _write_manifest(folder: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
+    manifest = {
+        "format": FORMAT,
+        "batch": checkpoint.batch,
+        "world_size": checkpoint.world_size,
+        "metric": checkpoint.metric,
+        "state": checkpoint.state,
+        "files": dict(sorted(records.items())),
+    }
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _read_manifest(folder: Path) -> tuple[Checkpoint, dict[str, FileRecord]]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise _DamagedError(f"{MANIFEST} has the format {manifest['format']}, and this program reads {FORMAT}")
+        batch, world_size, metric = manifest["batch"], manifest["world_size"], manifest["metric"]
+        state, records = manifest["state"], manifest["files"]
+    except FileNotFoundError:
+        raise _DamagedError(f"{MANIFEST} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"{MANIFEST} cannot be read: {error!r}") from error
+    if folder.name != _name(batch):
+        raise _DamagedError(f"{MANIFEST} is that of {_name(batch)}")
+    return Checkpoint(folder, batch, world_size, metric, state), records
+
+
+# The states of all random number generators of a rank. A resumed training draws as an uninterrupted one.
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, numpy, and torch on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """Returns the states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
+
+    A rank draws on one device, the current one. `cuda` is None if none is in use.
+    """
+    version, internal, next_gauss = random.getstate()
+    return {
+        "python": [version, list(internal), next_gauss],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        # Asking an unused device for its state would create a context on it.
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def restore(states: dict[str, Any]) -> None:
+    """Restores the result of `capture`. The next draws are those that followed it.
+
+    Raises:
+        ValueError: numpy's global generator has been replaced by one of another kind.
+    """
+    version, internal, next_gauss = states["python"]
+    random.setstate((version, tuple(internal), next_gauss))
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _plain(value: Any) -> Any:
+    """Returns a state of a numpy generator with lists instead of arrays and Python's numbers instead of numpy's."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value

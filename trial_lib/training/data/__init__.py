@@ -1,1 +1,0 @@
-"""Data loaders and samplers of a trial class."""

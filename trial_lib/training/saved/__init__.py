@@ -1,1 +1,0 @@
-"""Checkpoints of a trial class, and the random states in them."""
