@@ -166,7 +166,7 @@ _FROM_MOST = {
 }
 # If no fused kernel takes a program's attention, PyTorch's `sdpa` computes it by matrix products and keeps more than
 # attention as written. On two samples of four heads and 256 tokens, on a CPU, autograd saved 3.5 MiB for 3.0 in bf16.
-# `tests/unit/memory/test_attention_as_kept.py` shows it again.
+# `tests/unit/search/test_attention_as_kept.py` shows it again.
 _UNSURE = frozenset(repr(value) for value in ("eager", "sdpa"))
 # With every second of its blocks recomputed, a program keeps the others as without recomputation: half of it.
 _HALF_OF = {(CHECKPOINTING, repr("every_second")): repr("none")}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.memory.test_foreseen_bytes import BASE, GIB, MIB, PROFILE, arm, candidate
+from tests.unit.search.test_foreseen_bytes import BASE, GIB, MIB, PROFILE, arm, candidate
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult

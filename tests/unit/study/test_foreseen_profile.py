@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
+from tests.unit.plan.pretended_runs import MIB, pretended_run
 from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.study.foreseen_arms import foreseen_profile
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from study_setups import setup_of
 
-from tests.unit.foresee.memory.test_arm_bytes import run_of
+from tests.unit.plan.test_arm_bytes import run_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
 from trial_lib.study import foreseen_arms

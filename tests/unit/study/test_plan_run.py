@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.foresee.plan.pretended_runs import pretended_run
+from tests.unit.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.study.open_plan import open_plan, read_plan

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.space.arms_of_space import adaptive, fine, here, labels, told
+from tests.unit.search.arms_of_space import adaptive, fine, here, labels, told
 from trial_lib.deepspeed_config.layout import AUTOTP, LAYOUTS, PROGRAM, ModelShape, Replicas
 from trial_lib.inputs.search_space import read_search_space
 from trial_lib.messages.errors import InputError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.space.arms_of_space import ZERO, adaptive, fine, here, labels, told
+from tests.unit.search.arms_of_space import ZERO, adaptive, fine, here, labels, told
 from trial_lib.inputs.search_space import read_search_space
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.plan_fixtures import GIB, arm_by_hand, devices_by_hand
-from tests.unit.study.confirm.test_confirming import OTHER, OWN, arguments, driver_of, ended, searched
+from tests.unit.study.test_confirming import OTHER, OWN, arguments, driver_of, ended, searched
 from trial_lib.messages.measurement import TracedStep
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome

@@ -13,7 +13,7 @@ from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.study.history import Asked, AskedSweep, History, Told
 from trial_lib.study.known_trials import earlier_trials
 
-TINY = Path(__file__).parents[3] / "programs" / "tiny_study"
+TINY = Path(__file__).parents[2] / "programs" / "tiny_study"
 PROFILE = ModelProfile(
     num_params=10,
     trainable_num_params=10,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.foresee.plan.test_planning import Foresees, problem_of
+from tests.unit.plan.test_planning import Foresees, problem_of
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.devices import Constant, DeviceSpeed, Efficiencies
 from trial_lib.plan.planning import WantedRun, plan

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.foresee.plan.pretended_runs import pretended_run
+from tests.unit.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.answer import configuration

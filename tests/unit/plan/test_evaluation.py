@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.foresee.plan.pretended_runs import MIB, pretended_run
+from tests.unit.plan.pretended_runs import MIB, pretended_run
 from trial_lib.messages.errors import InputError
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.arm_runs import ArmRuns, divided_anew

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.foresee.plan.pretended_runs import pretended_run
+from tests.unit.plan.pretended_runs import pretended_run
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
 from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun

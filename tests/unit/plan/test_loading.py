@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.foresee.plan.pretended_runs import pretended_run
+from tests.unit.plan.pretended_runs import pretended_run
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.answer import is_bound_by_loading
 from trial_lib.plan.arm_runs import ArmRuns, at_size, with_common_loading

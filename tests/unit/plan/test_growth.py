@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.foresee.memory.test_by_size import step_of
-from tests.unit.foresee.plan.pretended_runs import pretended_run
+from tests.unit.plan.pretended_runs import pretended_run
+from tests.unit.plan.test_by_size import step_of
 from trial_lib.messages.foreseen_run import Storage
 from trial_lib.plan.scaling import growth_between
 
