@@ -267,18 +267,12 @@ class RunningStudy:
 
     A command opens its study before the flow starts, so that the fork server is primed while Prefect starts. It hands
     this object to the flow (`flows.tune.tune_open`), and reads here how the flow left the study.
-
-    Attributes:
-        study: the open study. The flow replaces it when it resumes a search that failed.
-        is_refused: whether the study has failed because the input is wrong. False if it was interrupted.
-        training_failure: why the full experiment failed; None if it did not.
-        has_begun: whether the flow has come to the study.
     """
 
-    study: OpenStudy
-    is_refused: bool = False
-    training_failure: str | None = None
-    has_begun: bool = False
+    study: OpenStudy  # the open study. The flow replaces it when it resumes a search that failed.
+    is_refused: bool = False  # whether the study has failed because the input is wrong. False if it was interrupted.
+    training_failure: str | None = None  # why the full experiment failed; None if it did not
+    has_begun: bool = False  # whether the flow has come to the study
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Leaves the study here. Prefect sends the flow to Ray with each task, which needs only its name."""

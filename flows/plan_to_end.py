@@ -30,17 +30,11 @@ _TRACKING_CLOSE_S = 30.0
 
 @dataclass(frozen=True)
 class PlanEnd:
-    """A plan that has ended.
+    """A plan that has ended."""
 
-    Attributes:
-        record: of the plan.
-        paths: its files.
-        tracker: has sent it to MLflow, or has failed.
-    """
-
-    record: PlanRecord
-    paths: PlanPaths
-    tracker: Tracker
+    record: PlanRecord  # of the plan
+    paths: PlanPaths  # its files
+    tracker: Tracker  # has sent it to MLflow, or has failed
 
 
 def plan_to_end(

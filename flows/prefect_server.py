@@ -136,23 +136,15 @@ class ServerError(RuntimeError):
 
 @dataclass
 class Service:
-    """A server process.
+    """A server process."""
 
-    Attributes:
-        name: for messages, such as `The MLflow UI`.
-        command: the words of its command. No shell is used.
-        environment: all of its environment variables.
-        log: the file with its output since its start.
-        port: at which it refuses a request without a credential once it is ready. None if it listens to no port.
-        shares_log: whether other processes write to the same log.
-    """
-
-    name: str
-    command: list[str]
-    environment: dict[str, str]
-    log: Path
+    name: str  # for messages, such as `The MLflow UI`
+    command: list[str]  # the words of its command. No shell is used.
+    environment: dict[str, str]  # all of its environment variables
+    log: Path  # the file with its output since its start
+    # At which it refuses a request without a credential once it is ready. None if it listens to no port.
     port: HeldPort | None = None
-    shares_log: bool = False
+    shares_log: bool = False  # whether other processes write to the same log
     _process: Leashed | None = field(default=None, init=False)
 
     def start(self) -> None:

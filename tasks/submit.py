@@ -64,15 +64,10 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
 
 
 class TrialFuture(Protocol):
-    """The task run of a trial or of a sweep.
+    """The task run of a trial or of a sweep."""
 
-    Attributes:
-        wrapped_future: done when the task run has ended.
-        state: the state that it ended in.
-    """
-
-    wrapped_future: "Future[Any]"
-    state: Any
+    wrapped_future: "Future[Any]"  # done when the task run has ended
+    state: Any  # the state that it ended in
 
     def wait(self) -> None:
         """Waits for its end."""
@@ -110,13 +105,9 @@ def trial_on_ray(order: Callable[[], ClusterOrder], label: str, metric: str, sec
 
 @dataclass(frozen=True)
 class RayWork:
-    """Work on the cluster that the flow waits for.
+    """Work on the cluster that the flow waits for."""
 
-    Attributes:
-        wrapped_future: done when the work has ended.
-    """
-
-    wrapped_future: "Future[Any]"
+    wrapped_future: "Future[Any]"  # done when the work has ended
 
     @property
     def state(self) -> str:

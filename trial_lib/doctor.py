@@ -54,19 +54,12 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report.
+    """One line of the doctor's report."""
 
-    Attributes:
-        name: of the checked thing.
-        verdict: `fail` if a study would fail or hang; `warn` if it may, or would be slower than necessary.
-        said: the finding, in one sentence.
-        remedy: how to mend it. Empty if there is nothing to mend.
-    """
-
-    name: str
-    verdict: Verdict
-    said: str
-    remedy: str = ""
+    name: str  # of the checked thing
+    verdict: Verdict  # `fail` if a study would fail or hang; `warn` if it may, or would be slower than necessary
+    said: str  # the finding, in one sentence
+    remedy: str = ""  # how to mend it. Empty if there is nothing to mend.
 
 
 def ok(name: str, said: str) -> Check:
@@ -113,17 +106,11 @@ ACCELERATORS, DEVICES = "accelerators", "devices"
 
 @dataclass(frozen=True)
 class DevicesFound:
-    """The devices to train on.
+    """The devices to train on."""
 
-    Attributes:
-        host: the devices that this process may use.
-        driver: the version of the NVIDIA driver; None without one.
-        conditions: of each slot's device, if there is anything to report.
-    """
-
-    host: Host
-    driver: str | None = None
-    conditions: tuple[DeviceCondition, ...] = ()
+    host: Host  # the devices that this process may use
+    driver: str | None = None  # the version of the NVIDIA driver; None without one
+    conditions: tuple[DeviceCondition, ...] = ()  # of each slot's device, if there is anything to report
 
     @classmethod
     def here(cls) -> "DevicesFound":

@@ -13,17 +13,11 @@ _WHERE = "the DeepSpeed configuration"
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The samples of one optimizer step, and their division.
+    """The samples of one optimizer step, and their division."""
 
-    Attributes:
-        train_batch_size: samples in one optimizer step, over all replicas.
-        micro_batch_size: samples of a rank in one forward pass.
-        gradient_accumulation_steps: micro-batches in one optimizer step.
-    """
-
-    train_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
+    train_batch_size: int  # samples in one optimizer step, over all replicas
+    micro_batch_size: int  # samples of a rank in one forward pass
+    gradient_accumulation_steps: int  # micro-batches in one optimizer step
 
 
 def resolve_batch(config: Mapping[str, Any], data_parallel_size: int) -> BatchSizes:

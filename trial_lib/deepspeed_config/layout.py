@@ -35,19 +35,12 @@ _OF_SETTINGS = {AUTOTP: "tensor", SEQUENCE: "sequence", AUTOEP: "expert"}
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks of a configuration share a replica of the model, in ranks. A group of one is none.
+    """How the ranks of a configuration share a replica of the model, in ranks. A group of one is none."""
 
-    Attributes:
-        tensor: of a tensor-parallel group.
-        sequence: of a group of Ulysses' sequence parallelism.
-        pipeline: stages of the pipeline.
-        expert: of a group that divides the experts of a mixture. Its ranks have batches of their own.
-    """
-
-    tensor: int = 1
-    sequence: int = 1
-    pipeline: int = 1
-    expert: int = 1
+    tensor: int = 1  # of a tensor-parallel group
+    sequence: int = 1  # of a group of Ulysses' sequence parallelism
+    pipeline: int = 1  # stages of the pipeline
+    expert: int = 1  # of a group that divides the experts of a mixture. Its ranks have batches of their own.
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Layout":
@@ -100,15 +93,11 @@ class Replicas:
 
     The profile trial counts those of the user's configuration. The program may divide its ranks too, such as among the
     stages of a pipeline. So a candidate has them by its groups beside the user's.
-
-    Attributes:
-        slots: devices of a trial.
-        own: replicas with the user's configuration.
-        base_config: the user's settings, with the sections `PROGRAM` and `LAYOUTS` if switches are layouts.
     """
 
-    slots: int
-    own: int
+    slots: int  # devices of a trial
+    own: int  # replicas with the user's configuration
+    # The user's settings, with the sections `PROGRAM` and `LAYOUTS` if switches are layouts
     base_config: Mapping[str, Any]
 
     def of(self, settings: Mapping[str, Any]) -> int:
@@ -151,19 +140,12 @@ def _size(settings: Mapping[str, Any], flat: str, keys: list[str]) -> int | None
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a model that groups divide, as far as they are known.
+    """The numbers of a model that groups divide, as far as they are known."""
 
-    Attributes:
-        head_counts: attention heads, then key-value heads.
-        layer_count: layers that the stages of a pipeline share. 0 if unknown.
-        expert_counts: experts of the layers of DeepSpeed's mixture, each number once.
-        sequence_length: tokens of every sample. 0 if unknown, or if samples differ.
-    """
-
-    head_counts: Sequence[int] = ()
-    layer_count: int = 0
-    expert_counts: Sequence[int] = ()
-    sequence_length: int = 0
+    head_counts: Sequence[int] = ()  # attention heads, then key-value heads
+    layer_count: int = 0  # layers that the stages of a pipeline share. 0 if unknown.
+    expert_counts: Sequence[int] = ()  # experts of the layers of DeepSpeed's mixture, each number once
+    sequence_length: int = 0  # tokens of every sample. 0 if unknown, or if samples differ.
 
 
 def undivided_devices(layout: Layout, slots: int) -> str | None:

@@ -36,32 +36,20 @@ _OF_REPLICAS = ("* the replicas, of which", "Check batch related parameters")
 
 @dataclass(frozen=True)
 class Complaint:
-    """One key that a section's class refuses.
+    """One key that a section's class refuses."""
 
-    Attributes:
-        key: its place in the section.
-        what: in pydantic's words; empty for a key that the section does not have.
-    """
-
-    key: tuple[str, ...]
-    what: str
+    key: tuple[str, ...]  # its place in the section
+    what: str  # in pydantic's words; empty for a key that the section does not have
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One refusal of DeepSpeed's.
+    """One refusal of DeepSpeed's."""
 
-    Attributes:
-        keys: the dotted keys that cause it: one, or several that contradict each other.
-        value: the value of the key; for several keys their values, by key.
-        said: the exception's type and text.
-        what: the words of a section's class about this key; None if the exception has nothing else.
-    """
-
-    keys: list[str]
-    value: Any
-    said: str
-    what: str | None = None
+    keys: list[str]  # the dotted keys that cause it: one, or several that contradict each other
+    value: Any  # the value of the key; for several keys their values, by key
+    said: str  # the exception's type and text
+    what: str | None = None  # the words of a section's class about this key; None if the exception has nothing else
 
     @property
     def is_unknown_key(self) -> bool:

@@ -142,19 +142,14 @@ _UNKNOWN_SHAPE = ModelShape()
 
 @dataclass(frozen=True)
 class Rule:
-    """One limit of DeepSpeed.
+    """One limit of DeepSpeed."""
 
-    Attributes:
-        name: for tests and records.
-        effect: `refused` if an error ends the trial; `ignored` if the trial runs without the setting; `uneven` if it
-            runs, and its ranks have unequal shares.
-        reason: one sentence for the user. `{}` stands for the finding.
-        finds: returns the finding in a configuration that breaks the rule, or anything falsy.
-    """
-
-    name: str
+    name: str  # for tests and records
+    # `refused` if an error ends the trial; `ignored` if the trial runs without the setting; `uneven` if it runs, and
+    # its ranks have unequal shares
     effect: Literal["refused", "ignored", "uneven"]
-    reason: str
+    reason: str  # one sentence for the user. `{}` stands for the finding.
+    # Returns the finding in a configuration that breaks the rule, or anything falsy
     finds: Callable[["Setting"], object]
 
 

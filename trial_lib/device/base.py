@@ -12,26 +12,19 @@ import psutil
 
 @dataclass(frozen=True)
 class Host:
-    """The devices of this host that trials may use.
+    """The devices of this host that trials may use."""
 
-    Attributes:
-        device: `cuda` or `cpu`.
-        slots: the address of each: the index or UUID of a GPU as in CUDA_VISIBLE_DEVICES, or the number of a core.
-        memory_per_slot: bytes of one device, 0 if unknown. On a CPU it is the host's memory divided by the slots, less
-            a reserve of a tenth.
-        devices: the UUID of each slot's GPU, because CUDA_VISIBLE_DEVICES has many spellings for one GPU.
-        models: the model of each GPU, by its UUID, if known.
-        memory: the bytes of each GPU, by its UUID, if known.
-        notes: notes on the choice of devices for the user, a sentence each.
-    """
-
-    device: str
+    device: str  # `cuda` or `cpu`
+    # The address of each: the index or UUID of a GPU as in CUDA_VISIBLE_DEVICES, or the number of a core
     slots: list[str]
+    # Bytes of one device, 0 if unknown. On a CPU it is the host's memory divided by the slots, less a reserve of a
+    # tenth.
     memory_per_slot: int
+    # The UUID of each slot's GPU, because CUDA_VISIBLE_DEVICES has many spellings for one GPU
     devices: Mapping[str, str] = field(default_factory=dict)
-    models: Mapping[str, str] = field(default_factory=dict)
-    memory: Mapping[str, int] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    models: Mapping[str, str] = field(default_factory=dict)  # the model of each GPU, by its UUID, if known
+    memory: Mapping[str, int] = field(default_factory=dict)  # the bytes of each GPU, by its UUID, if known
+    notes: Sequence[str] = ()  # notes on the choice of devices for the user, a sentence each
 
     def device_of(self, slot: str) -> str:
         """Returns the name of a slot's device, which is the same for all processes on this host."""
@@ -40,89 +33,52 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The state of a device at work. Unknown values are None or empty.
+    """The state of a device at work. Unknown values are None or empty."""
 
-    Attributes:
-        device: its name, as from `Host.device_of`.
-        model: its model.
-        clock: of its processors, in MHz.
-        power_limit: in W.
-        temperature: in degrees Celsius.
-        held_down: why its clock is lower than it could be.
-        is_idle: whether nothing runs on it. Then its clock means nothing.
-    """
-
-    device: str
-    model: str = ""
-    clock: int | None = None
-    power_limit: float | None = None
-    temperature: int | None = None
-    held_down: tuple[str, ...] = ()
-    is_idle: bool = False
+    device: str  # its name, as from `Host.device_of`
+    model: str = ""  # its model
+    clock: int | None = None  # of its processors, in MHz
+    power_limit: float | None = None  # in W
+    temperature: int | None = None  # in degrees Celsius
+    held_down: tuple[str, ...] = ()  # why its clock is lower than it could be
+    is_idle: bool = False  # whether nothing runs on it. Then its clock means nothing.
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A process that computes on a device.
+    """A process that computes on a device."""
 
-    Attributes:
-        pid: its number for the driver, which may differ from the number in this process's container.
-        memory: bytes of the device that it holds; None if unknown.
-    """
-
-    pid: int
-    memory: int | None = None
+    pid: int  # its number for the driver, which may differ from the number in this process's container
+    memory: int | None = None  # bytes of the device that it holds; None if unknown
 
 
 @dataclass(frozen=True)
 class DeviceCondition:
-    """Properties of a device that may disturb a study. Unknown values are None or false.
+    """Properties of a device that may disturb a study. Unknown values are None or false."""
 
-    Attributes:
-        device: its name, as from `Host.device_of`.
-        model: its model.
-        memory: its bytes.
-        memory_used: the bytes in use now, including the driver's.
-        is_closed: whether no process may compute on it.
-        is_exclusive: whether only one process at a time may compute on it.
-        is_cut: whether it is cut into instances, or is one of them.
-        forgets: whether the driver unloads its state when it is unused, and loads it again for each trial.
-        faults: faults of its memory, in words.
-        tenants: the processes that compute on it now.
-    """
-
-    device: str
-    model: str = ""
-    memory: int | None = None
-    memory_used: int | None = None
-    is_closed: bool = False
-    is_exclusive: bool = False
-    is_cut: bool = False
-    forgets: bool = False
-    faults: tuple[str, ...] = ()
-    tenants: tuple[Tenant, ...] = ()
+    device: str  # its name, as from `Host.device_of`
+    model: str = ""  # its model
+    memory: int | None = None  # its bytes
+    memory_used: int | None = None  # the bytes in use now, including the driver's
+    is_closed: bool = False  # whether no process may compute on it
+    is_exclusive: bool = False  # whether only one process at a time may compute on it
+    is_cut: bool = False  # whether it is cut into instances, or is one of them
+    forgets: bool = False  # whether the driver unloads its state when it is unused, and loads it again for each trial
+    faults: tuple[str, ...] = ()  # faults of its memory, in words
+    tenants: tuple[Tenant, ...] = ()  # the processes that compute on it now
 
 
 class HostKind(Protocol):
-    """The differences between a host that trains on its accelerators and one that trains on its processor.
+    """The differences between a host that trains on its accelerators and one that trains on its processor."""
 
-    Attributes:
-        device: the name of the devices in torch and DeepSpeed.
-        resource: their name in Ray.
-        word: their name in `accelerate launch` and torchrun.
-        visible_by: the environment variable that chooses the devices of a process; None if there is none.
-        ranks_option: the option of the `deepspeed` launcher for their number.
-        compiler: the compiler of DeepSpeed's operators for them, beside a C++ compiler; None for none.
-        computes_on_the_processor: whether the processor is the device. Then its time measures a step, its memory is the
-            slots', and nothing can be offloaded.
-    """
-
-    device: str
-    resource: str
-    word: str
-    visible_by: str | None
-    ranks_option: str
-    compiler: str | None
+    device: str  # the name of the devices in torch and DeepSpeed
+    resource: str  # their name in Ray
+    word: str  # their name in `accelerate launch` and torchrun
+    visible_by: str | None  # the environment variable that chooses the devices of a process; None if there is none
+    ranks_option: str  # the option of the `deepspeed` launcher for their number
+    compiler: str | None  # the compiler of DeepSpeed's operators for them, beside a C++ compiler; None for none
+    # Whether the processor is the device. Then its time measures a step, its memory is the slots', and nothing can be
+    # offloaded.
     computes_on_the_processor: bool
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:

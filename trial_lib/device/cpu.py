@@ -94,15 +94,10 @@ _TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
 
 @dataclass(frozen=True)
 class _Other:
-    """A kind of accelerators.
+    """A kind of accelerators."""
 
-    Attributes:
-        name: for messages.
-        sign: returns the sign that a process here may use one; None if there is none.
-    """
-
-    name: str
-    sign: Callable[[], str | None]
+    name: str  # for messages
+    sign: Callable[[], str | None]  # returns the sign that a process here may use one; None if there is none
 
 
 def refuse_others(variables: Mapping[str, str]) -> None:

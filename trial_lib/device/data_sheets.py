@@ -19,23 +19,14 @@ HALVES = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class DataSheet:
-    """A data sheet.
+    """A data sheet."""
 
-    Attributes:
-        multiprocessors: of the whole device.
-        float32: TFLOP/s without tensor cores.
-        tf32: TFLOP/s of tensor cores on 32-bit numbers; None if it has none of that kind, as below.
-        float16: on 16-bit numbers.
-        bfloat16: likewise.
-        float8: on 8-bit numbers.
-    """
-
-    multiprocessors: int
-    float32: float
-    tf32: float | None = None
-    float16: float | None = None
-    bfloat16: float | None = None
-    float8: float | None = None
+    multiprocessors: int  # of the whole device
+    float32: float  # TFLOP/s without tensor cores
+    tf32: float | None = None  # TFLOP/s of tensor cores on 32-bit numbers; None if it has none of that kind, as below
+    float16: float | None = None  # on 16-bit numbers
+    bfloat16: float | None = None  # likewise
+    float8: float | None = None  # on 8-bit numbers
 
 
 def _ampere(multiprocessors: int, float32: float, tf32: float, half: float) -> DataSheet:

@@ -15,21 +15,13 @@ _NO_INSTANCE = "MIG is on, but it has no instances"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, a part of one, or an entry for one that cannot be used.
+    """One GPU, a part of one, or an entry for one that cannot be used."""
 
-    Attributes:
-        uuid: its name; empty if it does not answer.
-        model: such as `NVIDIA H100 80GB HBM3`; empty if unknown.
-        memory: its bytes; None if unknown.
-        instances: the parts that it is cut into (MIG); None if it is not cut.
-        why_not: why it cannot be used, in NVML's words; empty if it can.
-    """
-
-    uuid: str = ""
-    model: str = ""
-    memory: int | None = None
-    instances: "tuple[Gpu, ...] | None" = None
-    why_not: str = ""
+    uuid: str = ""  # its name; empty if it does not answer
+    model: str = ""  # such as `NVIDIA H100 80GB HBM3`; empty if unknown
+    memory: int | None = None  # its bytes; None if unknown
+    instances: "tuple[Gpu, ...] | None" = None  # the parts that it is cut into (MIG); None if it is not cut
+    why_not: str = ""  # why it cannot be used, in NVML's words; empty if it can
 
 
 @contextlib.contextmanager
@@ -153,19 +145,12 @@ _UNASKED = "Check it with `nvidia-smi`, or leave it out of CUDA_VISIBLE_DEVICES.
 
 @dataclass
 class Visible:
-    """The devices of a value of the variable.
+    """The devices of a value of the variable."""
 
-    Attributes:
-        devices: the UUID of each device, by its name for the ranks.
-        memory: the bytes of each, by its UUID, if known.
-        models: the model of each, by its UUID.
-        notes: notes for the user, a sentence each.
-    """
-
-    devices: dict[str, str] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    devices: dict[str, str] = field(default_factory=dict)  # the UUID of each device, by its name for the ranks
+    memory: dict[str, int] = field(default_factory=dict)  # the bytes of each, by its UUID, if known
+    models: dict[str, str] = field(default_factory=dict)  # the model of each, by its UUID
+    notes: list[str] = field(default_factory=list)  # notes for the user, a sentence each
 
     def add(self, name: str, device: Gpu) -> None:
         """Adds a GPU, or an instance of one."""

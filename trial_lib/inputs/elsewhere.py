@@ -24,19 +24,14 @@ _ANYTHING = ("",)
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Programs that start a command elsewhere.
+    """Programs that start a command elsewhere."""
 
-    Attributes:
-        programs: their names, each with the words behind it that start something. Alone, all words do.
-        does: how a sentence goes on behind such words.
-        instead: the user's remedy, a sentence.
-        also_prepares: whether it often does other work than the training. Within a wrapper it then counts only if
-            `StartedElsewhere.is_training`.
-    """
-
+    # Their names, each with the words behind it that start something. Alone, all words do.
     programs: dict[str, tuple[str, ...]]
-    does: str
-    instead: str
+    does: str  # how a sentence goes on behind such words
+    instead: str  # the user's remedy, a sentence
+    # Whether it often does other work than the training. Within a wrapper it then counts only if
+    # `StartedElsewhere.is_training`.
     also_prepares: bool = False
 
 
@@ -161,17 +156,11 @@ _MOST_WORDS_BEFORE = 5  # values of options that stand between a program and its
 
 @dataclass(frozen=True)
 class StartedElsewhere:
-    """Words that start a command elsewhere.
+    """Words that start a command elsewhere."""
 
-    Attributes:
-        shown: the words that do, such as `docker run`.
-        kind: what they do.
-        is_training: whether they name a Python, a launcher, a script or GPUs, or start services and stay.
-    """
-
-    shown: str
-    kind: Elsewhere
-    is_training: bool
+    shown: str  # the words that do, such as `docker run`
+    kind: Elsewhere  # what they do
+    is_training: bool  # whether they name a Python, a launcher, a script or GPUs, or start services and stay
 
     @property
     def what(self) -> str:

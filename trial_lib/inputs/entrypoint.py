@@ -211,56 +211,38 @@ Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
 
 
 class Entrypoint(BaseModel):
-    """The user's command.
-
-    Attributes:
-        interpreter: path of the Python to run, as the user wrote it. None is ZeroTune's own.
-        interpreter_options: options of the interpreter, such as `-u`.
-        script: the script, relative to the model directory. None if a module runs.
-        module: the module behind `-m`. None if a script runs.
-        trial_class: a `DeepSpeedTrial`, as `module:Class`. None if a script or a module runs.
-        arguments: the script's arguments, byte for byte.
-        config_positions: the positions of the arguments that name the user's DeepSpeed configuration.
-        config_variables: the environment variables that name it.
-        environment: the assignments before the command.
-        launcher: the words before the arguments, as the user typed them, without the assignments.
-        launched_by: the name of the launcher among them, as in `LAUNCHERS`. None if there is none.
-        launcher_environment: the variables that the launcher would set for the ranks.
-        launcher_defaults: those of them that a variable of the shell replaces.
-        passed_variables: the variables of the shell that the launcher hands to the ranks, as patterns of `fnmatch`.
-        slots: how many ranks the command starts. None if its words do not give the number.
-        devices: the devices that the launcher's options choose, by their numbers on this host. None is any.
-        excluded_devices: the devices that the launcher's options exclude.
-        hosts: the slots of each host in the launcher's hostfile, if there are several hosts.
-        local_rank_option: the option in front of the arguments by which the launcher passes the local rank, such as
-            `--local_rank` of `deepspeed`. Empty if it passes none.
-        notes: one sentence for each part of the command that was left out.
-        wrapper: the words that the user typed, if they start this command from the same folder.
-    """
+    """The user's command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    interpreter: str | None = None
-    interpreter_options: tuple[str, ...] = ()
-    script: str | None = None
-    module: str | None = None
-    trial_class: str | None = None
-    arguments: tuple[str, ...] = ()
+    interpreter: str | None = None  # path of the Python to run, as the user wrote it. None is ZeroTune's own.
+    interpreter_options: tuple[str, ...] = ()  # options of the interpreter, such as `-u`
+    script: str | None = None  # the script, relative to the model directory. None if a module runs.
+    module: str | None = None  # the module behind `-m`. None if a script runs.
+    trial_class: str | None = None  # a `DeepSpeedTrial`, as `module:Class`. None if a script or a module runs.
+    arguments: tuple[str, ...] = ()  # the script's arguments, byte for byte
+    # The positions of the arguments that name the user's DeepSpeed configuration
     config_positions: tuple[int, ...] = ()
-    config_variables: tuple[str, ...] = ()
-    environment: dict[str, str] = Field(default_factory=dict)
-    launcher: tuple[str, ...] = ()
-    launched_by: str | None = None
+    config_variables: tuple[str, ...] = ()  # the environment variables that name it
+    environment: dict[str, str] = Field(default_factory=dict)  # the assignments before the command
+    launcher: tuple[str, ...] = ()  # the words before the arguments, as the user typed them, without the assignments
+    launched_by: str | None = None  # the name of the launcher among them, as in `LAUNCHERS`. None if there is none.
+    # The variables that the launcher would set for the ranks
     launcher_environment: dict[str, str] = Field(default_factory=dict)
-    launcher_defaults: tuple[str, ...] = ()
+    launcher_defaults: tuple[str, ...] = ()  # those of them that a variable of the shell replaces
+    # The variables of the shell that the launcher hands to the ranks, as patterns of `fnmatch`
     passed_variables: tuple[str, ...] = ("*",)
-    slots: Slots | None = None
+    slots: Slots | None = None  # how many ranks the command starts. None if its words do not give the number.
+    # The devices that the launcher's options choose, by their numbers on this host. None is any.
     devices: tuple[int, ...] | None = None
-    excluded_devices: tuple[int, ...] = ()
+    excluded_devices: tuple[int, ...] = ()  # the devices that the launcher's options exclude
+    # The slots of each host in the launcher's hostfile, if there are several hosts
     hosts: dict[str, int] = Field(default_factory=dict)
+    # The option in front of the arguments by which the launcher passes the local rank, such as `--local_rank` of
+    # `deepspeed`. Empty if it passes none.
     local_rank_option: str = ""
-    notes: tuple[str, ...] = ()
-    wrapper: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # one sentence for each part of the command that was left out
+    wrapper: tuple[str, ...] = ()  # the words that the user typed, if they start this command from the same folder
 
     @property
     def config_values(self) -> tuple[str, ...]:

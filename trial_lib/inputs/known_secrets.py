@@ -33,13 +33,9 @@ _USERS = ("USERNAME", "USER")
 
 @dataclass(frozen=True)
 class KnownSecrets:
-    """Values that no output may contain.
+    """Values that no output may contain."""
 
-    Attributes:
-        values: the secrets in all their spellings, the longest first.
-    """
-
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()  # the secrets in all their spellings, the longest first
 
     @classmethod
     def of(cls, experiment: Path, *records: Path) -> "KnownSecrets":

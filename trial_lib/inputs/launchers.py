@@ -19,19 +19,12 @@ class Does(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a launcher.
+    """An option of a launcher."""
 
-    Attributes:
-        does: what becomes of it.
-        why: the reason, if it is left out or refused.
-        has_value: whether a value follows.
-        name: the name that it is returned by, if it has several.
-    """
-
-    does: Does
-    why: str = ""
-    has_value: bool = True
-    name: str = ""
+    does: Does  # what becomes of it
+    why: str = ""  # the reason, if it is left out or refused
+    has_value: bool = True  # whether a value follows
+    name: str = ""  # the name that it is returned by, if it has several
 
 
 def followed(name: str = "", has_value: bool = True) -> Option:
@@ -274,47 +267,34 @@ DEEPSPEED_LAUNCH = "deepspeed.launcher.launch"
 
 @dataclass(frozen=True)
 class UserLauncher:
-    """A launcher.
+    """A launcher."""
 
-    Attributes:
-        name: as `Entrypoint.launched_by` has it.
-        programs: the words that begin it, such as `accelerate launch`. Texts show the first.
-        read: the function that reads the words behind them, as `module:function`. It takes the words, this record and
-            the interpreter beside the program. It returns fields of `Entrypoint`.
-        options: what becomes of each of its options.
-        yaml_options: the same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot
-            name the launcher.
-        count: the options that say how many ranks start, for the readers that use them. The first that is typed counts.
-        modules: the modules behind `python -m` that are the launcher, each with the words that belong to its name.
-        comes_with_python: whether it is installed beside a Python, which then runs the ranks.
-        runs_command: whether a whole command follows, and not a Python script.
-        is_environment: whether it starts no ranks, and only runs the command in an environment of its own.
-        sets_local_size: whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By
-            LOCAL_SIZE DeepSpeed takes each rank on a CPU for a device of its own.
-        gives_one_thread: whether it sets OMP_NUM_THREADS to 1 if it starts several ranks.
-        overrides_visible_devices: whether it ignores CUDA_VISIBLE_DEVICES if its options name devices or a number.
-        hands_over_config: whether it hands the program a DeepSpeed configuration that no argument names.
-        rank_variables: more variables of each rank. `{rank}`, `{local_rank}`, `{ranks}` and `{local_ranks}` stand for
-            numbers.
-        retype: the function that types it with another DeepSpeed configuration, as `module:function`. It is called as
-            `accelerate_rewrite.accelerate_words` is. Empty if the words stay as they are.
-    """
-
-    name: str
-    programs: tuple[str, ...]
+    name: str  # as `Entrypoint.launched_by` has it
+    programs: tuple[str, ...]  # the words that begin it, such as `accelerate launch`. Texts show the first.
+    # The function that reads the words behind them, as `module:function`. It takes the words, this record and the
+    # interpreter beside the program. It returns fields of `Entrypoint`.
     read: str = "trial_lib.inputs.launcher_readers:read_counted"
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)  # what becomes of each of its options
+    # The same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot name the launcher.
     yaml_options: Mapping[str, Option] | None = None
+    # The options that say how many ranks start, for the readers that use them. The first that is typed counts.
     count: tuple[str, ...] = ()
+    # The modules behind `python -m` that are the launcher, each with the words that belong to its name
     modules: tuple[str, ...] = ()
-    comes_with_python: bool = False
-    runs_command: bool = False
-    is_environment: bool = False
+    comes_with_python: bool = False  # whether it is installed beside a Python, which then runs the ranks
+    runs_command: bool = False  # whether a whole command follows, and not a Python script
+    is_environment: bool = False  # whether it starts no ranks, and only runs the command in an environment of its own
+    # Whether ranks find LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, as DeepSpeed's launcher sets them. By LOCAL_SIZE
+    # DeepSpeed takes each rank on a CPU for a device of its own.
     sets_local_size: bool = False
-    gives_one_thread: bool = False
+    gives_one_thread: bool = False  # whether it sets OMP_NUM_THREADS to 1 if it starts several ranks
+    # Whether it ignores CUDA_VISIBLE_DEVICES if its options name devices or a number
     overrides_visible_devices: bool = False
-    hands_over_config: bool = False
+    hands_over_config: bool = False  # whether it hands the program a DeepSpeed configuration that no argument names
+    # More variables of each rank. `{rank}`, `{local_rank}`, `{ranks}` and `{local_ranks}` stand for numbers.
     rank_variables: Mapping[str, str] = field(default_factory=dict)
+    # The function that types it with another DeepSpeed configuration, as `module:function`. It is called as
+    # `accelerate_rewrite.accelerate_words` is. Empty if the words stay as they are.
     retype: str = ""
 
     @property

@@ -27,17 +27,11 @@ _PROPERTIES = re.compile(r"([&!]\S*\s+)*")
 
 @dataclass(frozen=True)
 class DocumentValue:
-    """A value in a document. Replacing it keeps every other character.
+    """A value in a document. Replacing it keeps every other character."""
 
-    Attributes:
-        document: the whole text.
-        begin: the position of the value's first character.
-        end: the position behind its last character.
-    """
-
-    document: str
-    begin: int
-    end: int
+    document: str  # the whole text
+    begin: int  # the position of the value's first character
+    end: int  # the position behind its last character
 
     @property
     def text(self) -> str:
@@ -51,15 +45,10 @@ class DocumentValue:
 
 @dataclass(frozen=True)
 class FileTarget:
-    """A place in the command that is a value in a file.
+    """A place in the command that is a value in a file."""
 
-    Attributes:
-        path: the path of the file, as the user wrote it.
-        key: the path to the value, with dots. A number counts from 0 in a list.
-    """
-
-    path: str
-    key: str
+    path: str  # the path of the file, as the user wrote it
+    key: str  # the path to the value, with dots. A number counts from 0 in a list.
 
     @classmethod
     def read(cls, target: str) -> "FileTarget | None":
@@ -203,21 +192,13 @@ _NEGATIVE = re.compile(r"-\.?\d")
 
 @dataclass(frozen=True)
 class Typed:
-    """One place of a target in the command.
+    """One place of a target in the command."""
 
-    Attributes:
-        begin: the position of its first word among the program's arguments.
-        end: the position behind its last word.
-        name: the words before the word with the value.
-        before: the text before the value in that word.
-        value: the value as the user typed it. Empty if there is none.
-    """
-
-    begin: int
-    end: int
-    name: tuple[str, ...]
-    before: str
-    value: str
+    begin: int  # the position of its first word among the program's arguments
+    end: int  # the position behind its last word
+    name: tuple[str, ...]  # the words before the word with the value
+    before: str  # the text before the value in that word
+    value: str  # the value as the user typed it. Empty if there is none.
 
     def words(self, value: str) -> list[str]:
         """Returns the words that set another value in the same form."""
@@ -475,17 +456,11 @@ def _with_flag(flag: str, arguments: Sequence[str], is_on: bool) -> tuple[list[s
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """A batch key that a command sets.
+    """A batch key that a command sets."""
 
-    Attributes:
-        key: the key in DeepSpeed's configuration.
-        value: its value.
-        shown: the place with its value, as the user typed it.
-    """
-
-    key: str
-    value: int
-    shown: str
+    key: str  # the key in DeepSpeed's configuration
+    value: int  # its value
+    shown: str  # the place with its value, as the user typed it
 
 
 def batch_places(

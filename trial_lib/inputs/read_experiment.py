@@ -178,25 +178,17 @@ _TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
 
 @dataclass(frozen=True)
 class Experiment:
-    """The experiment that the user submitted, read and checked.
+    """The experiment that the user submitted, read and checked."""
 
-    Attributes:
-        path: the YAML file, absolute. None for a typed command.
-        text: the YAML itself.
-        model_dir: the folder that the entrypoint runs in, absolute.
-        config: the YAML's fields.
-        ds_config: the user's DeepSpeed configuration, with their `overwrite_deepspeed_args` merged in. Empty if nothing
-            names one, because the code has it or the training needs none.
-        entrypoint: the parsed command.
-        notes: sentences on the parts without effect: one on the keys of the YAML, and one for each part of the command.
-    """
-
-    path: Path | None
-    text: str
-    model_dir: Path
-    config: ExperimentConfig
+    path: Path | None  # the YAML file, absolute. None for a typed command.
+    text: str  # the YAML itself
+    model_dir: Path  # the folder that the entrypoint runs in, absolute
+    config: ExperimentConfig  # the YAML's fields
+    # The user's DeepSpeed configuration, with their `overwrite_deepspeed_args` merged in. Empty if nothing names one,
+    # because the code has it or the training needs none.
     ds_config: dict[str, Any]
-    entrypoint: Entrypoint
+    entrypoint: Entrypoint  # the parsed command
+    # Sentences on the parts without effect: one on the keys of the YAML, and one for each part of the command
     notes: tuple[str, ...]
 
     @property

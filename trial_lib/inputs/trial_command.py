@@ -22,20 +22,13 @@ WordChange = tuple[str, str]
 
 @dataclass(frozen=True)
 class TrialCommand:
-    """The command of a trial's ranks.
+    """The command of a trial's ranks."""
 
-    Attributes:
-        arguments: the program's arguments.
-        variables: the environment variables that the trial sets.
-        files: the texts of the trial's copies of files, by their paths.
-        changes: the differences from the user's command.
-        copies: the path of each of these files, by the path of the user's file as the place names it.
-    """
-
-    arguments: list[str]
-    variables: dict[str, str]
-    files: dict[str, str]
-    changes: list[WordChange]
+    arguments: list[str]  # the program's arguments
+    variables: dict[str, str]  # the environment variables that the trial sets
+    files: dict[str, str]  # the texts of the trial's copies of files, by their paths
+    changes: list[WordChange]  # the differences from the user's command
+    # The path of each of these files, by the path of the user's file as the place names it
     copies: dict[str, str] = field(default_factory=dict)
 
 

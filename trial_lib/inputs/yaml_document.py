@@ -17,21 +17,13 @@ from trial_lib.messages.files import read_bounded
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A YAML document that is a mapping.
+    """A YAML document that is a mapping."""
 
-    Attributes:
-        path: the file. For a text without a file, its name in errors.
-        text: the YAML itself.
-        data: its content.
-        root: its nodes, with their lines and columns.
-        is_file: whether lines and columns mean anything to the user.
-    """
-
-    path: Path
-    text: str
-    data: dict[str, Any]
-    root: yaml.MappingNode
-    is_file: bool = True
+    path: Path  # the file. For a text without a file, its name in errors.
+    text: str  # the YAML itself
+    data: dict[str, Any]  # its content
+    root: yaml.MappingNode  # its nodes, with their lines and columns
+    is_file: bool = True  # whether lines and columns mean anything to the user
 
     def where(self, location: Sequence[str | int], *, key: bool = False) -> str:
         """Returns `file:line:column` of the value at a location, or of as much of the location as there is.

@@ -31,38 +31,24 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A full-length training.
+    """A full-length training."""
 
-    Attributes:
-        program: the user's program.
-        slots: the number of devices that it takes.
-        paths: its files.
-        max_restarts: how often it is restarted after a crash.
-        ds_config: the DeepSpeed configuration to train with.
-        is_in_code: whether the program's code contains its configuration. `ds_config` is then merged into that one.
-        turned: the switches that its ranks turn, by name.
-    """
-
-    program: Program
-    slots: int
-    paths: FullExperimentPaths
-    max_restarts: int
-    ds_config: dict[str, Any] = field(default_factory=dict)
+    program: Program  # the user's program
+    slots: int  # the number of devices that it takes
+    paths: FullExperimentPaths  # its files
+    max_restarts: int  # how often it is restarted after a crash
+    ds_config: dict[str, Any] = field(default_factory=dict)  # the DeepSpeed configuration to train with
+    # Whether the program's code contains its configuration. `ds_config` is then merged into that one.
     is_in_code: bool = False
-    turned: dict[str, Any] = field(default_factory=dict)
+    turned: dict[str, Any] = field(default_factory=dict)  # the switches that its ranks turn, by name
 
 
 @dataclass(frozen=True)
 class TrainingEnd:
-    """How a training ended.
+    """How a training ended."""
 
-    Attributes:
-        completed: whether the program has returned on every rank.
-        reason: one sentence that the user can act on. Empty if the training completed.
-    """
-
-    completed: bool
-    reason: str = ""
+    completed: bool  # whether the program has returned on every rank
+    reason: str = ""  # one sentence that the user can act on. Empty if the training completed.
 
 
 def run_training(
@@ -133,19 +119,14 @@ def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class _AttemptEnd:
-    """How one attempt ended.
+    """How one attempt ended."""
 
-    Attributes:
-        outcome: the outcome, as a trial has it.
-        reason: one sentence.
-        is_invalid: whether any attempt would end the same way, because the trial class breaks the API, or because
-            DeepSpeed refuses a key of the configuration.
-        is_from_outside: whether the ranks or their guard were killed from outside. The next attempt may succeed.
-    """
-
-    outcome: Outcome
-    reason: str
+    outcome: Outcome  # the outcome, as a trial has it
+    reason: str  # one sentence
+    # Whether any attempt would end the same way, because the trial class breaks the API, or because DeepSpeed refuses a
+    # key of the configuration
     is_invalid: bool = False
+    # Whether the ranks or their guard were killed from outside. The next attempt may succeed.
     is_from_outside: bool = False
 
 

@@ -97,15 +97,10 @@ _SSH_OPTIONS = (
 
 @dataclass(frozen=True)
 class HostPart:
-    """One host's part of a trial.
+    """One host's part of a trial."""
 
-    Attributes:
-        host: the host's name.
-        ranks: the ranks there.
-    """
-
-    host: str
-    ranks: range
+    host: str  # the host's name
+    ranks: range  # the ranks there
 
 
 def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str, Any]]:

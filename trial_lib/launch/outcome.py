@@ -83,15 +83,10 @@ class MemoryOwner(str, Enum):
 
 @dataclass(frozen=True)
 class MemoryLack:
-    """The finding that a rank has run out of memory.
+    """The finding that a rank has run out of memory."""
 
-    Attributes:
-        whose: the owner of that memory. The memory of a CPU's slot counts as the device's.
-        said: the line that shows it.
-    """
-
-    whose: MemoryOwner
-    said: str
+    whose: MemoryOwner  # the owner of that memory. The memory of a CPU's slot counts as the device's.
+    said: str  # the line that shows it
 
 
 def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -> MemoryLack | None:
@@ -189,36 +184,23 @@ _OF_NO_CONFIGURATION = {
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The records and the log of one rank.
+    """The records and the log of one rank."""
 
-    Attributes:
-        measurement: its measurement. None if it has none.
-        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
-        log_tail: the last lines of its log.
-        log: path of its log.
-        engine_built: whether its program has built a DeepSpeed engine.
-    """
-
-    measurement: dict[str, Any] | None
+    measurement: dict[str, Any] | None  # its measurement. None if it has none.
+    # The exception that ended it, as `measure.rank` records it. None if there is no record.
     failure: dict[str, Any] | None
-    log_tail: str
-    log: str
-    engine_built: bool = True
+    log_tail: str  # the last lines of its log
+    log: str  # path of its log
+    engine_built: bool = True  # whether its program has built a DeepSpeed engine
 
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a trial, or an attempt of a training, ended.
+    """How a trial, or an attempt of a training, ended."""
 
-    Attributes:
-        outcome: the kind of end.
-        reason: one sentence that the user can act on. Empty for a completed trial.
-        failed_rank: the rank that failed first, whose log the reason names. None if no rank failed.
-    """
-
-    outcome: Outcome
-    reason: str = ""
-    failed_rank: int | None = None
+    outcome: Outcome  # the kind of end
+    reason: str = ""  # one sentence that the user can act on. Empty for a completed trial.
+    failed_rank: int | None = None  # the rank that failed first, whose log the reason names. None if no rank failed.
 
 
 def classify(

@@ -11,48 +11,29 @@ from trial_lib.launch.rank_starter import RankRequest
 
 @dataclass(frozen=True)
 class Program:
-    """The user's program. Only its arguments differ between the trials of a study.
+    """The user's program. Only its arguments differ between the trials of a study."""
 
-    Attributes:
-        interpreter: the Python that runs it.
-        target: `{"script": path}` or `{"module": name}`.
-        arguments: the arguments of its command line.
-        local_rank_option: as `RankOrder` has it.
-        model_dir: its working directory.
-        environment: all its environment variables, except those of the rank.
-        launched_by: the name of the user's launcher, as in `Entrypoint`.
-        files: the texts of the trial's copies of files that its arguments name, by their paths.
-        starts_cold: whether its ranks need new interpreters, because a trial varies an environment variable.
-    """
-
-    interpreter: str
-    target: dict[str, str]
-    arguments: list[str]
-    local_rank_option: str
-    model_dir: Path
-    environment: dict[str, str]
-    launched_by: str | None = None
+    interpreter: str  # the Python that runs it
+    target: dict[str, str]  # `{"script": path}` or `{"module": name}`
+    arguments: list[str]  # the arguments of its command line
+    local_rank_option: str  # as `RankOrder` has it
+    model_dir: Path  # its working directory
+    environment: dict[str, str]  # all its environment variables, except those of the rank
+    launched_by: str | None = None  # the name of the user's launcher, as in `Entrypoint`
+    # The texts of the trial's copies of files that its arguments name, by their paths
     files: dict[str, str] = field(default_factory=dict)
-    starts_cold: bool = False
+    starts_cold: bool = False  # whether its ranks need new interpreters, because a trial varies an environment variable
 
 
 @dataclass(frozen=True)
 class HostRanks:
-    """The ranks on one host of a trial that spans several hosts.
+    """The ranks on one host of a trial that spans several hosts."""
 
-    Attributes:
-        first_rank: the first rank on the host.
-        slots: the number of ranks on the host.
-        world_size: the number of ranks on all hosts.
-        address: the address of the rendezvous.
-        port: the port of the rendezvous.
-    """
-
-    first_rank: int
-    slots: int
-    world_size: int
-    address: str
-    port: int
+    first_rank: int  # the first rank on the host
+    slots: int  # the number of ranks on the host
+    world_size: int  # the number of ranks on all hosts
+    address: str  # the address of the rendezvous
+    port: int  # the port of the rendezvous
 
 
 def rank_requests(

@@ -23,51 +23,32 @@ _STOPPED_LOOKS = 5
 
 @dataclass(frozen=True)
 class RankRequest:
-    """One rank to start.
+    """One rank to start."""
 
-    Attributes:
-        environment: all its environment variables.
-        log: path of the file for its output.
-        cores: the processor cores that it is pinned to. Empty for no pinning.
-    """
-
-    environment: dict[str, str]
-    log: str
-    cores: list[int]
+    environment: dict[str, str]  # all its environment variables
+    log: str  # path of the file for its output
+    cores: list[int]  # the processor cores that it is pinned to. Empty for no pinning.
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A trial's processes.
+    """A trial's processes."""
 
-    Attributes:
-        interpreter: the Python that runs them.
-        entry: the function that each rank calls with the payload and its rank, as `module:function`.
-        payload: plain data for the entry.
-        cwd: the working directory.
-        ranks: one for each process.
-        deadline_s: seconds until the guard kills all of them.
-        grace_s: seconds that the other ranks have to end after one has failed.
-        first_rank: the rank of the first process. Above 0 if other ranks run on other hosts.
-        descriptors: file descriptors that the guard and its keeper hold. They lock the trial's slots until the last
-            rank is gone, however the driver ends.
-        layer: the layer through which the ranks see the program's folder, if the host can make one. None for none.
-        beside_builds: whether the ranks may run before ops are built. They then measure no time.
-        starts_cold: whether the ranks need new interpreters, whatever the starter.
-    """
-
-    interpreter: str
-    entry: str
-    payload: dict[str, Any]
-    cwd: str
-    ranks: list[RankRequest]
-    deadline_s: float
-    grace_s: float = 5.0
-    first_rank: int = 0
+    interpreter: str  # the Python that runs them
+    entry: str  # the function that each rank calls with the payload and its rank, as `module:function`
+    payload: dict[str, Any]  # plain data for the entry
+    cwd: str  # the working directory
+    ranks: list[RankRequest]  # one for each process
+    deadline_s: float  # seconds until the guard kills all of them
+    grace_s: float = 5.0  # seconds that the other ranks have to end after one has failed
+    first_rank: int = 0  # the rank of the first process. Above 0 if other ranks run on other hosts.
+    # File descriptors that the guard and its keeper hold. They lock the trial's slots until the last rank is gone,
+    # however the driver ends.
     descriptors: tuple[int, ...] = ()
+    # The layer through which the ranks see the program's folder, if the host can make one. None for none.
     layer: Layer | None = None
-    beside_builds: bool = False
-    starts_cold: bool = False
+    beside_builds: bool = False  # whether the ranks may run before ops are built. They then measure no time.
+    starts_cold: bool = False  # whether the ranks need new interpreters, whatever the starter
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as the guard receives it. The descriptors travel beside it."""
@@ -78,26 +59,18 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class ProcessesEnd:
-    """How a trial's processes ended.
+    """How a trial's processes ended."""
 
-    Attributes:
-        ended_by: `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed), `host` (a host has
-            died), or `stopped` and `replaced` (a rank has come to a stop, or executes another program).
-        statuses: exit status by rank. Negative for a signal, None for a rank that the guard killed.
-        host: the host that has died, or could not be reached.
-        host_rank: the first rank on that host.
-        rank: the rank that was stopped, or that executes another program.
-        seen: the signal that has stopped it, or its new command line.
-        leavings: segments of shared memory with their bytes: those that were `removed`, and those of unknown processes,
-            which were `left`.
-    """
-
+    # `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed), `host` (a host has died), or
+    # `stopped` and `replaced` (a rank has come to a stop, or executes another program)
     ended_by: str
-    statuses: list[int | None]
-    host: str = ""
-    host_rank: int = 0
-    rank: int = 0
-    seen: str = ""
+    statuses: list[int | None]  # exit status by rank. Negative for a signal, None for a rank that the guard killed.
+    host: str = ""  # the host that has died, or could not be reached
+    host_rank: int = 0  # the first rank on that host
+    rank: int = 0  # the rank that was stopped, or that executes another program
+    seen: str = ""  # the signal that has stopped it, or its new command line
+    # Segments of shared memory with their bytes: those that were `removed`, and those of unknown processes, which were
+    # `left`
     leavings: dict[str, dict[str, int]] = field(default_factory=dict)
 
 

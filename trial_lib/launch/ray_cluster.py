@@ -280,11 +280,10 @@ class RayPlace:
         share: the part of the cluster that each trial takes.
 
     Attributes:
-        send: sends an order to the cluster.
         can_sweep: whether all ranks of a trial are on one host. The driver steers a sweep by files on that host.
     """
 
-    send: Callable[[ClusterOrder], Sent]
+    send: Callable[[ClusterOrder], Sent]  # sends an order to the cluster
 
     def __init__(self, study_id: str, cluster: RayCluster, share: ClusterShare) -> None:
         self._study_id = study_id

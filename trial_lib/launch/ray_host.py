@@ -82,42 +82,25 @@ def _lock_of(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class HostSetup:
-    """The setup of a study on each host.
+    """The setup of a study on each host."""
 
-    Attributes:
-        study_id: the study's id.
-        interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build before the first trial.
-        ahead: ops to build during the profile trial, before all other trials.
-        environment: the environment variables that ranks start from.
-        is_warm: whether ranks are forks of a primed interpreter.
-        lock_dir: the folder with the locks of slots and ports, the same for all studies on a host.
-    """
-
-    study_id: str
-    interpreter: str
-    builders: list[str]
-    ahead: list[str]
-    environment: dict[str, str]
-    is_warm: bool
-    lock_dir: Path
+    study_id: str  # the study's id
+    interpreter: str  # the Python of the ranks
+    builders: list[str]  # DeepSpeed ops to build before the first trial
+    ahead: list[str]  # ops to build during the profile trial, before all other trials
+    environment: dict[str, str]  # the environment variables that ranks start from
+    is_warm: bool  # whether ranks are forks of a primed interpreter
+    lock_dir: Path  # the folder with the locks of slots and ports, the same for all studies on a host
 
 
 @dataclass(frozen=True)
 class PartEnd:
-    """How one host's part of a trial ended.
+    """How one host's part of a trial ended."""
 
-    Attributes:
-        ending: the end of its ranks.
-        kernel_killed: whether the kernel's out-of-memory killer struck on the host.
-        files: the files that its ranks have left.
-        notes: sentences for the user on anything that delayed it.
-    """
-
-    ending: ProcessesEnd
-    kernel_killed: bool | None
-    files: FileContents
-    notes: list[str]
+    ending: ProcessesEnd  # the end of its ranks
+    kernel_killed: bool | None  # whether the kernel's out-of-memory killer struck on the host
+    files: FileContents  # the files that its ranks have left
+    notes: list[str]  # sentences for the user on anything that delayed it
 
 
 class RayHost:

@@ -83,34 +83,21 @@ NAMESPACE = "zerotune"
 
 @dataclass(frozen=True)
 class ClusterShare:
-    """The part of a cluster that a trial takes.
+    """The part of a cluster that a trial takes."""
 
-    Attributes:
-        resource: Ray's name of a slot: `GPU` or `CPU`.
-        slots: the number of slots on each host.
-        hosts: the number of hosts.
-    """
-
-    resource: str
-    slots: int
-    hosts: int
+    resource: str  # Ray's name of a slot: `GPU` or `CPU`
+    slots: int  # the number of slots on each host
+    hosts: int  # the number of hosts
 
 
 @dataclass(frozen=True)
 class ClusterOrder:
-    """Work for the cluster: one trial, or a sweep of several on one host.
+    """Work for the cluster: one trial, or a sweep of several on one host."""
 
-    Attributes:
-        study_id: the study's id.
-        plans: the plans of its trials.
-        share: the part of the cluster that it takes.
-        sweep: the search's order. None for a single trial.
-    """
-
-    study_id: str
-    plans: tuple[TrialPlan, ...]
-    share: ClusterShare
-    sweep: Sweep | None = None
+    study_id: str  # the study's id
+    plans: tuple[TrialPlan, ...]  # the plans of its trials
+    share: ClusterShare  # the part of the cluster that it takes
+    sweep: Sweep | None = None  # the search's order. None for a single trial.
 
     @property
     def name(self) -> str:
@@ -120,21 +107,15 @@ class ClusterOrder:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The answer to an order.
+    """The answer to an order."""
 
-    Attributes:
-        ends: for an order on one host: the result of each plan, with the driver's paths, or the reason for none.
-        ending: for an order on several hosts: the end of the ranks on all of them.
-        kernel_killed: for an order on several hosts: whether the out-of-memory killer struck on one of them.
-        files: the files that the ranks of each plan have left.
-        notes: sentences for the user on anything that delayed the order.
-    """
-
+    # For an order on one host: the result of each plan, with the driver's paths, or the reason for none
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
-    ending: ProcessesEnd | None = None
+    ending: ProcessesEnd | None = None  # for an order on several hosts: the end of the ranks on all of them
+    # For an order on several hosts: whether the out-of-memory killer struck on one of them
     kernel_killed: bool | None = False
-    files: list[FileContents] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    files: list[FileContents] = field(default_factory=list)  # the files that the ranks of each plan have left
+    notes: list[str] = field(default_factory=list)  # sentences for the user on anything that delayed the order
 
 
 def actor_name(study_id: str, node_id: str) -> str:

@@ -34,27 +34,16 @@ _MOST_OF_A_USER, _MOST_BYTES, _LONGEST_TEXT = 1000, 64 * 1024, 100
 
 @dataclass(frozen=True)
 class Claim:
-    """What a trial, or a training, wants of a host's slots, or has of them.
+    """What a trial, or a training, wants of a host's slots, or has of them."""
 
-    Attributes:
-        arrived: nanoseconds since the boot. The order of arrival.
-        wants: the devices that it can run on, by preference.
-        count: how many of them it takes.
-        holds: the devices that it has. Empty while it waits.
-        since: when it arrived, or got its devices, in seconds since the epoch.
-        what: names it, such as a trial's id.
-        pid: of the process that made it.
-        uid: of the user who owns its file.
-    """
-
-    arrived: int
-    wants: tuple[str, ...]
-    count: int
-    holds: tuple[str, ...]
-    since: float
-    what: str
-    pid: int
-    uid: int = 0
+    arrived: int  # nanoseconds since the boot. The order of arrival.
+    wants: tuple[str, ...]  # the devices that it can run on, by preference
+    count: int  # how many of them it takes
+    holds: tuple[str, ...]  # the devices that it has. Empty while it waits.
+    since: float  # when it arrived, or got its devices, in seconds since the epoch
+    what: str  # names it, such as a trial's id
+    pid: int  # of the process that made it
+    uid: int = 0  # of the user who owns its file
 
     @property
     def maker(self) -> str:
@@ -238,18 +227,12 @@ def _is_locked(descriptor: int) -> bool:
 
 @dataclass(frozen=True)
 class QueueWait:
-    """A claim that waits for slots.
+    """A claim that waits for slots."""
 
-    Attributes:
-        count: the slots that it waits for.
-        of: the slots that it can run on.
-        place: its place among the claims that wait for any of these, from 1.
-        holders: who has these slots, each with the time since when, in seconds since the epoch.
-    """
-
-    count: int
-    of: int
-    place: int
+    count: int  # the slots that it waits for
+    of: int  # the slots that it can run on
+    place: int  # its place among the claims that wait for any of these, from 1
+    # Who has these slots, each with the time since when, in seconds since the epoch
     holders: tuple[tuple[str, float], ...]
 
 
@@ -320,15 +303,11 @@ _PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class HeldSlots:
-    """Slots that no other process on this host holds.
+    """Slots that no other process on this host holds."""
 
-    Attributes:
-        names: of the slots.
-        descriptors: of the claim's locked file, and of the folder, which they protect from cleaners. A process with a
-            copy of them holds the slots as long as it lives, even if the process that took them has died.
-    """
-
-    names: list[str]
+    names: list[str]  # of the slots
+    # Of the claim's locked file, and of the folder, which they protect from cleaners. A process with a copy of them
+    # holds the slots as long as it lives, even if the process that took them has died.
     descriptors: tuple[int, ...]
 
 

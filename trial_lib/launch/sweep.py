@@ -144,10 +144,9 @@ class _Collector:
 
     Attributes:
         results: so far.
-        watch: returns the states of the devices during the size that has just ended.
     """
 
-    watch: Callable[[], list[TrialDevice]]
+    watch: Callable[[], list[TrialDevice]]  # returns the states of the devices during the size that has just ended
 
     def __init__(
         self,

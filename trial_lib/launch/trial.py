@@ -92,45 +92,29 @@ _OF_THE_ENDED = ("sem.mp-", "torch_", OF_NCCL)
 
 @dataclass(frozen=True)
 class TrialPlan(ProbeSettings):
-    """Everything that decides a trial. `ProbeSettings` has the fields that say how it is measured.
+    """Everything that decides a trial. `ProbeSettings` has the fields that say how it is measured."""
 
-    Attributes:
-        trial_id: unique over all studies.
-        number: in its study.
-        purpose: why it runs.
-        candidate: the configuration that it runs with.
-        ds_config: the complete DeepSpeed configuration.
-        config_hash: the hash of `ds_config`.
-        program: the user's program.
-        deadline_s: seconds that it may take.
-        paths: its files.
-        training_spec: the spec for the ranks of a trial class, or of a script that uses the Core API; None for others.
-        protected_before: as `RankOrder` has it. The study sets its own start here; None is the start of the trial.
-        patience_s: as `RankOrder` has it.
-        device: as `RankOrder` has it.
-        preferred: devices to take if they are free: those of the trials that this one is compared with.
-        name: the name of the candidate in its study.
-        with_own: whether a profile trial measures the user's configuration as well.
-        refused: outcome and reason if no command starts the program with the candidate, and whether that says nothing
-            about it. It is then not run.
-    """
-
-    trial_id: str
-    number: int
-    purpose: Purpose
-    candidate: Candidate
-    ds_config: dict[str, Any]
-    config_hash: str
-    program: Program
-    deadline_s: float
-    paths: TrialPaths
+    trial_id: str  # unique over all studies
+    number: int  # in its study
+    purpose: Purpose  # why it runs
+    candidate: Candidate  # the configuration that it runs with
+    ds_config: dict[str, Any]  # the complete DeepSpeed configuration
+    config_hash: str  # the hash of `ds_config`
+    program: Program  # the user's program
+    deadline_s: float  # seconds that it may take
+    paths: TrialPaths  # its files
+    # The spec for the ranks of a trial class, or of a script that uses the Core API; None for others
     training_spec: TrainingSpec | None = None
+    # As `RankOrder` has it. The study sets its own start here; None is the start of the trial.
     protected_before: float | None = None
-    patience_s: float = 30.0
-    device: str | None = None
+    patience_s: float = 30.0  # as `RankOrder` has it
+    device: str | None = None  # as `RankOrder` has it
+    # Devices to take if they are free: those of the trials that this one is compared with
     preferred: tuple[str, ...] = ()
-    name: str = ""
-    with_own: bool = False
+    name: str = ""  # the name of the candidate in its study
+    with_own: bool = False  # whether a profile trial measures the user's configuration as well
+    # Outcome and reason if no command starts the program with the candidate, and whether that says nothing about it. It
+    # is then not run.
     refused: tuple[Outcome, str, bool] | None = None
 
     @property

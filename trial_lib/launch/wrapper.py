@@ -51,36 +51,24 @@ _ELASTIC = "TORCHELASTIC_"
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch that a wrapper leads to.
+    """The launch that a wrapper leads to."""
 
-    Attributes:
-        words: the command line of the launcher, or of the Python program that trains.
-        folder: its working directory.
-        variables: the variables that it has and the wrapper had not, or had with other values.
-        unset: the names of variables that the wrapper had and it has not.
-        ranks: the number of ranks that the program trains with. None for a launcher, whose words give it.
-        is_worker: whether the process is a worker that the program has started within Python. No command starts it.
-    """
-
-    words: tuple[str, ...]
-    folder: Path
-    variables: dict[str, str]
-    unset: tuple[str, ...] = ()
+    words: tuple[str, ...]  # the command line of the launcher, or of the Python program that trains
+    folder: Path  # its working directory
+    variables: dict[str, str]  # the variables that it has and the wrapper had not, or had with other values
+    unset: tuple[str, ...] = ()  # the names of variables that the wrapper had and it has not
+    # The number of ranks that the program trains with. None for a launcher, whose words give it.
     ranks: int | None = None
+    # Whether the process is a worker that the program has started within Python. No command starts it.
     is_worker: bool = False
 
 
 @dataclass(frozen=True)
 class NoLaunch:
-    """A wrapper that has started no training.
+    """A wrapper that has started no training."""
 
-    Attributes:
-        status: its exit code, as a shell reports it. None if ZeroTune gave it up.
-        last_words: the last line that it printed.
-    """
-
-    status: int | None
-    last_words: str
+    status: int | None  # its exit code, as a shell reports it. None if ZeroTune gave it up.
+    last_words: str  # the last line that it printed
 
 
 def follow_wrapper(

@@ -159,17 +159,11 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class Line:
-    """One whole line.
+    """One whole line."""
 
-    Attributes:
-        number: from 1.
-        content: its bytes, which should be JSON.
-        end: bytes of the file up to the end of this line.
-    """
-
-    number: int
-    content: bytes
-    end: int
+    number: int  # from 1
+    content: bytes  # its bytes, which should be JSON
+    end: int  # bytes of the file up to the end of this line
 
 
 class LineReader:
@@ -268,29 +262,18 @@ _ONCE_A_BATCH = (TRAINING, VALIDATION, CHECKPOINT)
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """One line.
+    """One line."""
 
-    Attributes:
-        kind: `training`, `validation`, `checkpoint`, `note` or `system`.
-        end: bytes of the file up to the end of this line.
-        batch: optimizer steps done.
-        epoch: from 0; None if the line has none.
-        time: seconds since the epoch.
-        metrics: by name.
-        name: of a checkpoint.
-        metric: the validation metric that decides which checkpoint is best; None for a checkpoint without one.
-        text: of a note.
-    """
-
-    kind: str
-    end: int
-    batch: int = 0
-    epoch: int | None = None
-    time: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
-    name: str = ""
+    kind: str  # `training`, `validation`, `checkpoint`, `note` or `system`
+    end: int  # bytes of the file up to the end of this line
+    batch: int = 0  # optimizer steps done
+    epoch: int | None = None  # from 0; None if the line has none
+    time: float = 0.0  # seconds since the epoch
+    metrics: dict[str, float] = field(default_factory=dict)  # by name
+    name: str = ""  # of a checkpoint
+    # The validation metric that decides which checkpoint is best; None for a checkpoint without one
     metric: float | None = None
-    text: str = ""
+    text: str = ""  # of a note
 
     def __str__(self) -> str:
         """Returns the line in a form that a person reads."""

@@ -35,25 +35,17 @@ def caches(environment: Mapping[str, str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A folder of the user's that the processes of a trial see through a layer of the trial's own.
+    """A folder of the user's that the processes of a trial see through a layer of the trial's own."""
 
-    Attributes:
-        folder: the user's.
-        store: the trial's folder that keeps the layer.
-        records: the folders that the trial's processes write their records to. They find them `elsewhere`.
-        hidden: ZeroTune's folders, in the user's folder or beside it, that the program does not see.
-        named: files and folders in the hidden ones that the user's command names. The program sees them read-only.
-        through: other file systems that are mounted within the user's folder. They have no layer.
-        elsewhere: a folder outside of the user's, which only the trial's processes can look into. Empty until the
-            layer is mounted.
-    """
-
-    folder: str
-    store: str
+    folder: str  # the user's
+    store: str  # the trial's folder that keeps the layer
+    # The folders that the trial's processes write their records to. They find them `elsewhere`.
     records: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # ZeroTune's folders, in the user's folder or beside it, that the program does not see
+    # Files and folders in the hidden ones that the user's command names. The program sees them read-only.
     named: tuple[str, ...] = ()
-    through: tuple[str, ...] = ()
+    through: tuple[str, ...] = ()  # other file systems that are mounted within the user's folder. They have no layer.
+    # A folder outside of the user's, which only the trial's processes can look into. Empty until the layer is mounted.
     elsewhere: str = ""
 
     @property
@@ -211,13 +203,9 @@ def _notes(scratch: Path) -> Path:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The request to one full experiment.
+    """The request to one full experiment."""
 
-    Attributes:
-        folder: a folder of its own, which need not exist.
-    """
-
-    folder: Path
+    folder: Path  # a folder of its own, which need not exist
 
     @property
     def is_heeded(self) -> bool:

@@ -25,51 +25,31 @@ BFLOAT16_SINCE = 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseeOrder:
-    """One run to foresee: the program, and the world that it is to find.
+    """One run to foresee: the program, and the world that it is to find."""
 
-    Attributes:
-        program: `{"script": path}` or `{"module": name}`.
-        local_rank_option: as `RankOrder` has it.
-        arguments: the program's command line.
-        model_dir: the working directory.
-        scratch: a folder that replaces the user's files for everything that the program would write.
-        protected_before: seconds since the epoch. The rank never changes a file of the user's that is older.
-        overrides: merged into the DeepSpeed configuration of the engine that trains.
-        turned: the switches that the rank turns in the program, by name.
-        varied_options: the options of the program that a search varies, with the values to try.
-        world: ranks of the pretended world.
-        ranks_per_host: of these, the ranks on one host.
-        device_bytes: memory of the pretended device, for a program that asks.
-        device_name: its name, likewise.
-        capability: its compute capability, likewise. Some programs choose number formats and kernels by it.
-        steps: optimizer steps after which the run ends.
-        result: the file for the `ForeseenRun`.
-        log: the file with the rank's output.
-        launched_at: the moment of its launch.
-        patience_s: seconds after which the rank records where the program is, and ends.
-        hidden: as `RankOrder` has it.
-    """
-
-    program: dict[str, str]
-    local_rank_option: str = ""
-    arguments: list[str] = field(default_factory=list)
-    model_dir: str
-    scratch: str
-    protected_before: float
+    program: dict[str, str]  # `{"script": path}` or `{"module": name}`
+    local_rank_option: str = ""  # as `RankOrder` has it
+    arguments: list[str] = field(default_factory=list)  # the program's command line
+    model_dir: str  # the working directory
+    scratch: str  # a folder that replaces the user's files for everything that the program would write
+    protected_before: float  # seconds since the epoch. The rank never changes a file of the user's that is older.
+    # Merged into the DeepSpeed configuration of the engine that trains
     overrides: dict[str, Any] = field(default_factory=dict)
-    turned: dict[str, Any] = field(default_factory=dict)
+    turned: dict[str, Any] = field(default_factory=dict)  # the switches that the rank turns in the program, by name
+    # The options of the program that a search varies, with the values to try
     varied_options: dict[str, list[Any]] = field(default_factory=dict)
-    world: int
-    ranks_per_host: int
-    device_bytes: int
-    device_name: str = DEVICE_NAME
+    world: int  # ranks of the pretended world
+    ranks_per_host: int  # of these, the ranks on one host
+    device_bytes: int  # memory of the pretended device, for a program that asks
+    device_name: str = DEVICE_NAME  # its name, likewise
+    # Its compute capability, likewise. Some programs choose number formats and kernels by it.
     capability: float = CAPABILITY
-    steps: int
-    result: str
-    log: str = ""
-    launched_at: HostMoment
-    patience_s: float = 600.0
-    hidden: list[str] = field(default_factory=list)
+    steps: int  # optimizer steps after which the run ends
+    result: str  # the file for the `ForeseenRun`
+    log: str = ""  # the file with the rank's output
+    launched_at: HostMoment  # the moment of its launch
+    patience_s: float = 600.0  # seconds after which the rank records where the program is, and ends
+    hidden: list[str] = field(default_factory=list)  # as `RankOrder` has it
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -126,72 +106,43 @@ OPERATIONS = (
 
 
 class Storage(NamedTuple):
-    """One block of memory.
+    """One block of memory."""
 
-    Attributes:
-        size: bytes.
-        kind: index in `KINDS`.
-        place: index in `PLACES`.
-        stream: of the device that allocates it; 0 is the one that computes. An allocator keeps a pool for each.
-    """
-
-    size: int
-    kind: int
-    place: int
-    stream: int = 0
+    size: int  # bytes
+    kind: int  # index in `KINDS`
+    place: int  # index in `PLACES`
+    stream: int = 0  # of the device that allocates it; 0 is the one that computes. An allocator keeps a pool for each.
 
 
 class MemoryEvent(NamedTuple):
-    """The begin or the end of a storage's life.
+    """The begin or the end of a storage's life."""
 
-    Attributes:
-        storage: index in `ForeseenRun.storages`.
-        is_made: 1 when it is allocated, 0 when it is freed.
-    """
-
-    storage: int
-    is_made: int
+    storage: int  # index in `ForeseenRun.storages`
+    is_made: int  # 1 when it is allocated, 0 when it is freed
 
 
 class Moment(NamedTuple):
-    """A part of the run. It lasts until the next one.
+    """A part of the run. It lasts until the next one."""
 
-    Attributes:
-        name: index in `MOMENTS`.
-        step: the optimizer step, from 1; 0 before the first.
-        micro_batch: of the step, from 0.
-        event: index of its first event.
-        operation: index of its first operation.
-    """
-
-    name: int
-    step: int
-    micro_batch: int
-    event: int
-    operation: int
+    name: int  # index in `MOMENTS`
+    step: int  # the optimizer step, from 1; 0 before the first
+    micro_batch: int  # of the step, from 0
+    event: int  # index of its first event
+    operation: int  # index of its first operation
 
 
 class Operation(NamedTuple):
-    """One operation of the device, or one transfer. They are in the order in which the program issues them.
+    """One operation of the device, or one transfer. They are in the order in which the program issues them."""
 
-    Attributes:
-        kind: index in `OPERATIONS`.
-        dtype: index in `ForeseenRun.dtypes`: of the inputs; `tf32` if 32-bit numbers are multiplied in it.
-        flops: floating-point operations.
-        moved: bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank. The program waits
-            for a disk where it is 0.
-        ranks: ranks of the group of a transfer; 1 for others.
-        where: index in `ForeseenRun.modules`: the module that issues it.
-        on_host: 1 if the host's processor does it, such as the update of an offloaded optimizer.
-    """
-
-    kind: int
-    dtype: int
-    flops: float
+    kind: int  # index in `OPERATIONS`
+    dtype: int  # index in `ForeseenRun.dtypes`: of the inputs; `tf32` if 32-bit numbers are multiplied in it
+    flops: float  # floating-point operations
+    # Bytes that it reads and writes. For a transfer: bytes of the whole tensor on this rank. The program waits for a
+    # disk where it is 0.
     moved: float
-    ranks: int = 1
-    where: int = 0
-    on_host: int = 0
+    ranks: int = 1  # ranks of the group of a transfer; 1 for others
+    where: int = 0  # index in `ForeseenRun.modules`: the module that issues it
+    on_host: int = 0  # 1 if the host's processor does it, such as the update of an offloaded optimizer
 
     def with_work(self, flops: float, moved: float) -> "Operation":
         """Returns the operation with other work. `_replace` takes three times as long, and a plan has 100,000."""
@@ -201,101 +152,64 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """A number that the program asked of a fake tensor.
+    """A number that the program asked of a fake tensor."""
 
-    Attributes:
-        asker: the function and the place: `clip_grad_norm_ (deepspeed/runtime/utils.py:321)`.
-        question: the operator, such as `item` or `equal`.
-        answer: what the asker got.
-        is_known: whether the answer comes from the table of known askers.
-        count: of its asks.
-    """
-
-    asker: str
-    question: str
-    answer: str
-    is_known: bool
-    count: int = 1
+    asker: str  # the function and the place: `clip_grad_norm_ (deepspeed/runtime/utils.py:321)`
+    question: str  # the operator, such as `item` or `equal`
+    answer: str  # what the asker got
+    is_known: bool  # whether the answer comes from the table of known askers
+    count: int = 1  # of its asks
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseenRun:
-    """The run of rank 0 of a pretended world.
+    """The run of rank 0 of a pretended world."""
 
-    Attributes:
-        world: ranks.
-        replicas: of the model.
-        micro_batch: samples of a forward pass.
-        accumulation: micro-batches of an optimizer step.
-        tokens: in a sample of the last batch; None if the batches show none.
-        sequence_ranks: ranks that share the tokens of a sample (Ulysses); 1 without it.
-        parameters: of the whole model.
-        trainable: of these, the parameters that are trained.
-        ds_config: the configuration of the engine that trains.
-        stage: the ZeRO stage of that engine.
-        is_pipeline: whether the model is a pipeline, of which this is the first stage.
-        pipeline_stages: of that pipeline; 1 without one.
-        formats: number formats in which it multiplies matrices.
-        program: the findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its
-            configuration, optimizer and flags decide which arms there are. Empty if the run was stopped before.
-        dtypes: names that `Operation.dtype` points to.
-        modules: names that `Operation.where` points to; the first is empty.
-        storages: by index.
-        events: in order.
-        moments: in order.
-        operations: in order.
-        asks: of all numbers.
-        rows: samples of a micro-batch as they arrive, in the last step; None if they are as many in each micro-batch.
-        loading_s: real seconds to fetch each micro-batch but the first of an iterator, without those in which other
-            processes had the processor.
-        loads_beside: whether worker processes fetch them while the rank trains, at that pace.
-        data_bytes: that the program took from the C library between `deepspeed.initialize` and its first forward pass,
-            such as a data set. They are real, and no storage has them. 0 if unknown.
-        process_bytes: of the process's own memory when the program called `deepspeed.initialize`, libraries among them,
-            as a limit on a CPU counts it. 0 if unknown.
-        import_s: seconds until the program called `deepspeed.initialize`.
-        seconds: of the whole run.
-        peak_bytes: of the process that foresaw.
-        notes: sentences for the reader: what differs from a run on the device.
-        imported: installed modules that the program has imported, for a fork server to have them ahead, and the
-            variables that it has set before.
-        versions: of Python, torch, DeepSpeed and others in its process. Empty in records of earlier versions.
-        stopped: why the program cannot be foreseen, in one sentence with its line; empty if it was.
-    """
-
-    world: int
-    replicas: int = 1
-    micro_batch: int = 1
-    accumulation: int = 1
-    tokens: int | None = None
-    sequence_ranks: int = 1
-    parameters: int = 0
-    trainable: int = 0
-    ds_config: dict[str, Any] = field(default_factory=dict)
-    stage: int = 0
-    is_pipeline: bool = False
-    pipeline_stages: int = 1
-    formats: tuple[str, ...] = ()
+    world: int  # ranks
+    replicas: int = 1  # of the model
+    micro_batch: int = 1  # samples of a forward pass
+    accumulation: int = 1  # micro-batches of an optimizer step
+    tokens: int | None = None  # in a sample of the last batch; None if the batches show none
+    sequence_ranks: int = 1  # ranks that share the tokens of a sample (Ulysses); 1 without it
+    parameters: int = 0  # of the whole model
+    trainable: int = 0  # of these, the parameters that are trained
+    ds_config: dict[str, Any] = field(default_factory=dict)  # the configuration of the engine that trains
+    stage: int = 0  # the ZeRO stage of that engine
+    is_pipeline: bool = False  # whether the model is a pipeline, of which this is the first stage
+    pipeline_stages: int = 1  # of that pipeline; 1 without one
+    formats: tuple[str, ...] = ()  # number formats in which it multiplies matrices
+    # The findings about the program, as `ProgramProfile` (`trial_lib/records/result.py`) has them. Its configuration,
+    # optimizer and flags decide which arms there are. Empty if the run was stopped before.
     program: dict[str, Any] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ("",)
-    storages: tuple[Storage, ...] = ()
-    events: tuple[MemoryEvent, ...] = ()
-    moments: tuple[Moment, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    asks: tuple[Ask, ...] = ()
+    dtypes: tuple[str, ...] = ()  # names that `Operation.dtype` points to
+    modules: tuple[str, ...] = ("",)  # names that `Operation.where` points to; the first is empty
+    storages: tuple[Storage, ...] = ()  # by index
+    events: tuple[MemoryEvent, ...] = ()  # in order
+    moments: tuple[Moment, ...] = ()  # in order
+    operations: tuple[Operation, ...] = ()  # in order
+    asks: tuple[Ask, ...] = ()  # of all numbers
+    # Samples of a micro-batch as they arrive, in the last step; None if they are as many in each micro-batch
     rows: float | None = None
+    # Real seconds to fetch each micro-batch but the first of an iterator, without those in which other processes had
+    # the processor
     loading_s: tuple[float, ...] = ()
-    loads_beside: bool = False
+    loads_beside: bool = False  # whether worker processes fetch them while the rank trains, at that pace
+    # That the program took from the C library between `deepspeed.initialize` and its first forward pass, such as a data
+    # set. They are real, and no storage has them. 0 if unknown.
     data_bytes: int = 0
+    # Of the process's own memory when the program called `deepspeed.initialize`, libraries among them, as a limit on a
+    # CPU counts it. 0 if unknown.
     process_bytes: int = 0
-    import_s: float = 0.0
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    notes: tuple[str, ...] = ()
+    import_s: float = 0.0  # seconds until the program called `deepspeed.initialize`
+    seconds: float = 0.0  # of the whole run
+    peak_bytes: int = 0  # of the process that foresaw
+    notes: tuple[str, ...] = ()  # sentences for the reader: what differs from a run on the device
+    # Installed modules that the program has imported, for a fork server to have them ahead, and the variables that it
+    # has set before
     imported: tuple[Import, ...] = ()
+    # Of Python, torch, DeepSpeed and others in its process. Empty in records of earlier versions.
     versions: dict[str, str] = field(default_factory=dict)
-    stopped: str = ""
+    stopped: str = ""  # why the program cannot be foreseen, in one sentence with its line; empty if it was
 
     @property
     def zero_ranks(self) -> int:

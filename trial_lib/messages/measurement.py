@@ -9,29 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Arrival:
-    """The relation between samples and batches, as the program as typed has shown it.
+    """The relation between samples and batches, as the program as typed has shown it."""
 
-    Attributes:
-        rows_per_sample: rows of one sample (two in a preference trainer). 0 if a row holds several samples, as in
-            sequences that are packed without padding.
-        varies: whether the number of samples differs from micro-batch to micro-batch. Each row is then a sample.
-        typed_micro_batch: the micro-batch size of the program as typed.
-        typed_tokens: tokens in its first micro-batch; None if the batches show none.
-        dimension: the dimension of a batch's first tensor that has the rows: 0, or 1 for `(sequence, batch, ...)`.
-        other_rows_per_sample: `rows_per_sample` if the other of these two dimensions has the rows; 0 if it cannot. A
-            tensor of one size may be read both ways. The right reading is the one that follows another size.
-        typed_accumulation: the accumulation of the engine of the program as typed.
-        typed_micro_batches: micro-batches of its first optimizer step; None if unknown.
-    """
-
+    # Rows of one sample (two in a preference trainer). 0 if a row holds several samples, as in sequences that are
+    # packed without padding.
     rows_per_sample: int = 1
+    # Whether the number of samples differs from micro-batch to micro-batch. Each row is then a sample.
     varies: bool = False
-    typed_micro_batch: int = 1
-    typed_tokens: int | None = None
+    typed_micro_batch: int = 1  # the micro-batch size of the program as typed
+    typed_tokens: int | None = None  # tokens in its first micro-batch; None if the batches show none
+    # The dimension of a batch's first tensor that has the rows: 0, or 1 for `(sequence, batch, ...)`
     dimension: int = 0
+    # `rows_per_sample` if the other of these two dimensions has the rows; 0 if it cannot. A tensor of one size may be
+    # read both ways. The right reading is the one that follows another size.
     other_rows_per_sample: int = 1
-    typed_accumulation: int = 1
-    typed_micro_batches: int | None = None
+    typed_accumulation: int = 1  # the accumulation of the engine of the program as typed
+    typed_micro_batches: int | None = None  # micro-batches of its first optimizer step; None if unknown
 
     @classmethod
     def of_typed(cls, micro_batch: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
@@ -164,21 +157,14 @@ something else.
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """An optimizer step that was traced, as the mean over ranks and steps.
+    """An optimizer step that was traced, as the mean over ranks and steps."""
 
-    Attributes:
-        seconds: of the step, with the profiler's own cost.
-        parts: seconds by the names of `STEP_PARTS`. They add up to `seconds`.
-        steps: how many were traced. 0 if none could be.
-        spent: seconds that the tracing took, its steps included.
-        failure: why nothing was traced, in a sentence. Empty if it was.
-    """
-
-    seconds: float = 0.0
+    seconds: float = 0.0  # of the step, with the profiler's own cost
+    # Seconds by the names of `STEP_PARTS`. They add up to `seconds`.
     parts: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 0
-    spent: float = 0.0
-    failure: str = ""
+    steps: int = 0  # how many were traced. 0 if none could be.
+    spent: float = 0.0  # seconds that the tracing took, its steps included
+    failure: str = ""  # why nothing was traced, in a sentence. Empty if it was.
 
     @property
     def shares(self) -> dict[str, float]:

@@ -72,25 +72,19 @@ def check_keys(kind: type, plain: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class StepWindow:
-    """The optimizer steps that a trial measures.
+    """The optimizer steps that a trial measures."""
 
-    Attributes:
-        start_step: the first that counts, from 1. The steps before it warm up.
-        end_step: steps up to this one are always measured.
-        max_steps: counted steps after which the measurement ends, whatever its error. A program that waits for loader
-            workers goes on until their cycle is covered.
-        max_seconds: counted seconds after which it ends as well, once `end_step` is reached. A program that waits for
-            loader workers gets more, for a whole cycle of theirs. On a noisy machine more seconds help little, because
-            readings differ more between processes than within one. A trial also takes about a second to start, so
-            longer windows tell less in a given time.
-        relative_error: a relative standard error of the mean step time that is small enough.
-    """
-
-    start_step: int = 3
-    end_step: int = 5
+    start_step: int = 3  # the first that counts, from 1. The steps before it warm up.
+    end_step: int = 5  # steps up to this one are always measured
+    # Counted steps after which the measurement ends, whatever its error. A program that waits for loader workers goes
+    # on until their cycle is covered.
     max_steps: int = 40
+    # Counted seconds after which it ends as well, once `end_step` is reached. A program that waits for loader workers
+    # gets more, for a whole cycle of theirs. On a noisy machine more seconds help little, because readings differ more
+    # between processes than within one. A trial also takes about a second to start, so longer windows tell less in a
+    # given time.
     max_seconds: float = 0.5
-    relative_error: float = 0.02
+    relative_error: float = 0.02  # a relative standard error of the mean step time that is small enough
 
     @property
     def min_steps(self) -> int:
@@ -113,41 +107,31 @@ ANOTHER_HAS_FAILED = "Another rank has failed."
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """How one trial is measured.
+    """How one trial is measured."""
 
-    Attributes:
-        window: the optimizer steps to measure.
-        memory_limit: bytes that a rank may use of its slot; None for all of a GPU.
-        to_beat: the best throughput so far, in samples/s over all ranks. When the trial cannot reach it any more, its
-            ranks end it as `too_slow`. None to measure to the end.
-        longest_sequence: tokens in a sample of the longest batch of the data. One warm-up step trains on such a batch,
-            so that the peak memory is a whole training's. None for batches as they come.
-        flops_per_sample: FLOPs of one sample, for the metrics; None for a profile, which counts them.
-        formats: number formats of the program's arithmetic, as `CountedSteps.metrics` takes them. They decide on the
-            peak FLOP/s that model FLOPs utilisation is relative to. None leaves the utilisation out.
-        arrival: how samples show in the batches that arrive.
-        as_typed: whether the program runs as it was typed. The candidate then changes nothing.
-        turned: the switches that the rank turns in the program, by name, as `trial_lib.messages.turned` has them.
-        varied_options: the options of the program that the search varies, with the values to try. A profile records
-            what the program's own parser says of them.
-        traces: whether some steps after the counted ones are traced.
-        replicas: model replicas that the engine has to have, if the candidate's layout decides on them; else None.
-        ends_at_unbuilt_ops: whether a rank ends where DeepSpeed would compile an op.
-    """
-
-    window: StepWindow
-    memory_limit: int | None
+    window: StepWindow  # the optimizer steps to measure
+    memory_limit: int | None  # bytes that a rank may use of its slot; None for all of a GPU
+    # The best throughput so far, in samples/s over all ranks. When the trial cannot reach it any more, its ranks end it
+    # as `too_slow`. None to measure to the end.
     to_beat: float | None = None
+    # Tokens in a sample of the longest batch of the data. One warm-up step trains on such a batch, so that the peak
+    # memory is a whole training's. None for batches as they come.
     longest_sequence: int | None = None
-    flops_per_sample: float | None = None
+    flops_per_sample: float | None = None  # FLOPs of one sample, for the metrics; None for a profile, which counts them
+    # Number formats of the program's arithmetic, as `CountedSteps.metrics` takes them. They decide on the peak FLOP/s
+    # that model FLOPs utilisation is relative to. None leaves the utilisation out.
     formats: tuple[str, ...] | None = None
-    arrival: Arrival = field(default_factory=Arrival)
-    as_typed: bool = False
+    arrival: Arrival = field(default_factory=Arrival)  # how samples show in the batches that arrive
+    as_typed: bool = False  # whether the program runs as it was typed. The candidate then changes nothing.
+    # The switches that the rank turns in the program, by name, as `trial_lib.messages.turned` has them
     turned: dict[str, Any] = field(default_factory=dict)
+    # The options of the program that the search varies, with the values to try. A profile records what the program's
+    # own parser says of them.
     varied_options: dict[str, list[Any]] = field(default_factory=dict)
-    traces: bool = False
+    traces: bool = False  # whether some steps after the counted ones are traced
+    # Model replicas that the engine has to have, if the candidate's layout decides on them; else None
     replicas: int | None = None
-    ends_at_unbuilt_ops: bool = False
+    ends_at_unbuilt_ops: bool = False  # whether a rank ends where DeepSpeed would compile an op
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,29 +139,19 @@ class SizeOrder(ProbeSettings):
     """One micro-batch size to measure. Each size is a trial of its own.
 
     Paths are listed by rank.
-
-    Attributes:
-        arguments: the program's command line.
-        environment: variables to change before this size runs; None removes one. Empty for the first size, whose
-            variables its processes were started with.
-        overrides: the candidate's part of the DeepSpeed configuration; empty for a program as typed.
-        with_profile: whether to profile the model too.
-        logs: the file that each rank prints to.
-        measurements: the file for each rank's measurement.
-        failures: the file for the exception that ended a rank.
-        states: the file in which each rank keeps the other ranks informed, if they share a folder.
-        engine_built: the file that each rank writes when the engine exists.
     """
 
-    arguments: list[str]
+    arguments: list[str]  # the program's command line
+    # Variables to change before this size runs; None removes one. Empty for the first size, whose variables its
+    # processes were started with.
     environment: dict[str, str | None] = field(default_factory=dict)
-    overrides: dict[str, Any]
-    with_profile: bool
-    logs: list[str]
-    measurements: list[str]
-    failures: list[str]
-    states: list[str]
-    engine_built: list[str]
+    overrides: dict[str, Any]  # the candidate's part of the DeepSpeed configuration; empty for a program as typed
+    with_profile: bool  # whether to profile the model too
+    logs: list[str]  # the file that each rank prints to
+    measurements: list[str]  # the file for each rank's measurement
+    failures: list[str]  # the file for the exception that ended a rank
+    states: list[str]  # the file in which each rank keeps the other ranks informed, if they share a folder
+    engine_built: list[str]  # the file that each rank writes when the engine exists
 
     @property
     def is_typed_profile(self) -> bool:
@@ -190,40 +164,26 @@ class SizeOrder(ProbeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """Everything that the ranks of one launch have to do: one trial, or the sizes of a sweep.
+    """Everything that the ranks of one launch have to do: one trial, or the sizes of a sweep."""
 
-    Attributes:
-        program: `{"script": path}` or `{"module": name}`.
-        local_rank_option: the option that tells the program its local rank, before the arguments, as `deepspeed` passes
-            `--local_rank=N`. Empty if the launcher passes none.
-        model_dir: the working directory.
-        scratch: a folder that replaces the user's files for everything that the program would write.
-        protected_before: seconds since the epoch. The ranks never change a file of the user's that is older.
-        patience_s: seconds after which ranks that all wait for each other count as waiting forever.
-        device: the kind of device of the slots, `cuda` or `cpu`. A rank on another kind ends the trial. None for any.
-        launched_at: the moment of its launch.
-        sizes: to measure, in this order.
-        withdrawal: the file for the reason why no further size was measured.
-        bytes_per_sample: memory that one more sample is expected to take, in a sweep.
-        headroom: the share of the memory that a further size has to leave free.
-        shares_folder: whether all ranks see the files of the order. The hosts of a Ray cluster have files of their own.
-        hidden: ZeroTune's folders that the program does not see.
-    """
-
-    program: dict[str, str]
+    program: dict[str, str]  # `{"script": path}` or `{"module": name}`
+    # The option that tells the program its local rank, before the arguments, as `deepspeed` passes `--local_rank=N`.
+    # Empty if the launcher passes none.
     local_rank_option: str
-    model_dir: str
-    scratch: str
-    protected_before: float
-    patience_s: float
+    model_dir: str  # the working directory
+    scratch: str  # a folder that replaces the user's files for everything that the program would write
+    protected_before: float  # seconds since the epoch. The ranks never change a file of the user's that is older.
+    patience_s: float  # seconds after which ranks that all wait for each other count as waiting forever
+    # The kind of device of the slots, `cuda` or `cpu`. A rank on another kind ends the trial. None for any.
     device: str | None
-    launched_at: HostMoment
-    sizes: tuple[SizeOrder, ...]
-    withdrawal: str
-    bytes_per_sample: float = 0.0
-    headroom: float = 0.0
+    launched_at: HostMoment  # the moment of its launch
+    sizes: tuple[SizeOrder, ...]  # to measure, in this order
+    withdrawal: str  # the file for the reason why no further size was measured
+    bytes_per_sample: float = 0.0  # memory that one more sample is expected to take, in a sweep
+    headroom: float = 0.0  # the share of the memory that a further size has to leave free
+    # Whether all ranks see the files of the order. The hosts of a Ray cluster have files of their own.
     shares_folder: bool = True
-    hidden: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()  # ZeroTune's folders that the program does not see
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -246,28 +206,18 @@ class TrainingOrder:
     """The work of a rank in a full experiment: the user's program as it is, to its own end.
 
     `TrainingSpec` has the length of the training, its checkpoints and its metrics; the program reads that itself.
-
-    Attributes:
-        program: as `RankOrder` has it.
-        local_rank_option: as `RankOrder` has it.
-        arguments: the program's command line.
-        ds_config: the DeepSpeed configuration to train with.
-        is_in_code: whether the program's own configuration is in its code, so that the rank has to merge `ds_config`.
-        turned: as `ProbeSettings` has it.
-        device: as `RankOrder` has it.
-        finished: the file that each rank writes at the end of its program, by rank.
-        failures: the file for the exception that ended a rank, by rank.
     """
 
-    program: dict[str, str]
-    local_rank_option: str
-    arguments: list[str]
-    ds_config: dict[str, Any]
+    program: dict[str, str]  # as `RankOrder` has it
+    local_rank_option: str  # as `RankOrder` has it
+    arguments: list[str]  # the program's command line
+    ds_config: dict[str, Any]  # the DeepSpeed configuration to train with
+    # Whether the program's own configuration is in its code, so that the rank has to merge `ds_config`
     is_in_code: bool
-    device: str | None
-    turned: dict[str, Any] = field(default_factory=dict)
-    finished: list[str]
-    failures: list[str]
+    device: str | None  # as `RankOrder` has it
+    turned: dict[str, Any] = field(default_factory=dict)  # as `ProbeSettings` has it
+    finished: list[str]  # the file that each rank writes at the end of its program, by rank
+    failures: list[str]  # the file for the exception that ended a rank, by rank
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -353,48 +303,30 @@ SPEC_VARIABLE = "ZEROTUNE_TRAINING_SPEC"
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """One training: a trial that is measured, or a full experiment.
+    """One training: a trial that is measured, or a full experiment."""
 
-    Attributes:
-        trial: the class, as `module:Class`; None for a script.
-        hparams: the experiment's hyperparameters, with the training's configuration merged in.
-        experiment_config: the whole experiment, without secrets.
-        seed: of everything random.
-        length: how long to train. None trains until the process is ended from outside, and neither validates nor saves.
-        validation_period: the longest time between validations; None validates at the end.
-        checkpoint_period: the longest time between checkpoints; None saves at the end.
-        report_period: optimizer steps between two reports of the training metrics.
-        records_per_epoch: samples of an epoch; None takes the number in the training loader.
-        metric: the validation metric that decides which checkpoint is best.
-        smaller_is_better: whether a smaller value of it is better.
-        checkpoints: the folder of the checkpoints. The training resumes from the newest intact one. None in a trial,
-            which keeps nothing.
-        latest_checkpoint: the name of that newest intact one, for a script. A trial class finds it by itself.
-        metrics: the file to which rank 0 appends JSON lines.
-        finished: the file that rank 0 writes at the end of the training.
-        tensorboard: the folder for TensorBoard's files.
-        scratch: a folder for files that are only needed while the ranks run.
-        stop: the folder of the full experiment's `StopRequest`, which a script may follow.
-    """
-
-    trial: str | None
-    hparams: dict[str, Any]
-    experiment_config: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
+    trial: str | None  # the class, as `module:Class`; None for a script
+    hparams: dict[str, Any]  # the experiment's hyperparameters, with the training's configuration merged in
+    experiment_config: dict[str, Any] = field(default_factory=dict)  # the whole experiment, without secrets
+    seed: int = 0  # of everything random
+    # How long to train. None trains until the process is ended from outside, and neither validates nor saves.
     length: UnitLength | None = None
-    validation_period: UnitLength | None = None
-    checkpoint_period: UnitLength | None = None
-    report_period: int = 100
-    records_per_epoch: int | None = None
-    metric: str = "validation_loss"
-    smaller_is_better: bool = True
+    validation_period: UnitLength | None = None  # the longest time between validations; None validates at the end
+    checkpoint_period: UnitLength | None = None  # the longest time between checkpoints; None saves at the end
+    report_period: int = 100  # optimizer steps between two reports of the training metrics
+    records_per_epoch: int | None = None  # samples of an epoch; None takes the number in the training loader
+    metric: str = "validation_loss"  # the validation metric that decides which checkpoint is best
+    smaller_is_better: bool = True  # whether a smaller value of it is better
+    # The folder of the checkpoints. The training resumes from the newest intact one. None in a trial, which keeps
+    # nothing.
     checkpoints: str | None = None
-    metrics: str | None = None
-    finished: str | None = None
-    tensorboard: str | None = None
+    metrics: str | None = None  # the file to which rank 0 appends JSON lines
+    finished: str | None = None  # the file that rank 0 writes at the end of the training
+    tensorboard: str | None = None  # the folder for TensorBoard's files
+    # The name of that newest intact one, for a script. A trial class finds it by itself.
     latest_checkpoint: str | None = None
-    scratch: str | None = None
-    stop: str | None = None
+    scratch: str | None = None  # a folder for files that are only needed while the ranks run
+    stop: str | None = None  # the folder of the full experiment's `StopRequest`, which a script may follow
 
     @property
     def is_trial(self) -> bool:
@@ -443,17 +375,11 @@ def installed_folders() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SizeMemory:
-    """The memory of one size, on the rank that has used most.
+    """The memory of one size, on the rank that has used most."""
 
-    Attributes:
-        samples: its micro-batch size.
-        above_initialize: bytes of its peak above the bytes in use after `deepspeed.initialize`.
-        available: bytes that the slot still had then, on the rank with the least; None without a limit.
-    """
-
-    samples: int
-    above_initialize: int
-    available: int | None
+    samples: int  # its micro-batch size
+    above_initialize: int  # bytes of its peak above the bytes in use after `deepspeed.initialize`
+    available: int | None  # bytes that the slot still had then, on the rank with the least; None without a limit
 
 
 def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float) -> float:

@@ -46,17 +46,11 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio with its confidence interval.
+    """A ratio with its confidence interval."""
 
-    Attributes:
-        value: geometric mean over the rounds.
-        low: the interval's lower end; 0 for a single round.
-        high: its upper end; infinite for a single round.
-    """
-
-    value: float
-    low: float
-    high: float
+    value: float  # geometric mean over the rounds
+    low: float  # the interval's lower end; 0 for a single round
+    high: float  # its upper end; infinite for a single round
 
     @property
     def spread(self) -> float:

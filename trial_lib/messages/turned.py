@@ -51,17 +51,12 @@ TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
 
 @dataclass(frozen=True)
 class TurnedSwitch:
-    """A switch that ZeroTune turns.
+    """A switch that ZeroTune turns."""
 
-    Attributes:
-        values: the values that a search tries if the user names none. The program decides which of them it can have.
-        coarse: whether it decides memory, and so the arm of a candidate.
-        any_number: whether every whole number from 0 on is a value as well.
-    """
-
+    # The values that a search tries if the user names none. The program decides which of them it can have.
     values: tuple[Any, ...]
-    coarse: bool = True
-    any_number: bool = False
+    coarse: bool = True  # whether it decides memory, and so the arm of a candidate
+    any_number: bool = False  # whether every whole number from 0 on is a value as well
 
     def has(self, value: Any) -> bool:
         """Returns whether the switch can have a value in some program."""

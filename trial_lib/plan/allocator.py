@@ -39,19 +39,13 @@ _PAIR = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """Settings of the allocator.
+    """Settings of the allocator."""
 
-    Attributes:
-        expandable_segments: whether segments grow instead of having the size of a request.
-        max_split_size: bytes of the largest block that may be split; None if all may be.
-        max_non_split_rounding: bytes that a block which may not be split can be larger than a request.
-        roundup_power2_divisions: steps between two powers of two to which requests are rounded, by the power of two (in
-            MiB) from which they hold. Empty if requests are rounded to 512 bytes.
-    """
-
-    expandable_segments: bool = False
-    max_split_size: int | None = None
-    max_non_split_rounding: int = 20 * _MIB
+    expandable_segments: bool = False  # whether segments grow instead of having the size of a request
+    max_split_size: int | None = None  # bytes of the largest block that may be split; None if all may be
+    max_non_split_rounding: int = 20 * _MIB  # bytes that a block which may not be split can be larger than a request
+    # Steps between two powers of two to which requests are rounded, by the power of two (in MiB) from which they hold.
+    # Empty if requests are rounded to 512 bytes.
     roundup_power2_divisions: tuple[tuple[int, int], ...] = ()
 
     @classmethod

@@ -117,21 +117,13 @@ class CHeap:
 
 @dataclass(frozen=True, kw_only=True)
 class HostPeak:
-    """Bytes of one rank in its host's memory.
+    """Bytes of one rank in its host's memory."""
 
-    Attributes:
-        pageable: the most live bytes in pageable memory during the steps.
-        built: the most while the program builds its model, which may be on the host.
-        pinned: the most live bytes in pinned memory, each block a power of two.
-        pinned_blocks: all blocks that torch has pinned. It keeps a freed one for the next request of its size.
-        data: of the program's data, which are real.
-    """
-
-    pageable: float
-    built: float
-    pinned: float
-    pinned_blocks: float
-    data: float
+    pageable: float  # the most live bytes in pageable memory during the steps
+    built: float  # the most while the program builds its model, which may be on the host
+    pinned: float  # the most live bytes in pinned memory, each block a power of two
+    pinned_blocks: float  # all blocks that torch has pinned. It keeps a freed one for the next request of its size.
+    data: float  # of the program's data, which are real
 
     @property
     def held(self) -> float:
@@ -188,17 +180,11 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Bytes of one run.
+    """Bytes of one run."""
 
-    Attributes:
-        initialize: live when `deepspeed.initialize` returns.
-        backward: the peak outside the optimizer's step.
-        update: the peak in the optimizer's step.
-    """
-
-    initialize: float
-    backward: _Level
-    update: _Level
+    initialize: float  # live when `deepspeed.initialize` returns
+    backward: _Level  # the peak outside the optimizer's step
+    update: _Level  # the peak in the optimizer's step
 
 
 def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None:

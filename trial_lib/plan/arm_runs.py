@@ -195,21 +195,14 @@ _PARTITIONED_FROM = {"optimizer": 1, "gradient": 2, "parameter": 3}
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The foreseen runs of one arm.
+    """The foreseen runs of one arm."""
 
-    Attributes:
-        arm: what ran.
-        small: the run at a small micro-batch.
-        large: the same at a larger one; None if the program takes only one size.
-        wider: the run at the small micro-batch on another number of ranks; None if there is none.
-        names: of the runs' files.
-    """
-
-    arm: PlanArm
-    small: ForeseenRun
-    large: ForeseenRun | None = None
+    arm: PlanArm  # what ran
+    small: ForeseenRun  # the run at a small micro-batch
+    large: ForeseenRun | None = None  # the same at a larger one; None if the program takes only one size
+    # The run at the small micro-batch on another number of ranks; None if there is none
     wider: ForeseenRun | None = None
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the runs' files
     _at_sizes: dict[int, ForeseenRun] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -37,22 +37,15 @@ _OFFLOADS = sorted({section for _, section in _STATES.values()})
 
 @dataclass(frozen=True, kw_only=True)
 class WantedRun:
-    """A run to foresee.
+    """A run to foresee."""
 
-    Attributes:
-        name: unique in the plan, such as `z3-mbs1-of8`.
-        overrides: what it changes in the DeepSpeed configuration; empty for the program as typed. The section `program`
-            has the program's switches.
-        is_first: whether it is the first, which finds out what the program is.
-        is_ahead: whether it goes on beside the first.
-        asked: devices that it finds, one of which is its rank's.
-    """
-
-    name: str
+    name: str  # unique in the plan, such as `z3-mbs1-of8`
+    # What it changes in the DeepSpeed configuration; empty for the program as typed. The section `program` has the
+    # program's switches.
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    is_first: bool = False
-    is_ahead: bool = False
-    asked: AskedDevices
+    is_first: bool = False  # whether it is the first, which finds out what the program is
+    is_ahead: bool = False  # whether it goes on beside the first
+    asked: AskedDevices  # devices that it finds, one of which is its rank's
 
 
 def pair_of(policy: BatchPolicy, own: int) -> tuple[int, ...]:

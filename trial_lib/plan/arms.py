@@ -25,19 +25,15 @@ _WHERE = "the DeepSpeed configuration"
 
 @dataclass(frozen=True)
 class PlanArm:
-    """One arm of a plan.
+    """One arm of a plan."""
 
-    Attributes:
-        label: such as `z3-offload-optimizer`.
-        knobs: its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration.
-        is_own: whether the user's configuration is of this arm. Its knobs then change nothing: they are empty, or have
-            the program's own switches.
-        switches: the program's switches that differ from the user's, as people read them, by their words in the label.
-    """
-
-    label: str
+    label: str  # such as `z3-offload-optimizer`
+    # Its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration
     knobs: Mapping[str, Any]
+    # Whether the user's configuration is of this arm. Its knobs then change nothing: they are empty, or have the
+    # program's own switches.
     is_own: bool = False
+    # The program's switches that differ from the user's, as people read them, by their words in the label
     switches: Mapping[str, str] = field(default_factory=dict)
 
     def candidate(self, policy: BatchPolicy, micro_batch: int, ranks: int) -> Candidate:

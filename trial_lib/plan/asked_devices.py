@@ -21,17 +21,11 @@ _NEAR, _LISTED = 4, 12
 
 @dataclass(frozen=True)
 class AskedDevices:
-    """Devices of one kind that train together.
+    """Devices of one kind that train together."""
 
-    Attributes:
-        cluster: the devices.
-        price: of one device for one hour, in the user's currency; None if the user gives none.
-        is_here: whether they are this host's own.
-    """
-
-    cluster: Cluster
-    price: float | None = None
-    is_here: bool = False
+    cluster: Cluster  # the devices
+    price: float | None = None  # of one device for one hour, in the user's currency; None if the user gives none
+    is_here: bool = False  # whether they are this host's own
 
     @property
     def count(self) -> int:

@@ -120,17 +120,11 @@ def _numbers(asked: AskedDevices) -> Iterator[AskedDevices]:
 
 @dataclass(frozen=True)
 class _AtCount:
-    """An arm on a number of devices.
+    """An arm on a number of devices."""
 
-    Attributes:
-        base: the arm on the asked devices.
-        devices: the number.
-        policy: its batches there.
-    """
-
-    base: Evaluation
-    devices: AskedDevices
-    policy: BatchPolicy
+    base: Evaluation  # the arm on the asked devices
+    devices: AskedDevices  # the number
+    policy: BatchPolicy  # its batches there
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -33,41 +33,24 @@ _DTYPES = tuple(each.name for each in fields(DataSheet) if each.name != "multipr
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFigures:
-    """What is known of a device without having it. Rates are bytes a second in one direction.
+    """What is known of a device without having it. Rates are bytes a second in one direction."""
 
-    Attributes:
-        name: such as `h100-80gb`.
-        memory: bytes that torch sees.
-        peaks: the most FLOP/s of its products of matrices, by the names of types as in `DataSheet`.
-        bandwidth: of its memory.
-        link: from one device to the others of its host.
-        network: from one device to other hosts.
-        to_host: between it and its host.
-        host_memory: bytes of the host's memory for each device.
-        host_bandwidth: of the host's memory, for each device.
-        host_cores: of the host, for each device.
-        per_host: devices that its host usually has.
-        disk: what the host's NVMe drives read, for each device.
-        sheet: the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own.
-        attained: the share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'.
-        capability: the compute capability of an NVIDIA device.
-    """
-
-    name: str
-    memory: float
-    peaks: Mapping[str, float]
-    bandwidth: float
-    link: float
-    network: float
-    to_host: float
-    host_memory: float
-    host_bandwidth: float
-    host_cores: float
-    per_host: int = 8
-    disk: float = 2.5e9
+    name: str  # such as `h100-80gb`
+    memory: float  # bytes that torch sees
+    peaks: Mapping[str, float]  # the most FLOP/s of its products of matrices, by the names of types as in `DataSheet`
+    bandwidth: float  # of its memory
+    link: float  # from one device to the others of its host
+    network: float  # from one device to other hosts
+    to_host: float  # between it and its host
+    host_memory: float  # bytes of the host's memory for each device
+    host_bandwidth: float  # of the host's memory, for each device
+    host_cores: float  # of the host, for each device
+    per_host: int = 8  # devices that its host usually has
+    disk: float = 2.5e9  # what the host's NVMe drives read, for each device
+    # The share of `peaks` that counts as the peak of a kind whose matrix units fall short of others'
     attained: float = 1.0
-    capability: float = 8.0
-    sheet: str = ""
+    capability: float = 8.0  # the compute capability of an NVIDIA device
+    sheet: str = ""  # the name of its data sheet in `trial_lib/device/data_sheets.py`; empty if it has peaks of its own
 
     @property
     def cuda_name(self) -> str:
@@ -90,17 +73,11 @@ class DeviceFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices of one kind.
+    """Devices of one kind."""
 
-    Attributes:
-        device: the kind.
-        hosts: that have them.
-        per_host: devices of each host that train.
-    """
-
-    device: DeviceFigures
-    hosts: int = 1
-    per_host: int = 1
+    device: DeviceFigures  # the kind
+    hosts: int = 1  # that have them
+    per_host: int = 1  # devices of each host that train
 
     @property
     def ranks(self) -> int:
@@ -223,53 +200,35 @@ def _peaks(name: str, entry: Mapping[str, Any], where: str) -> dict[str, float] 
 
 @dataclass(frozen=True)
 class Constant:
-    """A positive number that is not known exactly.
+    """A positive number that is not known exactly."""
 
-    Attributes:
-        value: its median.
-        spread: the standard deviation of its logarithm, from device to device and model to model.
-    """
-
-    value: float
-    spread: float
+    value: float  # its median
+    spread: float  # the standard deviation of its logarithm, from device to device and model to model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiencies:
-    """The constants of the foreseen time. Shares are of the data sheet's figure.
+    """The constants of the foreseen time. Shares are of the data sheet's figure."""
 
-    Attributes:
-        matmul: share of the peak FLOP/s that products of matrices get, convolutions included.
-        attention: share of it that fused causal attention seems to get, as FLOPs of the model count. It computes half.
-        memory: share of the memory's bandwidth that all other operations get.
-        link: share of the links within a host that collectives get.
-        network: share of the network.
-        to_host: share of the link to the host.
-        host_update: share of the host's memory bandwidth that DeepSpeed's CPU Adam gets.
-        disk: share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
-        launch: seconds in which the host issues an operation.
-        collective: seconds in which the host issues a collective.
-        module: seconds of the hooks with which stage 3 surrounds each module, forward or backward.
-        whole: what all of this leaves out. Its value multiplies a step.
-        measured: steps that it was refitted to; 0 for the defaults.
-        device: that the steps are of; empty for the defaults, and for several kinds.
-    """
-
+    # Share of the peak FLOP/s that products of matrices get, convolutions included
     matmul: Constant = Constant(0.62, 0.12)
+    # Share of it that fused causal attention seems to get, as FLOPs of the model count. It computes half.
     attention: Constant = Constant(0.81, 0.3)
-    memory: Constant = Constant(0.83, 0.12)
-    link: Constant = Constant(0.56, 0.25)
-    network: Constant = Constant(0.42, 0.35)
-    to_host: Constant = Constant(0.76, 0.3)
+    memory: Constant = Constant(0.83, 0.12)  # share of the memory's bandwidth that all other operations get
+    link: Constant = Constant(0.56, 0.25)  # share of the links within a host that collectives get
+    network: Constant = Constant(0.42, 0.35)  # share of the network
+    to_host: Constant = Constant(0.76, 0.3)  # share of the link to the host
     # The public rows say 0.12. A host with 16 cores for one H200 was 8 times as fast (`benchmarks/gpu`).
-    host_update: Constant = Constant(0.12, 1.2)
+    host_update: Constant = Constant(0.12, 1.2)  # share of the host's memory bandwidth that DeepSpeed's CPU Adam gets
+    # Share of the figure of NVMe drives. The figure itself is assumed, so nearly nothing is known of it.
     disk: Constant = Constant(1.0, 0.9)
-    launch: Constant = Constant(8e-6, 0.3)
-    collective: Constant = Constant(5e-5, 0.3)
+    launch: Constant = Constant(8e-6, 0.3)  # seconds in which the host issues an operation
+    collective: Constant = Constant(5e-5, 0.3)  # seconds in which the host issues a collective
+    # Seconds of the hooks with which stage 3 surrounds each module, forward or backward
     module: Constant = Constant(2.9e-4, 0.4)
-    whole: Constant = Constant(1.0, 0.36)
-    measured: int = 0
-    device: str = ""
+    whole: Constant = Constant(1.0, 0.36)  # what all of this leaves out. Its value multiplies a step.
+    measured: int = 0  # steps that it was refitted to; 0 for the defaults
+    device: str = ""  # that the steps are of; empty for the defaults, and for several kinds
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -301,21 +260,13 @@ CONSTANTS = tuple(each.name for each in fields(Efficiencies) if each.name not in
 
 
 class DeviceSpeed(FrozenRecord):
-    """The constants of one kind of device, learned from the trials of a study.
+    """The constants of one kind of device, learned from the trials of a study."""
 
-    Attributes:
-        study_id: of the study.
-        device: the name of the kind, as `--on` has it.
-        ended_at: when the study had ended, in seconds since the epoch.
-        steps: measured configurations that they were learned from.
-        efficiencies: the constants (`Efficiencies` as JSON).
-    """
-
-    study_id: str
-    device: str
-    ended_at: float
-    steps: int
-    efficiencies: dict[str, Any]
+    study_id: str  # of the study
+    device: str  # the name of the kind, as `--on` has it
+    ended_at: float  # when the study had ended, in seconds since the epoch
+    steps: int  # measured configurations that they were learned from
+    efficiencies: dict[str, Any]  # the constants (`Efficiencies` as JSON)
 
     @property
     def constants(self) -> Efficiencies:
@@ -371,15 +322,10 @@ _UNLOCKED = 0.3
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of a collective.
+    """The ranks of a collective."""
 
-    Attributes:
-        ranks: of the group.
-        members: of them on one host.
-    """
-
-    ranks: int
-    members: int
+    ranks: int  # of the group
+    members: int  # of them on one host
 
     @property
     def hosts(self) -> int:

@@ -36,26 +36,16 @@ _LIBRARIES = 3 * 2.0**30
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One arm on one cluster.
+    """One arm on one cluster."""
 
-    Attributes:
-        runs: of the arm.
-        asked: the devices.
-        policy: its batches there.
-        headroom: the share of a device's memory that stays free.
-        base_config: the user's DeepSpeed configuration.
-        efficiencies: constants of the foreseen time.
-        allocator: settings of PyTorch's allocator.
-        typed: micro-batch and accumulation of the program as it was typed; None if nobody knows them.
-    """
-
-    runs: ArmRuns
-    asked: AskedDevices
-    policy: BatchPolicy
-    headroom: float = 0.0
-    base_config: dict[str, object] = field(default_factory=dict)
-    efficiencies: Efficiencies | None = None
-    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    runs: ArmRuns  # of the arm
+    asked: AskedDevices  # the devices
+    policy: BatchPolicy  # its batches there
+    headroom: float = 0.0  # the share of a device's memory that stays free
+    base_config: dict[str, object] = field(default_factory=dict)  # the user's DeepSpeed configuration
+    efficiencies: Efficiencies | None = None  # constants of the foreseen time
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)  # settings of PyTorch's allocator
+    # micro-batch and accumulation of the program as it was typed; None if nobody knows them
     typed: tuple[int, int] | None = None
 
     @property

@@ -127,23 +127,14 @@ _WIDTH = NormalDist().inv_cdf((1 + INTERVAL) / 2)
 
 @dataclass(frozen=True, kw_only=True)
 class PeakForecast:
-    """The memory of one micro-batch on a device.
+    """The memory of one micro-batch on a device."""
 
-    Attributes:
-        micro_batch: samples.
-        live: live bytes by moment, without workspaces.
-        allocated: as `torch.cuda.max_memory_allocated` shows.
-        reserved: as `torch.cuda.max_memory_reserved` shows on a device that never gets full.
-        shown: as `nvidia-smi` shows on such a device.
-        needed: the least memory of a device on which it runs.
-    """
-
-    micro_batch: int
-    live: LiveBytes
-    allocated: Uncertain
-    reserved: Uncertain
-    shown: Uncertain
-    needed: Uncertain
+    micro_batch: int  # samples
+    live: LiveBytes  # live bytes by moment, without workspaces
+    allocated: Uncertain  # as `torch.cuda.max_memory_allocated` shows
+    reserved: Uncertain  # as `torch.cuda.max_memory_reserved` shows on a device that never gets full
+    shown: Uncertain  # as `nvidia-smi` shows on such a device
+    needed: Uncertain  # the least memory of a device on which it runs
 
     @classmethod
     def of(
@@ -197,17 +188,11 @@ def interval(number: Uncertain) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ForeseenWay:
-    """What is foreseen of a figure in one way, such as with activations recomputed.
+    """What is foreseen of a figure in one way, such as with activations recomputed."""
 
-    Attributes:
-        weight: the probability of the way.
-        figure: bytes of it, on a device that never gets full.
-        needed: the least bytes of a device on which it runs.
-    """
-
-    weight: float
-    figure: Uncertain
-    needed: Uncertain
+    weight: float  # the probability of the way
+    figure: Uncertain  # bytes of it, on a device that never gets full
+    needed: Uncertain  # the least bytes of a device on which it runs
 
 
 def peak_interval(forecast: PeakForecast, capacity: float) -> tuple[float, float]:
@@ -295,25 +280,15 @@ def _replayed(same: _Same, settings: AllocatorSettings, before: tuple[int, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMemory:
-    """The memory of one arm on a kind of device, for any micro-batch.
+    """The memory of one arm on a kind of device, for any micro-batch."""
 
-    Attributes:
-        one: a foreseen run of the arm.
-        other: the same with another micro-batch; None if there is one run.
-        settings: of the caching allocator.
-        ranks_per_node: ranks of one host.
-        capability: the compute capability of the device.
-        loads_all_kernels: whether CUDA is older than 11.7.
-        program_error: standard deviation of the allocated peak, as a share.
-    """
-
-    one: ForeseenRun
-    other: ForeseenRun | None = None
-    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    ranks_per_node: int = 8
-    capability: float = 8.0
-    loads_all_kernels: bool = False
-    program_error: float = PROGRAM_ERROR
+    one: ForeseenRun  # a foreseen run of the arm
+    other: ForeseenRun | None = None  # the same with another micro-batch; None if there is one run
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)  # of the caching allocator
+    ranks_per_node: int = 8  # ranks of one host
+    capability: float = 8.0  # the compute capability of the device
+    loads_all_kernels: bool = False  # whether CUDA is older than 11.7
+    program_error: float = PROGRAM_ERROR  # standard deviation of the allocated peak, as a share
 
     @cached_property
     def sizes(self) -> BySize:

@@ -39,21 +39,13 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Pretended:
-    """The hardware that the program finds.
+    """The hardware that the program finds."""
 
-    Attributes:
-        world: ranks.
-        ranks_per_host: of these, the ranks on one host.
-        device_bytes: memory of a device, for a program that asks.
-        device_name: of a device, likewise.
-        capability: its compute capability, likewise.
-    """
-
-    world: int
-    ranks_per_host: int
-    device_bytes: int = _DEVICE_BYTES
-    device_name: str = DEVICE_NAME
-    capability: float = CAPABILITY
+    world: int  # ranks
+    ranks_per_host: int  # of these, the ranks on one host
+    device_bytes: int = _DEVICE_BYTES  # memory of a device, for a program that asks
+    device_name: str = DEVICE_NAME  # of a device, likewise
+    capability: float = CAPABILITY  # its compute capability, likewise
 
 
 def starter_for(

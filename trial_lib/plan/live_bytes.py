@@ -19,27 +19,16 @@ _LEAST_LOGITS, _MOST_LOGITS = 0.2, 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class MomentPeak:
-    """The most live bytes during one moment.
+    """The most live bytes during one moment."""
 
-    Attributes:
-        name: one of `MOMENTS`.
-        step: the optimizer step, from 1; 0 before the first.
-        micro_batch: of the step, from 0.
-        peak: bytes.
-        by_kind: bytes at that peak, in the order of `KINDS`.
-        at_begin: live bytes when the moment begins.
-        at_end: live bytes when it ends.
-        event: index of the event that reaches the peak; the moment's first event if it begins at its peak.
-    """
-
-    name: str
-    step: int
-    micro_batch: int
-    peak: float
-    by_kind: tuple[float, ...]
-    at_begin: float
-    at_end: float
-    event: int
+    name: str  # one of `MOMENTS`
+    step: int  # the optimizer step, from 1; 0 before the first
+    micro_batch: int  # of the step, from 0
+    peak: float  # bytes
+    by_kind: tuple[float, ...]  # bytes at that peak, in the order of `KINDS`
+    at_begin: float  # live bytes when the moment begins
+    at_end: float  # live bytes when it ends
+    event: int  # index of the event that reaches the peak; the moment's first event if it begins at its peak
 
     @property
     def split(self) -> dict[str, float]:
@@ -49,15 +38,10 @@ class MomentPeak:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveBytes:
-    """The live bytes of a run in one place.
+    """The live bytes of a run in one place."""
 
-    Attributes:
-        place: one of `PLACES`.
-        moments: of the run, in order.
-    """
-
-    place: str
-    moments: tuple[MomentPeak, ...]
+    place: str  # one of `PLACES`
+    moments: tuple[MomentPeak, ...]  # of the run, in order
 
     @property
     def highest(self) -> MomentPeak | None:
@@ -81,15 +65,10 @@ class LiveBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class TimePoint:
-    """Live bytes after one event.
+    """Live bytes after one event."""
 
-    Attributes:
-        event: index of the event.
-        by_kind: bytes in the order of `KINDS`.
-    """
-
-    event: int
-    by_kind: tuple[float, ...]
+    event: int  # index of the event
+    by_kind: tuple[float, ...]  # bytes in the order of `KINDS`
 
     @property
     def total(self) -> float:
@@ -109,17 +88,12 @@ class MomentSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLine:
-    """The live bytes of one optimizer step, event by event.
+    """The live bytes of one optimizer step, event by event."""
 
-    Attributes:
-        step: the optimizer step, from 1.
-        points: in order. Some are left out if there are too many, never a point at a peak of its neighbourhood.
-        spans: the moments of the step.
-    """
-
-    step: int
+    step: int  # the optimizer step, from 1
+    # In order. Some are left out if there are too many, never a point at a peak of its neighbourhood.
     points: tuple[TimePoint, ...]
-    spans: tuple[MomentSpan, ...]
+    spans: tuple[MomentSpan, ...]  # the moments of the step
 
 
 def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
@@ -246,46 +220,27 @@ def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class MomentReserved:
-    """Bytes during one moment.
+    """Bytes during one moment."""
 
-    Attributes:
-        name: one of `MOMENTS`.
-        step: the optimizer step, from 1.
-        micro_batch: of the step, from 0.
-        allocated: the most bytes in use.
-        reserved: the most bytes of all segments.
-    """
-
-    name: str
-    step: int
-    micro_batch: int
-    allocated: float
-    reserved: float
+    name: str  # one of `MOMENTS`
+    step: int  # the optimizer step, from 1
+    micro_batch: int  # of the step, from 0
+    allocated: float  # the most bytes in use
+    reserved: float  # the most bytes of all segments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reserved:
-    """What the caching allocator makes of a run's allocations.
+    """What the caching allocator makes of a run's allocations."""
 
-    Attributes:
-        allocated: the most bytes in use, `torch.cuda.max_memory_allocated`.
-        reserved: the most bytes of all segments, `torch.cuda.max_memory_reserved`.
-        in_use_then: bytes in use when the most are reserved.
-        segments: when the most bytes are reserved.
-        retries: how often the allocator emptied its cache because the device was full.
-        failed_at: index of the event whose request found no room; None if all did. The replay ends there.
-        lacking: bytes of that request; 0 if there is none.
-        moments: of the run, in order.
-    """
-
-    allocated: float
-    reserved: float
-    in_use_then: float
-    segments: int
-    retries: int
-    failed_at: int | None
-    lacking: float
-    moments: tuple[MomentReserved, ...]
+    allocated: float  # the most bytes in use, `torch.cuda.max_memory_allocated`
+    reserved: float  # the most bytes of all segments, `torch.cuda.max_memory_reserved`
+    in_use_then: float  # bytes in use when the most are reserved
+    segments: int  # when the most bytes are reserved
+    retries: int  # how often the allocator emptied its cache because the device was full
+    failed_at: int | None  # index of the event whose request found no room; None if all did. The replay ends there.
+    lacking: float  # bytes of that request; 0 if there is none
+    moments: tuple[MomentReserved, ...]  # of the run, in order
 
     @property
     def fragmentation(self) -> float:

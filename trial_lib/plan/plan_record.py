@@ -52,65 +52,41 @@ class ForeseenRange(_Foreseen):
 
 
 class PlannedArm(_Foreseen):
-    """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does.
+    """One arm on some devices, at its fastest micro-batch that fits, or at its smallest if none does."""
 
-    Attributes:
-        label: such as `z3-offload-optimizer`.
-        knobs: the settings that make the arm, in the shape of the DeepSpeed configuration.
-        ds_config: the complete configuration at this micro-batch.
-        is_own: whether it is the arm of the user's configuration.
-        is_typed: whether its batch is the user's as well.
-        switches: as `PlanArm` has them.
-        fits: the probability that it fits at this micro-batch, on the device and in the host's memory.
-        largest_micro_batch: samples that fit at even odds or better. 0 if not even the smallest batch does.
-        most_micro_batch: the largest that the kept global batch allows. The memory may allow more.
-        micro_batch: samples.
-        accumulation: micro-batches of an optimizer step.
-        samples_per_s: over all devices. None if it does not fit.
-        tokens_per_s: over all devices. None if the batches show no tokens.
-        mfu: the share of the device's rate of dense products. None if that is not known.
-        without_loading: samples a second over all devices if none waits for data; None if none does.
-        cost: of a billion tokens, in the currency of the price. None without a price or tokens.
-        peak: bytes of a device at the peak of a step, with the allocator's and the context's.
-        peak_moment: the moment of that peak, one of `MOMENTS`.
-        memory: bytes of a device at that peak by kind. `overhead` is what is beside live storages.
-        host: bytes that each rank keeps in its host's memory.
-        seconds: of an optimizer step by part, as far as other parts do not hide them.
-        hidden_s: seconds of transfers that go on beside the computation.
-        memory_bound: the part of the memory that is largest, in words.
-        time_bound: the part of the step that takes longest, in words.
-        is_scaled: whether its run was of another number of ranks, whose states were divided anew.
-        runs: names of the foreseen runs that it comes from (`PlanPaths.run`), the larger micro-batch last.
-        stopped: why it cannot be foreseen, in a sentence; empty if it was.
-    """
-
-    label: str
+    label: str  # such as `z3-offload-optimizer`
+    # The settings that make the arm, in the shape of the DeepSpeed configuration
     knobs: dict[str, Any] = Field(default_factory=dict)
-    ds_config: dict[str, Any] = Field(default_factory=dict)
-    is_own: bool = False
-    is_typed: bool = False
-    switches: dict[str, str] = Field(default_factory=dict)
-    fits: _Share = 0.0
+    ds_config: dict[str, Any] = Field(default_factory=dict)  # the complete configuration at this micro-batch
+    is_own: bool = False  # whether it is the arm of the user's configuration
+    is_typed: bool = False  # whether its batch is the user's as well
+    switches: dict[str, str] = Field(default_factory=dict)  # as `PlanArm` has them
+    fits: _Share = 0.0  # the probability that it fits at this micro-batch, on the device and in the host's memory
+    # Samples that fit at even odds or better. 0 if not even the smallest batch does.
     largest_micro_batch: _CountOrNone = 0
-    most_micro_batch: _CountOrNone = 0
-    micro_batch: _Count = 1
-    accumulation: _Count = 1
-    samples_per_s: ForeseenRange | None = None
-    tokens_per_s: ForeseenRange | None = None
-    mfu: ForeseenRange | None = None
-    without_loading: float | None = None
+    most_micro_batch: _CountOrNone = 0  # the largest that the kept global batch allows. The memory may allow more.
+    micro_batch: _Count = 1  # samples
+    accumulation: _Count = 1  # micro-batches of an optimizer step
+    samples_per_s: ForeseenRange | None = None  # over all devices. None if it does not fit.
+    tokens_per_s: ForeseenRange | None = None  # over all devices. None if the batches show no tokens.
+    mfu: ForeseenRange | None = None  # the share of the device's rate of dense products. None if that is not known.
+    without_loading: float | None = None  # samples a second over all devices if none waits for data; None if none does
+    # Of a billion tokens, in the currency of the price. None without a price or tokens.
     cost: ForeseenRange | None = None
-    peak: ForeseenRange | None = None
-    peak_moment: str = ""
+    peak: ForeseenRange | None = None  # bytes of a device at the peak of a step, with the allocator's and the context's
+    peak_moment: str = ""  # the moment of that peak, one of `MOMENTS`
+    # Bytes of a device at that peak by kind. `overhead` is what is beside live storages.
     memory: dict[str, float] = Field(default_factory=dict)
-    host: _Amount = 0.0
+    host: _Amount = 0.0  # bytes that each rank keeps in its host's memory
+    # Of an optimizer step by part, as far as other parts do not hide them
     seconds: dict[str, float] = Field(default_factory=dict)
-    hidden_s: float = 0.0
-    memory_bound: str = ""
-    time_bound: str = ""
-    is_scaled: bool = False
+    hidden_s: float = 0.0  # seconds of transfers that go on beside the computation
+    memory_bound: str = ""  # the part of the memory that is largest, in words
+    time_bound: str = ""  # the part of the step that takes longest, in words
+    is_scaled: bool = False  # whether its run was of another number of ranks, whose states were divided anew
+    # Names of the foreseen runs that it comes from (`PlanPaths.run`), the larger micro-batch last
     runs: tuple[str, ...] = ()
-    stopped: str = ""
+    stopped: str = ""  # why it cannot be foreseen, in a sentence; empty if it was
 
     @model_validator(mode="after")
     def _has_a_stage(self) -> "PlannedArm":
@@ -133,71 +109,45 @@ class PlannedArm(_Foreseen):
 
 
 class PlannedCount(_Foreseen):
-    """The best arm on one number of devices.
+    """The best arm on one number of devices."""
 
-    Attributes:
-        devices: their number.
-        label: of the arm; empty if none trains there.
-        micro_batch: samples; 0 if no arm trains.
-        accumulation: micro-batches of an optimizer step.
-        fits: the probability that it fits.
-        samples_per_s: over all devices. None if no arm trains.
-        peak: bytes on a device: of that arm, or of the arm that needs least.
-        other_batch: samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no
-            micro-batch for it. None if it is kept, or free.
-    """
-
-    devices: _Count
-    label: str = ""
-    micro_batch: _CountOrNone = 0
-    accumulation: _Count = 1
-    fits: _Share = 0.0
-    samples_per_s: ForeseenRange | None = None
-    peak: ForeseenRange | None = None
+    devices: _Count  # their number
+    label: str = ""  # of the arm; empty if none trains there
+    micro_batch: _CountOrNone = 0  # samples; 0 if no arm trains
+    accumulation: _Count = 1  # micro-batches of an optimizer step
+    fits: _Share = 0.0  # the probability that it fits
+    samples_per_s: ForeseenRange | None = None  # over all devices. None if no arm trains.
+    peak: ForeseenRange | None = None  # bytes on a device: of that arm, or of the arm that needs least
+    # Samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no micro-batch for
+    # it. None if it is kept, or free.
     other_batch: int | None = None
 
 
 class PlannedDevices(_Foreseen):
-    """The plan for one kind of device in one number.
+    """The plan for one kind of device in one number."""
 
-    Attributes:
-        device: the name of the kind, as `--on` has it.
-        nodes: hosts.
-        per_node: devices of each host.
-        figures: of the kind (`DeviceFigures` as JSON), which may come from a file of the user's.
-        price: of one device for one hour; None if it is not known.
-        memory: bytes of one device.
-        usable: of these, the bytes that a process may use.
-        host_memory: bytes of the host that each rank may use; None if it is not known.
-        arms: the table, fastest first, then those that do not fit, least memory first.
-        best: label of the answer's arm; empty if none fits.
-        contradiction: why the speeds cannot be, with the rows, in a sentence. The table then has none, and no answer.
-        answer: a sentence.
-        why: sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit.
-        fewest: the smallest number of these devices on which it trains at all. None if there is none below the most
-            that was looked at.
-        counts: the best arm by number of devices, ascending.
-        measured_on: study whose measurements of these devices decide the speeds. Empty if data sheets do.
-        notes: sentences, such as a global batch that this number cannot divide.
-    """
-
-    device: str
-    nodes: _Count
-    per_node: _Count
+    device: str  # the name of the kind, as `--on` has it
+    nodes: _Count  # hosts
+    per_node: _Count  # devices of each host
+    # Of the kind (`DeviceFigures` as JSON), which may come from a file of the user's
     figures: dict[str, Any] = Field(default_factory=dict)
-    price: float | None = None
-    memory: _Amount = 0.0
-    usable: _Amount = 0.0
-    host_memory: float | None = None
-    arms: tuple[PlannedArm, ...] = ()
-    best: str = ""
+    price: float | None = None  # of one device for one hour; None if it is not known
+    memory: _Amount = 0.0  # bytes of one device
+    usable: _Amount = 0.0  # of these, the bytes that a process may use
+    host_memory: float | None = None  # bytes of the host that each rank may use; None if it is not known
+    arms: tuple[PlannedArm, ...] = ()  # the table, fastest first, then those that do not fit, least memory first
+    best: str = ""  # label of the answer's arm; empty if none fits
+    # Why the speeds cannot be, with the rows, in a sentence. The table then has none, and no answer.
     contradiction: str = ""
-    answer: str = ""
+    answer: str = ""  # a sentence
+    # Sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit
     why: tuple[str, ...] = ()
+    # The smallest number of these devices on which it trains at all. None if there is none below the most that was
+    # looked at.
     fewest: int | None = None
-    counts: tuple[PlannedCount, ...] = ()
-    measured_on: str = ""
-    notes: tuple[str, ...] = ()
+    counts: tuple[PlannedCount, ...] = ()  # the best arm by number of devices, ascending
+    measured_on: str = ""  # study whose measurements of these devices decide the speeds. Empty if data sheets do.
+    notes: tuple[str, ...] = ()  # sentences, such as a global batch that this number cannot divide
 
     @property
     def label(self) -> str:
@@ -226,58 +176,35 @@ class PlannedAsk(_Foreseen):
 
 
 class PlanRecord(_Foreseen):
-    """A plan.
+    """A plan."""
 
-    Attributes:
-        plan_id: unique on this and other machines.
-        name: the experiment's; plans and studies of one experiment share it.
-        command: what was typed, or the entrypoint of the YAML.
-        model_dir: the folder that it runs in, absolute.
-        ds_config: the user's DeepSpeed configuration, completed by the program.
-        train_batch_size: samples of an optimizer step, which all arms keep; None if they may change it.
-        parameters: of the whole model.
-        trainable: of these, the parameters that are trained.
-        tokens: in a sample; None if the batches show none.
-        formats: number formats of the arithmetic.
-        program: findings about the program, as `ProgramProfile` has them.
-        devices: the plan for each kind and number, in the order of `--on`.
-        best: index in `devices` of the answer: cheapest tokens if all have prices, else the fastest. None if nothing
-            fits.
-        answer: the answer in a sentence.
-        best_command: to train with the answer; empty if there is none.
-        asks: of all runs.
-        notes: sentences for the reader.
-        stopped: why the program cannot be foreseen; empty if it was.
-        versions: of ZeroTune, and of DeepSpeed, torch and others in the foreseen program.
-        started_at: seconds since the epoch.
-        seconds: of the whole plan.
-        shares: seconds of each part of the planning, by name.
-        peak_bytes: the most memory of a process that foresaw.
-    """
-
-    plan_id: str
-    name: str
-    command: tuple[str, ...] = ()
-    model_dir: str = ""
+    plan_id: str  # unique on this and other machines
+    name: str  # the experiment's; plans and studies of one experiment share it
+    command: tuple[str, ...] = ()  # what was typed, or the entrypoint of the YAML
+    model_dir: str = ""  # the folder that it runs in, absolute
+    # The user's DeepSpeed configuration, completed by the program
     ds_config: dict[str, Any] = Field(default_factory=dict)
+    # Samples of an optimizer step, which all arms keep; None if they may change it
     train_batch_size: _Count | None = None
-    parameters: _CountOrNone = 0
-    trainable: _CountOrNone = 0
-    tokens: _CountOrNone | None = None
-    formats: tuple[str, ...] = ()
-    program: dict[str, Any] = Field(default_factory=dict)
-    devices: tuple[PlannedDevices, ...] = ()
+    parameters: _CountOrNone = 0  # of the whole model
+    trainable: _CountOrNone = 0  # of these, the parameters that are trained
+    tokens: _CountOrNone | None = None  # in a sample; None if the batches show none
+    formats: tuple[str, ...] = ()  # number formats of the arithmetic
+    program: dict[str, Any] = Field(default_factory=dict)  # findings about the program, as `ProgramProfile` has them
+    devices: tuple[PlannedDevices, ...] = ()  # the plan for each kind and number, in the order of `--on`
+    # Index in `devices` of the answer: cheapest tokens if all have prices, else the fastest. None if nothing fits.
     best: _CountOrNone | None = None
-    answer: str = ""
-    best_command: str = ""
-    asks: tuple[PlannedAsk, ...] = ()
-    notes: tuple[str, ...] = ()
-    stopped: str = ""
+    answer: str = ""  # the answer in a sentence
+    best_command: str = ""  # to train with the answer; empty if there is none
+    asks: tuple[PlannedAsk, ...] = ()  # of all runs
+    notes: tuple[str, ...] = ()  # sentences for the reader
+    stopped: str = ""  # why the program cannot be foreseen; empty if it was
+    # Of ZeroTune, and of DeepSpeed, torch and others in the foreseen program
     versions: dict[str, str] = Field(default_factory=dict)
-    started_at: _Amount = 0.0
-    seconds: _Amount = 0.0
-    shares: dict[str, float] = Field(default_factory=dict)
-    peak_bytes: _CountOrNone = 0
+    started_at: _Amount = 0.0  # seconds since the epoch
+    seconds: _Amount = 0.0  # of the whole plan
+    shares: dict[str, float] = Field(default_factory=dict)  # seconds of each part of the planning, by name
+    peak_bytes: _CountOrNone = 0  # the most memory of a process that foresaw
 
     @model_validator(mode="after")
     def _has_its_answer(self) -> "PlanRecord":

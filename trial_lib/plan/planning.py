@@ -134,38 +134,24 @@ Foresee = Callable[[WantedRun], ForeseenRun]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanProblem:
-    """What to plan.
+    """What to plan."""
 
-    Attributes:
-        asked: the devices, in the order of `--on`.
-        base_config: the user's DeepSpeed configuration as they wrote it; empty if it is in the code.
-        typed_overrides: what the first run changes in it, so that it goes on so many ranks.
-        stages: ZeRO stages that may be used.
-        requests: the `search_space` of the experiment.
-        device: `cuda` or `cpu`.
-        train_batch_size: as `PlanArguments` has it.
-        free_batch: as `PlanArguments` has it.
-        max_micro_batch: as `PlanArguments` has it.
-        headroom: the share of a device's memory that stays free.
-        processes: runs at once.
-        measured: what earlier studies have measured of kinds of devices, by their names. Data sheets decide the others.
-        allocator: settings of PyTorch's allocator.
-        switches: the varied switches in the command as typed, by their places.
-    """
-
-    asked: tuple[AskedDevices, ...]
-    base_config: Mapping[str, Any]
+    asked: tuple[AskedDevices, ...]  # the devices, in the order of `--on`
+    base_config: Mapping[str, Any]  # the user's DeepSpeed configuration as they wrote it; empty if it is in the code
+    # What the first run changes in it, so that it goes on so many ranks
     typed_overrides: Mapping[str, Any] = field(default_factory=dict)
-    stages: Sequence[int] = ZERO_STAGES
-    requests: Sequence[RequestedKnob] = ()
-    device: str = "cuda"
-    train_batch_size: int | None = None
-    free_batch: bool = False
-    max_micro_batch: int | None = None
-    headroom: float = 0.0
-    processes: int = 1
+    stages: Sequence[int] = ZERO_STAGES  # ZeRO stages that may be used
+    requests: Sequence[RequestedKnob] = ()  # the `search_space` of the experiment
+    device: str = "cuda"  # `cuda` or `cpu`
+    train_batch_size: int | None = None  # as `PlanArguments` has it
+    free_batch: bool = False  # as `PlanArguments` has it
+    max_micro_batch: int | None = None  # as `PlanArguments` has it
+    headroom: float = 0.0  # the share of a device's memory that stays free
+    processes: int = 1  # runs at once
+    # What earlier studies have measured of kinds of devices, by their names. Data sheets decide the others.
     measured: Mapping[str, DeviceSpeed] = field(default_factory=dict)
-    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
+    allocator: AllocatorSettings = field(default_factory=AllocatorSettings)  # settings of PyTorch's allocator
+    # The varied switches in the command as typed, by their places
     switches: Mapping[str, Any] = field(default_factory=dict)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
@@ -213,25 +199,15 @@ class PlanProblem:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planning has found.
+    """What a planning has found."""
 
-    Attributes:
-        typed: the run of the program as typed.
-        base_config: the user's DeepSpeed configuration.
-        policies: the batches by number of devices.
-        devices: the tables, in the order of `--on`.
-        runs: all runs by name.
-        shares: seconds of each part of the planning.
-        notes: sentences on the program's switches.
-    """
-
-    typed: ForeseenRun
-    base_config: Mapping[str, Any]
-    policies: Mapping[int, BatchPolicy]
-    devices: tuple[PlannedDevices, ...]
-    runs: Mapping[str, ForeseenRun]
-    shares: Mapping[str, float]
-    notes: tuple[str, ...] = ()
+    typed: ForeseenRun  # the run of the program as typed
+    base_config: Mapping[str, Any]  # the user's DeepSpeed configuration
+    policies: Mapping[int, BatchPolicy]  # the batches by number of devices
+    devices: tuple[PlannedDevices, ...]  # the tables, in the order of `--on`
+    runs: Mapping[str, ForeseenRun]  # all runs by name
+    shares: Mapping[str, float]  # seconds of each part of the planning
+    notes: tuple[str, ...] = ()  # sentences on the program's switches
 
 
 def plan(

@@ -43,19 +43,13 @@ passes of that arm.
 
 @dataclass(frozen=True)
 class Growth:
-    """How storages and operations grow from one micro-batch to another.
+    """How storages and operations grow from one micro-batch to another."""
 
-    Attributes:
-        micro_batch: the other one (samples).
-        storages: new size by the moment that makes it, kind, place and size.
-        operations: new FLOPs and moved bytes by moment, kind, data type, FLOPs and moved bytes.
-        sure: the share of the pair's bytes whose growth is unambiguous.
-    """
-
-    micro_batch: int
-    storages: Mapping[tuple[int, int, int, int], int]
+    micro_batch: int  # the other one (samples)
+    storages: Mapping[tuple[int, int, int, int], int]  # new size by the moment that makes it, kind, place and size
+    # New FLOPs and moved bytes by moment, kind, data type, FLOPs and moved bytes
     operations: Mapping[tuple[int, int, str, float, float], tuple[float, float]]
-    sure: float
+    sure: float  # the share of the pair's bytes whose growth is unambiguous
 
     def of_another_arm(self, run: ForeseenRun) -> ForeseenRun | None:
         """Returns a run of another arm at the other micro-batch; None if its passes are not those of the pair."""
@@ -363,19 +357,12 @@ def _nonzero(between: float, name: str) -> float:
 
 @dataclass(frozen=True)
 class PeakLine:
-    """Live bytes as a line in the micro-batch: `base + slope * micro_batch`.
+    """Live bytes as a line in the micro-batch: `base + slope * micro_batch`."""
 
-    Attributes:
-        base: bytes.
-        slope: bytes for each sample.
-        kinds: base and slope of each kind, in the order of `KINDS`.
-        event: index of the event.
-    """
-
-    base: float
-    slope: float
-    kinds: tuple[tuple[float, float], ...]
-    event: int
+    base: float  # bytes
+    slope: float  # bytes for each sample
+    kinds: tuple[tuple[float, float], ...]  # base and slope of each kind, in the order of `KINDS`
+    event: int  # index of the event
 
     def at(self, micro_batch: float) -> float:
         """Returns the bytes at a micro-batch."""
@@ -384,23 +371,14 @@ class PeakLine:
 
 @dataclass(frozen=True, kw_only=True)
 class MomentLines:
-    """The peak of one moment for any micro-batch.
+    """The peak of one moment for any micro-batch."""
 
-    Attributes:
-        name: one of `MOMENTS`.
-        step: the optimizer step, from 1.
-        micro_batch: of the step, from 0.
-        lines: of which the highest is the peak.
-        at_begin: live bytes when it begins.
-        at_end: live bytes when it ends.
-    """
-
-    name: str
-    step: int
-    micro_batch: int
-    lines: tuple[PeakLine, ...]
-    at_begin: PeakLine
-    at_end: PeakLine
+    name: str  # one of `MOMENTS`
+    step: int  # the optimizer step, from 1
+    micro_batch: int  # of the step, from 0
+    lines: tuple[PeakLine, ...]  # of which the highest is the peak
+    at_begin: PeakLine  # live bytes when it begins
+    at_end: PeakLine  # live bytes when it ends
 
     def at(self, micro_batch: float) -> MomentPeak:
         """Returns the moment's peak at a micro-batch."""
@@ -419,19 +397,13 @@ class MomentLines:
 
 @dataclass(frozen=True, kw_only=True)
 class BySize:
-    """Live bytes in one place for any micro-batch.
+    """Live bytes in one place for any micro-batch."""
 
-    Attributes:
-        place: one of `PLACES`.
-        moments: of the run, in order.
-        fewer: the same with fewer micro-batches in a step; empty if there is one number of them.
-        fewer_from: the smallest micro-batch, in samples, whose steps have that fewer.
-    """
-
-    place: str
-    moments: tuple[MomentLines, ...]
+    place: str  # one of `PLACES`
+    moments: tuple[MomentLines, ...]  # of the run, in order
+    # The same with fewer micro-batches in a step; empty if there is one number of them
     fewer: tuple[MomentLines, ...] = ()
-    fewer_from: int = 0
+    fewer_from: int = 0  # the smallest micro-batch, in samples, whose steps have that fewer
 
     def at(self, micro_batch: float) -> LiveBytes:
         """Returns the live bytes at a micro-batch, in samples."""

@@ -109,24 +109,16 @@ _FETCHES = 2
 
 @dataclass
 class Timeline:
-    """The clocks, in seconds since the step began.
+    """The clocks, in seconds since the step began."""
 
-    Attributes:
-        host: when the host can issue the next operation.
-        device: when the device has done all that was issued.
-        links: when the links between devices have.
-        to_host: when copies to the host have.
-        to_device: when copies to the device have.
-        disk: when a disk has read and written, by the kind of operation.
-        parts: seconds so far, by the names of `PARTS`.
-    """
-
-    host: float = 0.0
-    device: float = 0.0
-    links: float = 0.0
-    to_host: float = 0.0
-    to_device: float = 0.0
+    host: float = 0.0  # when the host can issue the next operation
+    device: float = 0.0  # when the device has done all that was issued
+    links: float = 0.0  # when the links between devices have
+    to_host: float = 0.0  # when copies to the host have
+    to_device: float = 0.0  # when copies to the device have
+    # When a disk has read and written, by the kind of operation
     disk: dict[str, float] = field(default_factory=lambda: {"from_disk": 0.0, "to_disk": 0.0})
+    # Seconds so far, by the names of `PARTS`
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     _pauses: deque[tuple[float, float, str]] = field(default_factory=deque)
     _gathers: deque[tuple[float, float]] = field(default_factory=deque)
@@ -254,33 +246,21 @@ _WAITED = ("gathering", "reducing", "exchanging", "transfers", "disk")
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseenStep:
-    """A step on a cluster.
+    """A step on a cluster."""
 
-    Attributes:
-        seconds: of an optimizer step, the median of what is foreseen.
-        low: the lower end of the 90 % interval.
-        high: the upper end.
-        apart: the ratio of that interval's ends to the median, without what all steps on a device have in common
-            (`Efficiencies.whole`).
-        parts: seconds by the names of `timeline.PARTS`; they add up to `seconds`.
-        shares: of the step that each constant decides, by its name in `Efficiencies`.
-        hidden: seconds of transfers that go on beside the computation.
-        bound: the largest part.
-        samples_per_s: of all replicas.
-        tokens_per_s: likewise; None if the batches show no tokens.
-        mfu: model FLOP/s as a share of the peak of the format in which most FLOPs of matrices are; None without any.
-    """
-
-    seconds: float
-    low: float
-    high: float
+    seconds: float  # of an optimizer step, the median of what is foreseen
+    low: float  # the lower end of the 90 % interval
+    high: float  # the upper end
+    # The ratio of that interval's ends to the median, without what all steps on a device have in common
+    # (`Efficiencies.whole`)
     apart: float
-    parts: Mapping[str, float]
-    shares: Mapping[str, float]
-    hidden: float
-    bound: str
-    samples_per_s: float
-    tokens_per_s: float | None
+    parts: Mapping[str, float]  # seconds by the names of `timeline.PARTS`; they add up to `seconds`
+    shares: Mapping[str, float]  # of the step that each constant decides, by its name in `Efficiencies`
+    hidden: float  # seconds of transfers that go on beside the computation
+    bound: str  # the largest part
+    samples_per_s: float  # of all replicas
+    tokens_per_s: float | None  # likewise; None if the batches show no tokens
+    # Model FLOP/s as a share of the peak of the format in which most FLOPs of matrices are; None without any
     mfu: float | None
 
 

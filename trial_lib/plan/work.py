@@ -12,51 +12,31 @@ from trial_lib.plan.devices import ON_MATRIX_UNITS
 
 @dataclass(frozen=True)
 class Stretch:
-    """Operations of one moment.
+    """Operations of one moment."""
 
-    Attributes:
-        moment: a name of `MOMENTS`.
-        operations: in order.
-        micro_batch: of the step, from 0.
-    """
-
-    moment: str
-    operations: tuple[Operation, ...]
-    micro_batch: int = 0
+    moment: str  # a name of `MOMENTS`
+    operations: tuple[Operation, ...]  # in order
+    micro_batch: int = 0  # of the step, from 0
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The operations of an optimizer step.
+    """The operations of an optimizer step."""
 
-    Attributes:
-        repeated: a micro-batch that stands for several alike.
-        times: how often it comes.
-        last: what comes after that, with the update.
-    """
-
-    repeated: tuple[Stretch, ...]
-    times: int
-    last: tuple[Stretch, ...]
+    repeated: tuple[Stretch, ...]  # a micro-batch that stands for several alike
+    times: int  # how often it comes
+    last: tuple[Stretch, ...]  # what comes after that, with the update
 
 
 @dataclass(frozen=True)
 class ZeroTimes:
-    """The settings of DeepSpeed that decide when a transfer happens.
+    """The settings of DeepSpeed that decide when a transfer happens."""
 
-    Attributes:
-        stage: the ZeRO stage.
-        overlaps: whether reductions and gathers have a stream of their own.
-        prefetched: parameters that stage 3 gathers ahead.
-        pins_optimizer: whether offloaded states are in locked pages.
-        pins_params: likewise for parameters.
-    """
-
-    stage: int
-    overlaps: bool
-    prefetched: float
-    pins_optimizer: bool
-    pins_params: bool
+    stage: int  # the ZeRO stage
+    overlaps: bool  # whether reductions and gathers have a stream of their own
+    prefetched: float  # parameters that stage 3 gathers ahead
+    pins_optimizer: bool  # whether offloaded states are in locked pages
+    pins_params: bool  # likewise for parameters
 
     @classmethod
     def of(cls, stage: int, ds_config: Mapping[str, Any]) -> "ZeroTimes":

@@ -51,15 +51,10 @@ _MERGED = "zerotune_merged"
 
 @dataclass(frozen=True)
 class _Merged:
-    """The merge into a configuration.
+    """The merge into a configuration."""
 
-    Attributes:
-        own: the configuration as the code has it.
-        overrides: merged into it.
-    """
-
-    own: DeepSpeedConfig
-    overrides: Mapping[str, Any]
+    own: DeepSpeedConfig  # the configuration as the code has it
+    overrides: Mapping[str, Any]  # merged into it
 
 
 def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:

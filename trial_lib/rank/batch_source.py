@@ -29,19 +29,12 @@ _DOTTED = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)+")
 
 @dataclass(frozen=True)
 class TypedNumber:
-    """A number in a command.
+    """A number in a command."""
 
-    Attributes:
-        name: its option, or the key of an override or of a file; empty for a word on its own.
-        target: its place, as `--map` names it.
-        shown: name and number, as the command has them.
-        value: the number.
-    """
-
-    name: str
-    target: str
-    shown: str
-    value: str
+    name: str  # its option, or the key of an override or of a file; empty for a word on its own
+    target: str  # its place, as `--map` names it
+    shown: str  # name and number, as the command has them
+    value: str  # the number
 
 
 def numbers_in_words(arguments: Sequence[str]) -> Iterator[TypedNumber]:
@@ -132,15 +125,10 @@ _OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}
 
 @dataclass(frozen=True)
 class ProgramOption:
-    """One option, as the program has read it.
+    """One option, as the program has read it."""
 
-    Attributes:
-        names: all its spellings.
-        value: typed or by default.
-    """
-
-    names: tuple[str, ...]
-    value: int
+    names: tuple[str, ...]  # all its spellings
+    value: int  # typed or by default
 
 
 Parsers = list[tuple[argparse.ArgumentParser, bool]]
@@ -242,19 +230,12 @@ _ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
 
 @dataclass(frozen=True)
 class BatchSource:
-    """The places from which a program may read its batch size.
+    """The places from which a program may read its batch size."""
 
-    Attributes:
-        arguments: of its command line.
-        environment: its environment variables.
-        folder: its working directory.
-        replicas: ranks that each feed a batch of their own.
-    """
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    folder: Path
-    replicas: int = 1
+    arguments: Sequence[str]  # of its command line
+    environment: Mapping[str, str]  # its environment variables
+    folder: Path  # its working directory
+    replicas: int = 1  # ranks that each feed a batch of their own
 
     def ignored_batch_reason(
         self, asked: int, arrived: int, configuration: Mapping[str, Any] | None, accumulation: int = 1, among: int = 1

@@ -43,14 +43,10 @@ def share_of_wait(steps: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class WorkerCycle:
-    """The cycle of a loader's workers in some counted steps.
+    """The cycle of a loader's workers in some counted steps."""
 
-    Attributes:
-        length: of the cycle in steps; 1 if the program does not wait for workers.
-        phases: where each counted step is in its cycle, as `StepLoading.phase` has it. Empty if `length` is 1.
-    """
-
-    length: int = 1
+    length: int = 1  # of the cycle in steps; 1 if the program does not wait for workers
+    # Where each counted step is in its cycle, as `StepLoading.phase` has it. Empty if `length` is 1.
     phases: tuple[float, ...] = ()
 
     @classmethod
@@ -107,19 +103,12 @@ _NOTE_OF_COMPILED = "The program compiles in its measured steps, so their times 
 
 @dataclass(frozen=True)
 class CountedStep:
-    """A step as this rank has timed it.
+    """A step as this rank has timed it."""
 
-    Attributes:
-        time: of the step.
-        arrived: the batches of the step, as `EngineWatch.take_arrived` has them.
-        has_compiled: whether the rank has compiled something meanwhile.
-        loading: how it got its batches.
-    """
-
-    time: StepTime
-    arrived: Mapping[str, float]
-    has_compiled: bool = False
-    loading: StepLoading = field(default_factory=StepLoading)
+    time: StepTime  # of the step
+    arrived: Mapping[str, float]  # the batches of the step, as `EngineWatch.take_arrived` has them
+    has_compiled: bool = False  # whether the rank has compiled something meanwhile
+    loading: StepLoading = field(default_factory=StepLoading)  # how it got its batches
 
     @cached_property
     def seconds(self) -> dict[str, float]:
@@ -133,22 +122,17 @@ class CountedSteps:
 
     When the ranks agree, steps in which any rank has compiled something are left out, because they belong to the
     warm-up. Until then each rank has as many steps as the others, so that all reach the same moments.
-
-    Attributes:
-        steps: in their order.
-        slowest: seconds of each step on the slowest rank, as of the last agreement.
-        losses: the last loss of each step, on its device; fewer if the code shows none.
-        batch: the engine's global batch in these steps; None before the first.
-        note: a sentence on the steps for the reader; may be empty.
-        next_covered: counted steps after which `cover_cycle` is expected to hold, as of the last agreement. 0 if it
-            holds, or is not needed.
     """
 
-    steps: list[CountedStep] = field(default_factory=list)
+    steps: list[CountedStep] = field(default_factory=list)  # in their order
+    # Seconds of each step on the slowest rank, as of the last agreement
     slowest: list[float] = field(default_factory=list)
+    # The last loss of each step, on its device; fewer if the code shows none
     losses: list[torch.Tensor] = field(default_factory=list)
-    batch: int | None = None
-    note: str = ""
+    batch: int | None = None  # the engine's global batch in these steps; None before the first
+    note: str = ""  # a sentence on the steps for the reader; may be empty
+    # Counted steps after which `cover_cycle` is expected to hold, as of the last agreement. 0 if it holds, or is not
+    # needed.
     next_covered: int = 0
     # Whether the device has been idle since the last step.
     _has_rested: bool = False

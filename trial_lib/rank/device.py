@@ -21,15 +21,11 @@ from trial_lib.messages.errors import InputError
 
 
 class Device(Protocol):
-    """The device of a rank.
+    """The device of a rank."""
 
-    Attributes:
-        kind: PyTorch's name: `cpu`, `cuda`.
-        is_apart: whether it works beside the processor that runs the program. Then a call returns before its work is
-            done, and a thread that waits for it may spin.
-    """
-
-    kind: str
+    kind: str  # PyTorch's name: `cpu`, `cuda`
+    # Whether it works beside the processor that runs the program. Then a call returns before its work is done, and a
+    # thread that waits for it may spin.
     is_apart: bool
 
     def used_bytes(self) -> int:

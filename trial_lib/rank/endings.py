@@ -33,23 +33,14 @@ class WaitsForEverError(Exception):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """The end of one rank.
+    """The end of one rank."""
 
-    Attributes:
-        kind: `ENDED`, `WAITS`, `FAILED` or `WORKS`.
-        micro_batches: that it has trained on.
-        steps: its optimizer steps.
-        counted: the steps that are measured.
-        waits_in: the call in which it waits; empty if it does not wait.
-        where: the line of the user's code in that call; empty if none is on the stack.
-    """
-
-    kind: str
-    micro_batches: int = 0
-    steps: int = 0
-    counted: int = 0
-    waits_in: str = ""
-    where: str = ""
+    kind: str  # `ENDED`, `WAITS`, `FAILED` or `WORKS`
+    micro_batches: int = 0  # that it has trained on
+    steps: int = 0  # its optimizer steps
+    counted: int = 0  # the steps that are measured
+    waits_in: str = ""  # the call in which it waits; empty if it does not wait
+    where: str = ""  # the line of the user's code in that call; empty if none is on the stack
 
     @property
     def words(self) -> str:
@@ -138,21 +129,13 @@ _WAIT = re.compile(r"\b(wait|barrier|synchronize|get|TCPStore)\(")
 
 @dataclass(frozen=True)
 class Call:
-    """One call on a stack at one moment.
+    """One call on a stack at one moment."""
 
-    Attributes:
-        file: of its code.
-        function: its name.
-        line: of its code.
-        module: its name.
-        place: a value that changes when the call goes on, however little.
-    """
-
-    file: str
-    function: str
-    line: int
-    module: str
-    place: tuple[int, int]
+    file: str  # of its code
+    function: str  # its name
+    line: int  # of its code
+    module: str  # its name
+    place: tuple[int, int]  # a value that changes when the call goes on, however little
 
 
 Stack = tuple[Call, ...]
@@ -161,15 +144,10 @@ Stack = tuple[Call, ...]
 
 @dataclass(frozen=True)
 class Doing:
-    """The state of a thread.
+    """The state of a thread."""
 
-    Attributes:
-        where: the line of the user's code, such as `train.py:46`; empty if none is on the stack.
-        waits_in: the call in which it waits for other ranks, such as `all_reduce`; empty if it does not seem to wait.
-    """
-
-    where: str
-    waits_in: str
+    where: str  # the line of the user's code, such as `train.py:46`; empty if none is on the stack
+    waits_in: str  # the call in which it waits for other ranks, such as `all_reduce`; empty if it does not seem to wait
 
 
 def stack_of(thread: int) -> Stack:

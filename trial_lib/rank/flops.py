@@ -469,15 +469,10 @@ _POWER = 2
 
 @dataclass(frozen=True)
 class FlopShare:
-    """The count of one rank for a sample.
+    """The count of one rank for a sample."""
 
-    Attributes:
-        flops: of the sample, on average.
-        elements: numbers in its inputs, on average.
-    """
-
-    flops: float
-    elements: float
+    flops: float  # of the sample, on average
+    elements: float  # numbers in its inputs, on average
 
 
 def are_shares_of_one(shares: Sequence[FlopShare]) -> bool:

@@ -537,11 +537,11 @@ class _Loads:
     """The loads of ops in this process.
 
     Attributes:
-        now: the builder of the op that is being loaded. None for any other extension, which may be built.
         has_left_out: whether the process group was made without its op.
         needs_all: whether an engine is being made, which needs every op.
     """
 
+    # The builder of the op that is being loaded. None for any other extension, which may be built.
     now: str | None = None
     has_left_out = False
     needs_all = False

@@ -154,31 +154,20 @@ _MOST_EMPTY = 100
 
 @dataclass(frozen=True)
 class WorkersRead:
-    """The batches of a step that the workers of one iterator have made.
+    """The batches of a step that the workers of one iterator have made."""
 
-    Attributes:
-        read: their number.
-        place: of the last one, among all batches of the iterator. Each epoch begins with the first worker.
-        workers: worker processes, which make the batches in turn.
-    """
-
-    read: int
-    place: int
-    workers: int
+    read: int  # their number
+    place: int  # of the last one, among all batches of the iterator. Each epoch begins with the first worker.
+    workers: int  # worker processes, which make the batches in turn
 
 
 @dataclass(frozen=True)
 class StepLoading:
-    """How a step got its batches from data loaders.
+    """How a step got its batches from data loaders."""
 
-    Attributes:
-        waited_s: seconds for which the code has waited for them.
-        by_workers: of each iterator with workers, in the order of reading.
-        begins: whether workers have made the first batch of an iterator. The step then has waited for them to start.
-    """
-
-    waited_s: float = 0.0
-    by_workers: tuple[WorkersRead, ...] = ()
+    waited_s: float = 0.0  # seconds for which the code has waited for them
+    by_workers: tuple[WorkersRead, ...] = ()  # of each iterator with workers, in the order of reading
+    # Whether workers have made the first batch of an iterator. The step then has waited for them to start.
     begins: bool = False
 
     @property

@@ -28,19 +28,12 @@ def tensor_parallel_size(engine: Any) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """The place of this rank's shard in a parameter that AutoTP has divided.
+    """The place of this rank's shard in a parameter that AutoTP has divided."""
 
-    Attributes:
-        width: columns of the shard.
-        whole_width: columns of the whole parameter.
-        first_row: the row of the whole parameter that the shard begins in.
-        first_column: the column, likewise.
-    """
-
-    width: int
-    whole_width: int
-    first_row: int
-    first_column: int
+    width: int  # columns of the shard
+    whole_width: int  # columns of the whole parameter
+    first_row: int  # the row of the whole parameter that the shard begins in
+    first_column: int  # the column, likewise
 
     def places(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns the places of elements in the whole parameter, by their places in the shard. Both are flattened."""

@@ -21,19 +21,12 @@ _IDLE = ("disk", "data", "host_update")
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time in which one part goes on.
+    """A stretch of time in which one part goes on."""
 
-    Attributes:
-        start: nanoseconds.
-        end: nanoseconds.
-        part: one of `STEP_PARTS`.
-        on_device: whether a device beside the host does it.
-    """
-
-    start: int
-    end: int
-    part: str
-    on_device: bool = False
+    start: int  # nanoseconds
+    end: int  # nanoseconds
+    part: str  # one of `STEP_PARTS`
+    on_device: bool = False  # whether a device beside the host does it
 
 
 def parts_of(spans: Iterable[Span], start: int, end: int) -> dict[str, float]:
@@ -105,44 +98,26 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One event of the profiler.
+    """One event of the profiler."""
 
-    Attributes:
-        name: as the profiler has it.
-        start: nanoseconds.
-        end: nanoseconds.
-        thread: that it was in.
-        on_device: whether a device beside the host did it.
-        is_annotation: whether code has named it by `record_function`.
-        number: by which a device's event names the operator that issued it; 0 for none.
-        issued_by: that number, of a device's event.
-    """
-
-    name: str
-    start: int
-    end: int
-    thread: int = 0
-    on_device: bool = False
-    is_annotation: bool = False
-    number: int = 0
-    issued_by: int = 0
+    name: str  # as the profiler has it
+    start: int  # nanoseconds
+    end: int  # nanoseconds
+    thread: int = 0  # that it was in
+    on_device: bool = False  # whether a device beside the host did it
+    is_annotation: bool = False  # whether code has named it by `record_function`
+    number: int = 0  # by which a device's event names the operator that issued it; 0 for none
+    issued_by: int = 0  # that number, of a device's event
 
 
 @dataclass(frozen=True)
 class TracedWindow:
-    """The spans between the first and the last end of a step.
+    """The spans between the first and the last end of a step."""
 
-    Attributes:
-        spans: of the thread that trains, and of the device.
-        start: nanoseconds.
-        end: nanoseconds.
-        steps: between the two.
-    """
-
-    spans: tuple[Span, ...]
-    start: int
-    end: int
-    steps: int
+    spans: tuple[Span, ...]  # of the thread that trains, and of the device
+    start: int  # nanoseconds
+    end: int  # nanoseconds
+    steps: int  # between the two
 
 
 def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:

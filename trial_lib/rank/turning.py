@@ -39,15 +39,10 @@ def inner_model(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Found:
-    """The values that a switch can have in one program.
+    """The values that a switch can have in one program."""
 
-    Attributes:
-        values: the program's own first. Empty if ZeroTune cannot turn the switch.
-        reason: why it cannot, in words that follow "has no effect: ".
-    """
-
-    values: tuple[Any, ...] = ()
-    reason: str = ""
+    values: tuple[Any, ...] = ()  # the program's own first. Empty if ZeroTune cannot turn the switch.
+    reason: str = ""  # why it cannot, in words that follow "has no effect: "
 
     @classmethod
     def of(cls, own: Any, values: tuple[Any, ...]) -> "Found":
@@ -241,17 +236,13 @@ def _missing() -> str:
 
 @dataclass(frozen=True)
 class _Way:
-    """How a switch is found and turned.
+    """How a switch is found and turned."""
 
-    Attributes:
-        find: returns the values that a model can have, the program's own first, or the reason why it has none.
-        before: turns it in a model, before the engine exists. None for a switch that an engine has.
-        after: turns it in an engine. None for a switch that a model has.
-    """
-
+    # Returns the values that a model can have, the program's own first, or the reason why it has none
     find: Callable[[Any], Found]
+    # Turns it in a model, before the engine exists. None for a switch that an engine has.
     before: Callable[[Any, Any], None] | None = None
-    after: Callable[[Any, Any], None] | None = None
+    after: Callable[[Any, Any], None] | None = None  # turns it in an engine. None for a switch that a model has.
 
 
 # In this order: blocks are wrapped before the whole is compiled.

@@ -58,20 +58,15 @@ class Candidate(FrozenRecord):
     """One setting of all knobs.
 
     Candidates that differ only in the micro-batch size belong to one lineage.
-
-    Attributes:
-        knobs: the overrides other than the batch, in the DeepSpeed configuration's own shape, such as
-            `{"zero_optimization": {"stage": 2}}`. A section `program` has the switches of the program, by their places.
-        micro_batch_size: samples that a rank takes in one forward pass.
-        gradient_accumulation_steps: micro-batches in one optimizer step.
-        slots: devices that the trial takes.
-        data_parallel_size: model replicas. None before the profile has counted them (a pipeline has fewer than slots).
     """
 
+    # The overrides other than the batch, in the DeepSpeed configuration's own shape, such as `{"zero_optimization":
+    # {"stage": 2}}`. A section `program` has the switches of the program, by their places.
     knobs: dict[str, Any] = Field(default_factory=dict)
-    micro_batch_size: PositiveInt
-    gradient_accumulation_steps: PositiveInt = 1
-    slots: PositiveInt = 1
+    micro_batch_size: PositiveInt  # samples that a rank takes in one forward pass
+    gradient_accumulation_steps: PositiveInt = 1  # micro-batches in one optimizer step
+    slots: PositiveInt = 1  # devices that the trial takes
+    # Model replicas. None before the profile has counted them (a pipeline has fewer than slots).
     data_parallel_size: PositiveInt | None = None
 
     @cached_property
@@ -130,17 +125,13 @@ class Sweep:
     """Candidates that differ only in the batch. One process group measures them one after another.
 
     The group ends before a size that it predicts not to fit. Each size that it measures is a trial.
-
-    Attributes:
-        candidates: in ascending order of their micro-batch sizes. The first is known to fit.
-        bytes_per_sample: estimated bytes of one more sample in the micro-batch on a device. It predicts the second
-            size; measurements predict the later ones.
-        headroom: share of the memory left after initialisation that is to stay free.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # in ascending order of their micro-batch sizes. The first is known to fit.
+    # Estimated bytes of one more sample in the micro-batch on a device. It predicts the second size; measurements
+    # predict the later ones.
     bytes_per_sample: float
-    headroom: float
+    headroom: float  # share of the memory left after initialisation that is to stay free
 
 
 class Withdrawal(str, Enum):
@@ -179,14 +170,10 @@ class NameOf:
     """Makes a `str` field take the names of a table: `Annotated[str, NameOf("metric", SEARCH_METRICS)]`.
 
     The table is read when the field is. A new record in it is accepted at once.
-
-    Attributes:
-        what: the field, as an error calls it.
-        table: the records by name.
     """
 
-    what: str
-    table: Mapping[str, Any]
+    what: str  # the field, as an error calls it
+    table: Mapping[str, Any]  # the records by name
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Returns how pydantic reads the field."""

@@ -13,17 +13,11 @@ from trial_lib.records.result import SEARCH_METRICS
 
 
 class Whereabouts(FrozenRecord):
-    """The place of a folder.
+    """The place of a folder."""
 
-    Attributes:
-        host: the host's name.
-        path: of the folder, without links.
-        inode: the folder's number on its file system. A folder that is moved there keeps it; a copy gets another.
-    """
-
-    host: str
-    path: str
-    inode: int
+    host: str  # the host's name
+    path: str  # of the folder, without links
+    inode: int  # the folder's number on its file system. A folder that is moved there keeps it; a copy gets another.
 
 
 def whereabouts_of(root: Path) -> Whereabouts:
@@ -301,52 +295,37 @@ def work_dir_of(root: Path) -> Path:
 
 
 class StudyRecord(FrozenRecord):
-    """A study's own record, written anew whenever it changes.
+    """A study's own record, written anew whenever it changes."""
 
-    Attributes:
-        study_id: unique on this and other machines.
-        name: the experiment's name; studies of one experiment share it.
-        method: the name of the search method.
-        metric: the metric that the search optimises.
-        arguments: of the search and the flow, as JSON. A resumed study takes them from here.
-        model_dir: the model directory, absolute.
-        ds_config: the user's DeepSpeed configuration.
-        switches: the values of the program's switches in the command as typed, by their places.
-        layouts: the kinds of those switches that are layouts, by their places.
-        status: the state of the study.
-        reason: why it failed or stopped. Empty otherwise.
-        best_number: the winning trial.
-        gain: how many times better than the user's configuration the winner is: 1.5 is half as fast again. None if that
-            did not complete.
-        gain_interval: the ends of the gain's confidence interval. None if it was not confirmed.
-        finding: the answer in one line. Empty if the study has none.
-        regression: one sentence on how far the winner's throughput is below the last known one, and on the changes
-            since. Empty if it is not below, beyond the noise.
-        started_at: seconds since the epoch.
-        ended_at: seconds since the epoch.
-        flow_run_id: the Prefect flow run that began it, and resumes it when retried. None for a command's.
-        whereabouts: the place of its folder when it was last opened, by which a copy is recognised.
-    """
-
-    study_id: str
-    name: str
-    method: str
-    metric: str
+    study_id: str  # unique on this and other machines
+    name: str  # the experiment's name; studies of one experiment share it
+    method: str  # the name of the search method
+    metric: str  # the metric that the search optimises
+    # Of the search and the flow, as JSON. A resumed study takes them from here.
     arguments: dict[str, Any] = Field(default_factory=dict)
-    model_dir: str = ""
-    ds_config: dict[str, Any] = Field(default_factory=dict)
+    model_dir: str = ""  # the model directory, absolute
+    ds_config: dict[str, Any] = Field(default_factory=dict)  # the user's DeepSpeed configuration
+    # The values of the program's switches in the command as typed, by their places
     switches: dict[str, Any] = Field(default_factory=dict)
+    # The kinds of those switches that are layouts, by their places
     layouts: dict[str, str] = Field(default_factory=dict)
-    status: StudyStatus = StudyStatus.RUNNING
-    reason: str = ""
-    best_number: int | None = None
+    status: StudyStatus = StudyStatus.RUNNING  # the state of the study
+    reason: str = ""  # why it failed or stopped. Empty otherwise.
+    best_number: int | None = None  # the winning trial
+    # How many times better than the user's configuration the winner is: 1.5 is half as fast again. None if that did not
+    # complete.
     gain: float | None = None
+    # The ends of the gain's confidence interval. None if it was not confirmed.
     gain_interval: tuple[float, float] | None = None
-    finding: str = ""
+    finding: str = ""  # the answer in one line. Empty if the study has none.
+    # One sentence on how far the winner's throughput is below the last known one, and on the changes since. Empty if it
+    # is not below, beyond the noise.
     regression: str = ""
-    started_at: Seconds = 0.0
-    ended_at: Seconds | None = None
+    started_at: Seconds = 0.0  # seconds since the epoch
+    ended_at: Seconds | None = None  # seconds since the epoch
+    # The Prefect flow run that began it, and resumes it when retried. None for a command's.
     flow_run_id: str | None = None
+    # The place of its folder when it was last opened, by which a copy is recognised
     whereabouts: Whereabouts | None = None
 
     @field_validator("arguments")
@@ -443,45 +422,28 @@ class FullExperimentPaths(DrivenFolder):
 
 
 class FullExperimentRecord(FrozenRecord):
-    """A full experiment's own record, written anew whenever it changes.
+    """A full experiment's own record, written anew whenever it changes."""
 
-    Attributes:
-        experiment_id: unique on this and other machines.
-        name: the experiment's name.
-        study_id: the study whose winner it trains with. None if it belongs to no study.
-        model_dir: the model directory, absolute.
-        ds_config: the DeepSpeed configuration that it trains with.
-        hparams: the experiment's hyperparameters, without the DeepSpeed configuration.
-        arguments: of the command or the flow, as JSON. A resumed full experiment takes them from here.
-        status: its state.
-        reason: why it failed or stopped. Empty otherwise.
-        attempts: how often the training was started, over all resumes.
-        started_at: seconds since the epoch.
-        ended_at: seconds since the epoch.
-        batches: optimizer steps done, as far as the training reports them.
-        best_checkpoint: the name of the best checkpoint so far.
-        best_metric: the validation metric of that checkpoint.
-        flow_run_id: the Prefect flow run that began it, and resumes it when retried. None for a command's, and for a
-            study's.
-        whereabouts: the place of its folder when it was last opened, by which a copy is recognised.
-    """
-
-    experiment_id: str
-    name: str
-    study_id: str | None = None
-    model_dir: str = ""
-    ds_config: dict[str, Any] = Field(default_factory=dict)
+    experiment_id: str  # unique on this and other machines
+    name: str  # the experiment's name
+    study_id: str | None = None  # the study whose winner it trains with. None if it belongs to no study.
+    model_dir: str = ""  # the model directory, absolute
+    ds_config: dict[str, Any] = Field(default_factory=dict)  # the DeepSpeed configuration that it trains with
+    # The experiment's hyperparameters, without the DeepSpeed configuration
     hparams: dict[str, Any] = Field(default_factory=dict)
+    # Of the command or the flow, as JSON. A resumed full experiment takes them from here.
     arguments: dict[str, Any] = Field(default_factory=dict)
-    status: StudyStatus = StudyStatus.RUNNING
-    reason: str = ""
-    attempts: int = 0
-    started_at: float = 0.0
-    ended_at: float | None = None
-    batches: int | None = None
-    best_checkpoint: str | None = None
-    best_metric: float | None = None
+    status: StudyStatus = StudyStatus.RUNNING  # its state
+    reason: str = ""  # why it failed or stopped. Empty otherwise.
+    attempts: int = 0  # how often the training was started, over all resumes
+    started_at: float = 0.0  # seconds since the epoch
+    ended_at: float | None = None  # seconds since the epoch
+    batches: int | None = None  # optimizer steps done, as far as the training reports them
+    best_checkpoint: str | None = None  # the name of the best checkpoint so far
+    best_metric: float | None = None  # the validation metric of that checkpoint
+    # The Prefect flow run that began it, and resumes it when retried. None for a command's, and for a study's.
     flow_run_id: str | None = None
+    # The place of its folder when it was last opened, by which a copy is recognised
     whereabouts: Whereabouts | None = None
 
     def of_study(self, study_id: str) -> "FullExperimentRecord":

@@ -12,29 +12,17 @@ _RIGHT = 0.005
 
 
 class PlannedTrial(FrozenRecord):
-    """One trial that a plan foresaw.
+    """One trial that a plan foresaw."""
 
-    Attributes:
-        number: of the trial.
-        label: of its arm, such as `z3-offload-optimizer`.
-        micro_batch: samples.
-        memory: bytes, foreseen.
-        measured_memory: bytes on the rank that took most. None if the trial did not complete.
-        samples_per_s: foreseen, over all devices. None if the plan is for other devices.
-        low: the lower end of its 90 % interval.
-        high: the upper end.
-        measured_samples_per_s: None if the trial did not complete.
-    """
-
-    number: int
-    label: str
-    micro_batch: int
-    memory: float
-    measured_memory: float | None = None
-    samples_per_s: float | None = None
-    low: float | None = None
-    high: float | None = None
-    measured_samples_per_s: float | None = None
+    number: int  # of the trial
+    label: str  # of its arm, such as `z3-offload-optimizer`
+    micro_batch: int  # samples
+    memory: float  # bytes, foreseen
+    measured_memory: float | None = None  # bytes on the rank that took most. None if the trial did not complete.
+    samples_per_s: float | None = None  # foreseen, over all devices. None if the plan is for other devices.
+    low: float | None = None  # the lower end of its 90 % interval
+    high: float | None = None  # the upper end
+    measured_samples_per_s: float | None = None  # None if the trial did not complete
 
     @property
     def memory_off(self) -> float | None:
@@ -50,23 +38,16 @@ class PlannedTrial(FrozenRecord):
 
 
 class PlannedTrials(FrozenRecord):
-    """The trials of a study that a plan foresaw.
+    """The trials of a study that a plan foresaw."""
 
-    Attributes:
-        plan_id: of the plan.
-        devices: that it was for, such as `h100-80gb:8`.
-        is_here: whether the study ran on devices of that kind, so that speeds can be compared.
-        of_steps: whether memory is that of the steps above initialisation, as on a CPU. Otherwise it is the peak.
-        measured_on: study whose measurements the foreseen speeds come from. Empty if they are those of a data sheet.
-        trials: in the order of their numbers.
-    """
-
-    plan_id: str
-    devices: str
-    is_here: bool = False
+    plan_id: str  # of the plan
+    devices: str  # that it was for, such as `h100-80gb:8`
+    is_here: bool = False  # whether the study ran on devices of that kind, so that speeds can be compared
+    # Whether memory is that of the steps above initialisation, as on a CPU. Otherwise it is the peak.
     of_steps: bool = False
+    # Study whose measurements the foreseen speeds come from. Empty if they are those of a data sheet.
     measured_on: str = ""
-    trials: tuple[PlannedTrial, ...] = ()
+    trials: tuple[PlannedTrial, ...] = ()  # in the order of their numbers
 
     @classmethod
     def in_file(cls, file: Path) -> "PlannedTrials | None":

@@ -36,46 +36,33 @@ class Outcome(str, Enum):
 
 
 class ModelProfile(FrozenRecord):
-    """The findings of the profile trial about the model and the device.
+    """The findings of the profile trial about the model and the device."""
 
-    Attributes:
-        num_params: parameters of the whole model, with all experts.
-        trainable_num_params: parameters that the optimizer may change.
-        activation_mem_per_gpu: bytes that one sample's forward pass keeps for the backward pass, on one device.
-        gpu_mem: bytes that the model may use on a slot. On a GPU that is the device's memory. On a CPU it is the slot's
-            budget, less the bytes that the process takes before it has an engine.
-        host_mem: bytes that the host has free for each of its ranks, beside those that they have taken. Offloaded
-            states go there. 0 if unknown, and on a CPU, whose slots have only one memory.
-        data_parallel_size: model replicas that the engine runs.
-        pipeline_parallel: whether the model is a pipeline.
-        flops_per_sample: FLOPs of forward and backward of one sample, over all devices of one replica. 0 if they could
-            not be counted.
-        uncounted: names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
-        linear_params: parameters of the linear layers, which tensor parallelism divides.
-        expert_params: parameters of the experts of DeepSpeed's mixture.
-        expert_ranks: ranks that these experts were divided over.
-        head_counts: attention heads and key-value heads, as far as the model's own configuration says.
-        expert_counts: experts of the layers of DeepSpeed's mixture, each number once.
-        layer_count: layers that the stages of a pipeline share. 0 for any other model.
-        bytes_per_param: mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed
-            configuration decides it (fp16, bf16).
-    """
-
-    num_params: int
-    trainable_num_params: int
-    activation_mem_per_gpu: int
+    num_params: int  # parameters of the whole model, with all experts
+    trainable_num_params: int  # parameters that the optimizer may change
+    activation_mem_per_gpu: int  # bytes that one sample's forward pass keeps for the backward pass, on one device
+    # Bytes that the model may use on a slot. On a GPU that is the device's memory. On a CPU it is the slot's budget,
+    # less the bytes that the process takes before it has an engine.
     gpu_mem: int
+    # Bytes that the host has free for each of its ranks, beside those that they have taken. Offloaded states go there.
+    # 0 if unknown, and on a CPU, whose slots have only one memory.
     host_mem: int = 0
-    data_parallel_size: int
-    pipeline_parallel: bool = False
+    data_parallel_size: int  # model replicas that the engine runs
+    pipeline_parallel: bool = False  # whether the model is a pipeline
+    # FLOPs of forward and backward of one sample, over all devices of one replica. 0 if they could not be counted.
     flops_per_sample: float
+    # Names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
     uncounted: list[str] = Field(default_factory=list)
-    linear_params: int = 0
-    expert_params: int = 0
-    expert_ranks: int = 1
+    linear_params: int = 0  # parameters of the linear layers, which tensor parallelism divides
+    expert_params: int = 0  # parameters of the experts of DeepSpeed's mixture
+    expert_ranks: int = 1  # ranks that these experts were divided over
+    # Attention heads and key-value heads, as far as the model's own configuration says
     head_counts: list[int] = Field(default_factory=list)
+    # Experts of the layers of DeepSpeed's mixture, each number once
     expert_counts: list[int] = Field(default_factory=list)
-    layer_count: int = 0
+    layer_count: int = 0  # layers that the stages of a pipeline share. 0 for any other model.
+    # Mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed configuration decides it
+    # (fp16, bf16).
     bytes_per_param: int | None = None
 
     @property
@@ -85,128 +72,93 @@ class ModelProfile(FrozenRecord):
 
 
 class Loading(FrozenRecord):
-    """A data loader of torch's in the program as typed.
+    """A data loader of torch's in the program as typed."""
 
-    Attributes:
-        share: of a step's time that the code waits for batches, on the rank that waits longest.
-        num_workers: its workers.
-        prefetch_factor: batches that each worker prepares. None without workers.
-        pin_memory: whether it copies batches to pinned memory.
-        cores: that each rank may use.
-        refusal: why another number of workers is not tried, as a clause. Empty if it may be.
-        draws: whether its data set draws random numbers in the rank.
-        made_at: the line that makes it (`file:line`). Empty if unknown.
-        by_trainer: whether Hugging Face's Trainer makes it.
-    """
-
-    share: float
-    num_workers: int
-    prefetch_factor: int | None = None
-    pin_memory: bool = False
-    cores: int = 1
-    refusal: str = ""
-    draws: bool = False
-    made_at: str = ""
-    by_trainer: bool = False
+    share: float  # of a step's time that the code waits for batches, on the rank that waits longest
+    num_workers: int  # its workers
+    prefetch_factor: int | None = None  # batches that each worker prepares. None without workers.
+    pin_memory: bool = False  # whether it copies batches to pinned memory
+    cores: int = 1  # that each rank may use
+    refusal: str = ""  # why another number of workers is not tried, as a clause. Empty if it may be.
+    draws: bool = False  # whether its data set draws random numbers in the rank
+    made_at: str = ""  # the line that makes it (`file:line`). Empty if unknown.
+    by_trainer: bool = False  # whether Hugging Face's Trainer makes it
 
 
 class ProgramProfile(FrozenRecord):
-    """The findings of the profile trial about the user's program.
+    """The findings of the profile trial about the user's program."""
 
-    Attributes:
-        ds_config: the DeepSpeed configuration that the code handed over, before anything was merged into it. None if it
-            handed over none.
-        typed_batch: the batch of the engine that trains when the program runs as typed. None if no such run reached an
-            engine.
-        rows_per_sample: rows of a batch that one sample takes when the program runs as typed (two in a preference
-            trainer). 0 if a row holds several samples.
-        batch_dimension: the dimension of a batch's first tensor that has the rows.
-        other_rows_per_sample: `rows_per_sample` if the other dimension has the rows; see `Arrival`.
-        micro_batches_per_step: micro-batches in its first optimizer step. None if it took no step.
-        tokens_per_micro_batch: tokens in its first micro-batch. None if the batches show no tokens.
-        batch_varies: whether the number of samples differs from micro-batch to micro-batch.
-        fixed_batch: why every trial gets the typed micro-batch size, in sentences with the remedy. Empty if it follows
-            the trial.
-        divided_among: ranks that divide a batch of the size that is typed, as with Accelerate's `split_batches`.
-        batch: the batch keys that the program itself decides if the configuration leaves them open ("auto").
-        arg_mappings: the flags of its command line that set batch keys, as far as it was seen to read them.
-        samples_per_epoch: samples that the training's data loader gives a rank before it begins anew. None if they
-            cannot be counted, or if they change with the micro-batch size.
-        longest_sequence: the most tokens of a sample in the first batches of its data. None if the batches show no
-            tokens, or if all samples have the same number.
-        shortest_sequence: the fewest tokens of a sample there.
-        is_stretchable: whether the program trained on a batch that was stretched to the longest sequence. If so, trials
-            can be measured on such a batch.
-        reads_activation_checkpointing: whether the program passes the configuration to DeepSpeed's activation
-            checkpointing. The settings have an effect only then.
-        optimizer: the class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
-        by_accelerate: whether Accelerate hands that optimizer to DeepSpeed.
-        by_lightning: whether Lightning's `DeepSpeedStrategy` makes the engine.
-        partitions_its_model: whether the code makes its model within `deepspeed.zero.Init`.
-        has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
-        by_autoep: whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`.
-        repeats_backward: whether the code calls backward more than once for a step that ends an accumulation. It then
-            adds up gradients itself.
-        compiles_engine: whether the code calls `engine.compile()`.
-        steps_elsewhere: optimizer steps that engines other than the measured one have taken.
-        options: the integer options that the program read when it ran as typed, by name.
-        switches: the values of the options that the search varies, as the program's own parser read them when it ran
-            as typed. An option that was not typed has its default.
-        refused_options: options that the search varies and that the program's own parser would refuse, or a value of
-            them, each with the reason as a clause.
-        hands_over_two_configs: whether the code hands `deepspeed.initialize` one in its `args` and another as `config`.
-        resumed_stage: the ZeRO stage of a checkpoint of DeepSpeed's that the code resumes from. None if it resumes from
-            none, from a universal one, or from one that does not say.
-        devices_in_code: the assignment by which the code names devices, such as `CUDA_VISIBLE_DEVICES=0`. Mostly
-            empty.
-        settled: the engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of
-            a configuration. Empty if unknown.
-        formats: number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`.
-        loading: the data loader that the code trains from. None if it reads no loader of torch's.
-        turnable: the switches that ZeroTune can turn in the program, by name, each with its values. The program's own
-            is first.
-        not_turnable: the other such switches, each with the reason.
-        trainer_options: the options of the Trainer's command line that set such switches. One is left out if the code
-            makes the loader or the optimizer in the Trainer's place.
-    """
-
+    # The DeepSpeed configuration that the code handed over, before anything was merged into it. None if it handed over
+    # none.
     ds_config: dict[str, Any] | None = None
+    # The batch of the engine that trains when the program runs as typed. None if no such run reached an engine.
     typed_batch: BatchSizes | None = None
+    # Rows of a batch that one sample takes when the program runs as typed (two in a preference trainer). 0 if a row
+    # holds several samples.
     rows_per_sample: int = 1
-    batch_dimension: int = 0
-    other_rows_per_sample: int = 1
-    micro_batches_per_step: int | None = None
-    tokens_per_micro_batch: int | None = None
-    batch_varies: bool = False
+    batch_dimension: int = 0  # the dimension of a batch's first tensor that has the rows
+    other_rows_per_sample: int = 1  # `rows_per_sample` if the other dimension has the rows; see `Arrival`
+    micro_batches_per_step: int | None = None  # micro-batches in its first optimizer step. None if it took no step.
+    tokens_per_micro_batch: int | None = None  # tokens in its first micro-batch. None if the batches show no tokens.
+    batch_varies: bool = False  # whether the number of samples differs from micro-batch to micro-batch
+    # Why every trial gets the typed micro-batch size, in sentences with the remedy. Empty if it follows the trial.
     fixed_batch: str = ""
-    divided_among: int = 1
+    divided_among: int = 1  # ranks that divide a batch of the size that is typed, as with Accelerate's `split_batches`
+    # The batch keys that the program itself decides if the configuration leaves them open ("auto")
     batch: dict[str, int] = Field(default_factory=dict)
+    # The flags of its command line that set batch keys, as far as it was seen to read them
     arg_mappings: dict[str, str] = Field(default_factory=dict)
+    # Samples that the training's data loader gives a rank before it begins anew. None if they cannot be counted, or if
+    # they change with the micro-batch size.
     samples_per_epoch: int | None = None
+    # The most tokens of a sample in the first batches of its data. None if the batches show no tokens, or if all
+    # samples have the same number.
     longest_sequence: int | None = None
-    shortest_sequence: int | None = None
+    shortest_sequence: int | None = None  # the fewest tokens of a sample there
+    # Whether the program trained on a batch that was stretched to the longest sequence. If so, trials can be measured
+    # on such a batch.
     is_stretchable: bool = False
+    # Whether the program passes the configuration to DeepSpeed's activation checkpointing. The settings have an effect
+    # only then.
     reads_activation_checkpointing: bool = False
+    # The class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
     optimizer: str = ""
-    by_accelerate: bool = False
-    by_lightning: bool = False
-    partitions_its_model: bool = False
-    has_experts: bool = False
-    by_autoep: bool = False
+    by_accelerate: bool = False  # whether Accelerate hands that optimizer to DeepSpeed
+    by_lightning: bool = False  # whether Lightning's `DeepSpeedStrategy` makes the engine
+    partitions_its_model: bool = False  # whether the code makes its model within `deepspeed.zero.Init`
+    has_experts: bool = False  # whether the model has layers of a mixture of experts that DeepSpeed knows of
+    by_autoep: bool = False  # whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`
+    # Whether the code calls backward more than once for a step that ends an accumulation. It then adds up gradients
+    # itself.
     repeats_backward: bool = False
-    compiles_engine: bool = False
-    steps_elsewhere: int = 0
+    compiles_engine: bool = False  # whether the code calls `engine.compile()`
+    steps_elsewhere: int = 0  # optimizer steps that engines other than the measured one have taken
+    # The integer options that the program read when it ran as typed, by name
     options: dict[str, int] = Field(default_factory=dict)
+    # The values of the options that the search varies, as the program's own parser read them when it ran as typed. An
+    # option that was not typed has its default.
     switches: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    # Options that the search varies and that the program's own parser would refuse, or a value of them, each with the
+    # reason as a clause
     refused_options: dict[str, str] = Field(default_factory=dict)
+    # Whether the code hands `deepspeed.initialize` one in its `args` and another as `config`
     hands_over_two_configs: bool = False
+    # The ZeRO stage of a checkpoint of DeepSpeed's that the code resumes from. None if it resumes from none, from a
+    # universal one, or from one that does not say.
     resumed_stage: int | None = None
+    # The assignment by which the code names devices, such as `CUDA_VISIBLE_DEVICES=0`. Mostly empty.
     devices_in_code: str = ""
+    # The engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of a
+    # configuration. Empty if unknown.
     settled: dict[str, Any] = Field(default_factory=dict)
+    # Number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`
     formats: list[str] = Field(default_factory=list)
-    loading: Loading | None = None
+    loading: Loading | None = None  # the data loader that the code trains from. None if it reads no loader of torch's.
+    # The switches that ZeroTune can turn in the program, by name, each with its values. The program's own is first.
     turnable: dict[str, list[Any]] = Field(default_factory=dict)
-    not_turnable: dict[str, str] = Field(default_factory=dict)
+    not_turnable: dict[str, str] = Field(default_factory=dict)  # the other such switches, each with the reason
+    # The options of the Trainer's command line that set such switches. One is left out if the code makes the loader or
+    # the optimizer in the Trainer's place.
     trainer_options: list[str] = Field(default_factory=list)
 
     @property
@@ -227,30 +179,23 @@ class ProgramProfile(FrozenRecord):
 
 
 class Memory(FrozenRecord):
-    """Bytes, one value a rank, in rank order.
+    """Bytes, one value a rank, in rank order."""
 
-    Attributes:
-        peak: the most in use at any moment. On CUDA that is allocated memory. On a CPU it is VmHWM without pages of
-            files.
-        after_initialize: in use when `deepspeed.initialize` had returned.
-        steps_peak: the most in use from then on, if it can be distinguished from the peak of initialisation. Empty on a
-            CPU.
-        peak_reserved: the most that CUDA's caching allocator held from then on. Empty on a CPU.
-        allocator_retries: how often CUDA's allocator had to free its cache and try again. Empty on a CPU.
-        counted_retries: how often it had to in the counted steps. Empty on a CPU.
-        least_free: free memory when that allocator held most. It assumes that other memory (CUDA's own, NCCL's
-            buffers) was as large then as at the end. Empty on a CPU.
-        available: the bytes left for the steps when `deepspeed.initialize` had returned. Empty for a CPU slot without a
-            budget.
-    """
-
+    # The most in use at any moment. On CUDA that is allocated memory. On a CPU it is VmHWM without pages of files.
     peak: list[int] = Field(default_factory=list)
-    after_initialize: list[int] = Field(default_factory=list)
+    after_initialize: list[int] = Field(default_factory=list)  # in use when `deepspeed.initialize` had returned
+    # The most in use from then on, if it can be distinguished from the peak of initialisation. Empty on a CPU.
     steps_peak: list[int] = Field(default_factory=list)
+    # The most that CUDA's caching allocator held from then on. Empty on a CPU.
     peak_reserved: list[int] = Field(default_factory=list)
+    # How often CUDA's allocator had to free its cache and try again. Empty on a CPU.
     allocator_retries: list[int] = Field(default_factory=list)
+    # How often it had to in the counted steps. Empty on a CPU.
     counted_retries: list[int] = Field(default_factory=list)
+    # Free memory when that allocator held most. It assumes that other memory (CUDA's own, NCCL's buffers) was as large
+    # then as at the end. Empty on a CPU.
     least_free: list[int] = Field(default_factory=list)
+    # The bytes left for the steps when `deepspeed.initialize` had returned. Empty for a CPU slot without a budget.
     available: list[int] = Field(default_factory=list)
 
     @property
@@ -272,150 +217,99 @@ class Memory(FrozenRecord):
 
 
 class Neighbour(FrozenRecord):
-    """A foreign process that computed on a trial's device.
+    """A foreign process that computed on a trial's device."""
 
-    Attributes:
-        pid: its process id, as the driver sees it.
-        name: of its program. Empty if it cannot be read.
-        memory: bytes of the device that it had. None if they cannot be read.
-    """
-
-    pid: int
-    name: str = ""
-    memory: int | None = None
+    pid: int  # its process id, as the driver sees it
+    name: str = ""  # of its program. Empty if it cannot be read.
+    memory: int | None = None  # bytes of the device that it had. None if they cannot be read.
 
 
 class TrialDevice(FrozenRecord):
-    """One device of a trial, and its state during the trial. Values that cannot be read are None, or empty.
+    """One device of a trial, and its state during the trial. Values that cannot be read are None, or empty."""
 
-    Attributes:
-        device: a GPU's UUID, or the number of a core.
-        model: the GPU's product name.
-        clock: median clock of its multiprocessors while it worked, in MHz.
-        power_limit: the power that it may take, in W.
-        temperature: the highest, in degrees Celsius.
-        held_down: the reasons that lowered its clock at any time.
-        company: the other processes that computed on it.
-    """
-
-    device: str
-    model: str = ""
-    clock: float | None = None
-    power_limit: float | None = None
-    temperature: int | None = None
-    held_down: list[str] = Field(default_factory=list)
-    company: list[Neighbour] = Field(default_factory=list)
+    device: str  # a GPU's UUID, or the number of a core
+    model: str = ""  # the GPU's product name
+    clock: float | None = None  # median clock of its multiprocessors while it worked, in MHz
+    power_limit: float | None = None  # the power that it may take, in W
+    temperature: int | None = None  # the highest, in degrees Celsius
+    held_down: list[str] = Field(default_factory=list)  # the reasons that lowered its clock at any time
+    company: list[Neighbour] = Field(default_factory=list)  # the other processes that computed on it
 
 
 class WaitedForSlots(FrozenRecord):
-    """A trial's wait for slots of its host.
+    """A trial's wait for slots of its host."""
 
-    Attributes:
-        seconds: from its arrival to its slots.
-        place: its first place among those that waited for the same slots, from 1.
-        holders: who had slots that it could have run on, and since when, at its arrival.
-    """
-
-    seconds: float
-    place: int
+    seconds: float  # from its arrival to its slots
+    place: int  # its first place among those that waited for the same slots, from 1
+    # Who had slots that it could have run on, and since when, at its arrival
     holders: list[str] = Field(default_factory=list)
 
 
 class SwapDisk(FrozenRecord):
-    """A disk to which arms may swap.
+    """A disk to which arms may swap."""
 
-    Attributes:
-        paths: each `nvme_path` on it, as the configuration has it.
-        free: bytes free when the profile trial had ended.
-    """
-
-    paths: list[str]
-    free: int
+    paths: list[str]  # each `nvme_path` on it, as the configuration has it
+    free: int  # bytes free when the profile trial had ended
 
 
 class TrialResult(FrozenRecord):
-    """The complete record of one trial.
+    """The complete record of one trial."""
 
-    Attributes:
-        trial_id: the study's id and the trial's number; unique over all studies.
-        number: the trial's number in its study.
-        purpose: why it ran.
-        name: the name of its candidate in the study, such as `z2-mbs16`. Empty in records of earlier versions.
-        config_hash: names the complete DeepSpeed configuration that ran.
-        outcome: how it ended.
-        reason: one sentence that a person can act on. Empty for a completed trial.
-        failed_rank: the rank that failed first. None if none failed, and in records of earlier versions.
-        metrics: by name; `measure` documents each. Empty unless steps were measured.
-        step_times: seconds of each counted optimizer step, on the slowest rank.
-        losses: the value that each of the first optimizer steps minimised, from step 1 on. That is mostly the mean loss
-            over micro-batches and ranks. Empty if the code shows none.
-        skipped_steps: the steps among these that changed no weight, from 1 on. Loss scaling of fp16 skips some.
-        initial_weights: two sums over some elements of all parameters before the first step. Empty if unknown.
-        from_outside: whether its ranks, their guard or their host were killed from outside. That says nothing about the
-            candidate.
-        elsewhere: whether its ranks came to another kind of device than their slots are. That says nothing about it
-            either.
-        swept: whether the ranks had measured other micro-batch sizes before this one.
-        micro_batch_arrived: samples that a rank's forward pass really received. None if none did.
-        longest_sequence: tokens in a sample of the longest micro-batch that a rank trained on. The peak includes its
-            memory. None if the inputs show no tokens.
-        note: one sentence about the limits of the measurement. Mostly empty.
-        memory: peak and the like, by rank.
-        profile: the findings of a profile trial about the model and the device.
-        program: its findings about the program.
-        phases: seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`).
-        logs: paths of the ranks' logs, in rank order.
-        imported: modules that rank 0 imported from outside the model directory, and the variables that the program set
-            before (only in a profile trial).
-        files: how ZeroTune protected the program's files: `layered`, or `intercepted` in Python (`launch.trial_files`).
-            Empty if no rank has measured anything.
-        trained_on: the kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
-        host: name of the machine.
-        versions: of python, torch, deepspeed and the device's driver.
-        started_at: seconds since the epoch. The trial had its slots then.
-        waited: its wait for slots before that. None if it had them at once.
-        devices: its devices, in rank order, of one host. Empty if unknown.
-        traced: where the time of its steps goes. None if it was not to be traced.
-        unbuildable: why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in
-            a profile trial).
-        swap_disks: the disks to which arms may swap (only in a profile trial). Empty if they are not known, as in
-            records of earlier versions and on several hosts.
-    """
-
-    trial_id: str
-    number: int
-    purpose: Purpose
-    name: str = ""
-    config_hash: str
-    outcome: Outcome
-    reason: str = ""
+    trial_id: str  # the study's id and the trial's number; unique over all studies
+    number: int  # the trial's number in its study
+    purpose: Purpose  # why it ran
+    name: str = ""  # the name of its candidate in the study, such as `z2-mbs16`. Empty in records of earlier versions.
+    config_hash: str  # names the complete DeepSpeed configuration that ran
+    outcome: Outcome  # how it ended
+    reason: str = ""  # one sentence that a person can act on. Empty for a completed trial.
+    # The rank that failed first. None if none failed, and in records of earlier versions.
     failed_rank: int | None = None
+    # By name; `measure` documents each. Empty unless steps were measured.
     metrics: dict[str, float] = Field(default_factory=dict)
-    step_times: list[float] = Field(default_factory=list)
+    step_times: list[float] = Field(default_factory=list)  # seconds of each counted optimizer step, on the slowest rank
+    # The value that each of the first optimizer steps minimised, from step 1 on. That is mostly the mean loss over
+    # micro-batches and ranks. Empty if the code shows none.
     losses: list[float] = Field(default_factory=list)
+    # The steps among these that changed no weight, from 1 on. Loss scaling of fp16 skips some.
     skipped_steps: list[int] = Field(default_factory=list)
+    # Two sums over some elements of all parameters before the first step. Empty if unknown.
     initial_weights: list[float] = Field(default_factory=list)
+    # Whether its ranks, their guard or their host were killed from outside. That says nothing about the candidate.
     from_outside: bool = False
+    # Whether its ranks came to another kind of device than their slots are. That says nothing about it either.
     elsewhere: bool = False
-    swept: bool = False
-    micro_batch_arrived: int | None = None
+    swept: bool = False  # whether the ranks had measured other micro-batch sizes before this one
+    micro_batch_arrived: int | None = None  # samples that a rank's forward pass really received. None if none did.
+    # Tokens in a sample of the longest micro-batch that a rank trained on. The peak includes its memory. None if the
+    # inputs show no tokens.
     longest_sequence: int | None = None
-    note: str = ""
-    memory: Memory = Memory()
-    profile: ModelProfile | None = None
-    program: ProgramProfile | None = None
+    note: str = ""  # one sentence about the limits of the measurement. Mostly empty.
+    memory: Memory = Memory()  # peak and the like, by rank
+    profile: ModelProfile | None = None  # the findings of a profile trial about the model and the device
+    program: ProgramProfile | None = None  # its findings about the program
+    # Seconds that each part of the trial took, in order (`start`, `import`, `initialize`, `steps`, `end`)
     phases: dict[str, Seconds] = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
+    logs: list[str] = Field(default_factory=list)  # paths of the ranks' logs, in rank order
+    # Modules that rank 0 imported from outside the model directory, and the variables that the program set before (only
+    # in a profile trial)
     imported: list[Import] = Field(default_factory=list)
+    # How ZeroTune protected the program's files: `layered`, or `intercepted` in Python (`launch.trial_files`). Empty if
+    # no rank has measured anything.
     files: str = ""
+    # The kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
     trained_on: str = ""
-    host: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)
-    started_at: Seconds = 0.0
-    waited: WaitedForSlots | None = None
+    host: str = ""  # name of the machine
+    versions: dict[str, str] = Field(default_factory=dict)  # of python, torch, deepspeed and the device's driver
+    started_at: Seconds = 0.0  # seconds since the epoch. The trial had its slots then.
+    waited: WaitedForSlots | None = None  # its wait for slots before that. None if it had them at once.
+    # Its devices, in rank order, of one host. Empty if unknown.
     devices: list[TrialDevice] = Field(default_factory=list)
-    traced: TracedStep | None = None
+    traced: TracedStep | None = None  # where the time of its steps goes. None if it was not to be traced.
+    # Why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in a profile
+    # trial)
     unbuildable: dict[str, str] = Field(default_factory=dict)
+    # The disks to which arms may swap (only in a profile trial). Empty if they are not known, as in records of earlier
+    # versions and on several hosts.
     swap_disks: list[SwapDisk] = Field(default_factory=list)
 
     @property
@@ -434,21 +328,15 @@ class TrialResult(FrozenRecord):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a trial.
+    """A metric of a trial."""
 
-    Attributes:
-        name: as in `--metric`, the trial's record and MLflow.
-        unit: for people.
-        smaller_is_better: the direction of the search.
-        is_throughput: whether the metric is the samples per second times a constant of the model. The intervals of two
-            such metrics have the same proportions.
-        instead: the metric that a study goes by if the model shows no figure for this one. Empty if it always does.
-    """
-
-    name: str
-    unit: str
-    smaller_is_better: bool = False
+    name: str  # as in `--metric`, the trial's record and MLflow
+    unit: str  # for people
+    smaller_is_better: bool = False  # the direction of the search
+    # Whether the metric is the samples per second times a constant of the model. The intervals of two such metrics have
+    # the same proportions.
     is_throughput: bool = False
+    # The metric that a study goes by if the model shows no figure for this one. Empty if it always does.
     instead: str = ""
 
     def better(self, value: float, than: float) -> bool:

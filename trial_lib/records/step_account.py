@@ -34,29 +34,18 @@ AccountBasis = Literal["traced", "foreseen", "none"]
 
 
 class StepAccount(FrozenRecord):
-    """The account of one configuration's step.
+    """The account of one configuration's step."""
 
-    Attributes:
-        name: of the configuration in a sentence, such as `ZeRO 2, micro-batch 24`, or of its arm.
-        role: `winner`, `own`, `other` (measured again as well) or `arm`.
-        basis: whether real ranks were traced, or a plan has foreseen it. `none` if neither.
-        trial: the traced trial. None if there is none.
-        seconds: of the step: measured without the profiler, or foreseen.
-        shares: of the step by the names of `STEP_PARTS`. They add up to 1. Empty without figures.
-        slowed: how many times as long the step took under the profiler. 1 if it was not traced.
-        failure: why there are no figures, in a sentence. Empty if there are.
-        advice: what the shares suggest, in a sentence. Empty if nothing.
-    """
-
-    name: str
-    role: Literal["winner", "own", "other", "arm"]
-    basis: AccountBasis
-    trial: int | None = None
-    seconds: float = 0.0
+    name: str  # of the configuration in a sentence, such as `ZeRO 2, micro-batch 24`, or of its arm
+    role: Literal["winner", "own", "other", "arm"]  # `winner`, `own`, `other` (measured again as well) or `arm`
+    basis: AccountBasis  # whether real ranks were traced, or a plan has foreseen it. `none` if neither.
+    trial: int | None = None  # the traced trial. None if there is none.
+    seconds: float = 0.0  # of the step: measured without the profiler, or foreseen
+    # Of the step by the names of `STEP_PARTS`. They add up to 1. Empty without figures.
     shares: dict[str, float] = Field(default_factory=dict)
-    slowed: float = 1.0
-    failure: str = ""
-    advice: str = ""
+    slowed: float = 1.0  # how many times as long the step took under the profiler. 1 if it was not traced.
+    failure: str = ""  # why there are no figures, in a sentence. Empty if there are.
+    advice: str = ""  # what the shares suggest, in a sentence. Empty if nothing.
 
     @property
     def sentence(self) -> str:

@@ -23,53 +23,30 @@ _MODE = 0o666
 
 
 class TableHead(FrozenRecord):
-    """The description of a table.
+    """The description of a table."""
 
-    Attributes:
-        table: the format's version.
-        name: of the experiment.
-        entrypoint: its command.
-        base_config: the user's DeepSpeed configuration, which candidates are merged into.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        memory_limit: bytes of a slot; None for all of a GPU.
-        profile: the findings of the profile trial.
-        machine: cores or devices, memory and versions.
-    """
-
-    table: int = VERSION
-    name: str
-    entrypoint: list[str]
-    base_config: dict[str, Any]
-    slots: int
-    device: str
-    memory_limit: int | None
-    profile: ModelProfile
-    machine: dict[str, str] = Field(default_factory=dict)
+    table: int = VERSION  # the format's version
+    name: str  # of the experiment
+    entrypoint: list[str]  # its command
+    base_config: dict[str, Any]  # the user's DeepSpeed configuration, which candidates are merged into
+    slots: int  # devices of a trial
+    device: str  # `cuda` or `cpu`
+    memory_limit: int | None  # bytes of a slot; None for all of a GPU
+    profile: ModelProfile  # the findings of the profile trial
+    machine: dict[str, str] = Field(default_factory=dict)  # cores or devices, memory and versions
 
 
 class TableRow(FrozenRecord):
-    """The comparable part of one trial's result. Units as in `TrialResult`.
+    """The comparable part of one trial's result. Units as in `TrialResult`."""
 
-    Attributes:
-        candidate: the candidate that ran.
-        repeat: how often the same candidate had run before.
-        outcome: how it ended.
-        metrics: by name.
-        step_times: seconds of the counted optimizer steps.
-        losses: of the first optimizer steps.
-        memory: by rank, in bytes.
-        phases: seconds of each part.
-    """
-
-    candidate: Candidate
-    repeat: int
-    outcome: Outcome
-    metrics: dict[str, float]
-    step_times: list[float]
-    losses: list[float]
-    memory: Memory
-    phases: dict[str, float]
+    candidate: Candidate  # the candidate that ran
+    repeat: int  # how often the same candidate had run before
+    outcome: Outcome  # how it ended
+    metrics: dict[str, float]  # by name
+    step_times: list[float]  # seconds of the counted optimizer steps
+    losses: list[float]  # of the first optimizer steps
+    memory: Memory  # by rank, in bytes
+    phases: dict[str, float]  # seconds of each part
 
     @classmethod
     def of(cls, candidate: Candidate, repeat: int, result: TrialResult) -> "TableRow":
@@ -80,14 +57,10 @@ class TableRow(FrozenRecord):
 
 @dataclass
 class RecordedTable:
-    """A table in memory.
+    """A table in memory."""
 
-    Attributes:
-        head: its description.
-        rows: by candidate key (`key_of`), in the order of their repeats.
-    """
-
-    head: TableHead
+    head: TableHead  # its description
+    # By candidate key (`key_of`), in the order of their repeats
     rows: dict[str, list[TableRow]] = field(default_factory=dict)
 
     def candidates(self) -> Iterator[Candidate]:

@@ -25,88 +25,52 @@ _PIPELINES_STAGES = (0, 1)
 
 
 class MeasuredArm(FrozenRecord):
-    """The trials of a row's configurations, with any bucket sizes.
+    """The trials of a row's configurations, with any bucket sizes."""
 
-    Attributes:
-        completed: the number of trials that completed.
-        largest_micro_batch: the largest completed size, in samples; None if no trial completed.
-        smallest_out_of_memory: the smallest size that ran out of memory; None if none did.
-        out_of_host_memory: the number of trials that the host had no room for.
-        total: bytes of the largest completed one: its measured peak above initialisation, plus initialisation.
-    """
-
-    completed: int
-    largest_micro_batch: int | None = None
-    smallest_out_of_memory: int | None = None
-    out_of_host_memory: int = 0
+    completed: int  # the number of trials that completed
+    largest_micro_batch: int | None = None  # the largest completed size, in samples; None if no trial completed
+    smallest_out_of_memory: int | None = None  # the smallest size that ran out of memory; None if none did
+    out_of_host_memory: int = 0  # the number of trials that the host had no room for
+    # Bytes of the largest completed one: its measured peak above initialisation, plus initialisation
     total: int | None = None
 
 
 class ArmEstimate(FrozenRecord):
-    """The memory of one stage with one kind of offload, in bytes on one device.
+    """The memory of one stage with one kind of offload, in bytes on one device."""
 
-    Attributes:
-        label: such as `z2` or `z3-offload-optimizer`.
-        stage: the ZeRO stage.
-        states: parameters, gradients and optimizer states.
-        on_host: bytes that each rank keeps in the host's memory instead.
-        activations: at the micro-batch of the report.
-        total: everything, at that micro-batch.
-        total_low: the lower end of its 90 % interval.
-        total_high: the upper end.
-        largest_micro_batch: samples that have run, or fit with 90 % confidence. 0 if not even one sample does, or if
-            the host has no room for the offloaded states.
-        perhaps_micro_batch: samples that fit with 10 % confidence.
-        measured: the trials; None if there are none.
-    """
-
-    label: str
-    stage: int
-    states: int
-    on_host: int
-    activations: int
-    total: int
-    total_low: int
-    total_high: int
+    label: str  # such as `z2` or `z3-offload-optimizer`
+    stage: int  # the ZeRO stage
+    states: int  # parameters, gradients and optimizer states
+    on_host: int  # bytes that each rank keeps in the host's memory instead
+    activations: int  # at the micro-batch of the report
+    total: int  # everything, at that micro-batch
+    total_low: int  # the lower end of its 90 % interval
+    total_high: int  # the upper end
+    # Samples that have run, or fit with 90 % confidence. 0 if not even one sample does, or if the host has no room for
+    # the offloaded states.
     largest_micro_batch: int
-    perhaps_micro_batch: int
-    measured: MeasuredArm | None = None
+    perhaps_micro_batch: int  # samples that fit with 10 % confidence
+    measured: MeasuredArm | None = None  # the trials; None if there are none
 
 
 class EstimateReport(FrozenRecord):
-    """The table of all stages.
+    """The table of all stages."""
 
-    Attributes:
-        device: `cuda` or `cpu`.
-        device_memory: bytes that the model may use on a slot.
-        host_memory: bytes that each rank may keep in the host's memory. None on a CPU, or if it is not known.
-        slots: devices of a trial.
-        num_params: parameters of the whole model.
-        trainable_num_params: those that are trained.
-        micro_batch_size: the samples that activations and total are for.
-        at_most: the largest micro-batch size that was considered.
-        bounded_by: what sets it. Empty if no program has so large a batch.
-        headroom: the share of the memory that stays free.
-        studies: ids of the studies whose trials were used. Empty if only a profile trial was run.
-        is_foreseen: whether foreseen runs stand in the place of a profile trial, so that nothing was measured.
-        rows: one for each stage and kind of offload.
-        notes: further notes for the reader, a sentence each.
-    """
-
-    device: str
-    device_memory: int
-    host_memory: int | None
-    slots: int
-    num_params: int
-    trainable_num_params: int
-    micro_batch_size: int
-    at_most: int
-    bounded_by: str = ""
-    headroom: float
-    studies: list[str]
+    device: str  # `cuda` or `cpu`
+    device_memory: int  # bytes that the model may use on a slot
+    host_memory: int | None  # bytes that each rank may keep in the host's memory. None on a CPU, or if it is not known.
+    slots: int  # devices of a trial
+    num_params: int  # parameters of the whole model
+    trainable_num_params: int  # those that are trained
+    micro_batch_size: int  # the samples that activations and total are for
+    at_most: int  # the largest micro-batch size that was considered
+    bounded_by: str = ""  # what sets it. Empty if no program has so large a batch.
+    headroom: float  # the share of the memory that stays free
+    studies: list[str]  # ids of the studies whose trials were used. Empty if only a profile trial was run.
+    # Whether foreseen runs stand in the place of a profile trial, so that nothing was measured
     is_foreseen: bool = False
-    rows: list[ArmEstimate]
-    notes: list[str]
+    rows: list[ArmEstimate]  # one for each stage and kind of offload
+    notes: list[str]  # further notes for the reader, a sentence each
 
 
 def estimate_report(

@@ -161,23 +161,14 @@ _FAR = 4  # times the memory of trials: a larger budget is written, not drawn
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, and its explanation.
+    """A figure, and its explanation."""
 
-    Attributes:
-        key: its name in addresses and files.
-        title: of the figure.
-        says: how to read it.
-        figure: the drawing. None if there is nothing to draw; `says` has the reason.
-        columns: of the table of its numbers.
-        rows: of that table.
-    """
-
-    key: str
-    title: str
-    says: str
-    figure: go.Figure | None
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
+    key: str  # its name in addresses and files
+    title: str  # of the figure
+    says: str  # how to read it
+    figure: go.Figure | None  # the drawing. None if there is nothing to draw; `says` has the reason.
+    columns: tuple[str, ...] = ()  # of the table of its numbers
+    rows: tuple[tuple[str, ...], ...] = ()  # of that table
 
 
 def draw_figures(view: StudyView) -> list[Drawn]:

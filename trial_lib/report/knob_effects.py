@@ -39,25 +39,15 @@ def percent(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """The effect of a knob on the study's metric, all else being equal.
+    """The effect of a knob on the study's metric, all else being equal."""
 
-    Attributes:
-        knob: its name. If the study always varied several together, their names, joined by commas.
-        best: the tried value with the best expectation.
-        worst: the tried value with the worst expectation.
-        gain: the expected ratio of the best to the worst.
-        low: the lower end of its 90 % interval. Below 1, the two may be equal.
-        high: its upper end.
-        values: how many values were tried.
-    """
-
-    knob: str
-    best: str
-    worst: str
-    gain: float
-    low: float
-    high: float
-    values: int
+    knob: str  # its name. If the study always varied several together, their names, joined by commas.
+    best: str  # the tried value with the best expectation
+    worst: str  # the tried value with the worst expectation
+    gain: float  # the expected ratio of the best to the worst
+    low: float  # the lower end of its 90 % interval. Below 1, the two may be equal.
+    high: float  # its upper end
+    values: int  # how many values were tried
 
     @property
     def is_clear(self) -> bool:

@@ -58,25 +58,15 @@ class StepPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """The live bytes of one place during an optimizer step.
+    """The live bytes of one place during an optimizer step."""
 
-    Attributes:
-        samples: of a micro-batch.
-        kinds: of memory, the bottom of the drawing first.
-        events: number of each point, from the step's first event.
-        bytes: of each kind at each point; as many as `events`.
-        parts: the moments of the step, in order.
-        peak: the index of the point with the most bytes.
-        skipped: micro-batches between the first and the last one. They are left out.
-    """
-
-    samples: int
-    kinds: tuple[str, ...]
-    events: tuple[int, ...]
-    bytes: tuple[tuple[float, ...], ...]
-    parts: tuple[StepPart, ...]
-    peak: int
-    skipped: int = 0
+    samples: int  # of a micro-batch
+    kinds: tuple[str, ...]  # of memory, the bottom of the drawing first
+    events: tuple[int, ...]  # number of each point, from the step's first event
+    bytes: tuple[tuple[float, ...], ...]  # of each kind at each point; as many as `events`
+    parts: tuple[StepPart, ...]  # the moments of the step, in order
+    peak: int  # the index of the point with the most bytes
+    skipped: int = 0  # micro-batches between the first and the last one. They are left out.
 
     @property
     def micro_batches(self) -> int:

@@ -25,35 +25,21 @@ from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_
 
 
 class LeaderboardRow(FrozenRecord):
-    """One trial.
+    """One trial."""
 
-    Attributes:
-        trial: its number.
-        purpose: why it ran.
-        label: its name for people, such as `z2-mbs16`.
-        micro_batch_size: samples a rank took in one forward pass.
-        measured: `fresh` in new processes, `swept` in processes that had measured other micro-batch sizes before.
-        outcome: how it ended.
-        reason: one sentence. Empty if it completed.
-        metric: the name of the optimised metric.
-        value: its value. None if the trial did not complete.
-        throughput: samples/s over all ranks.
-        peak_memory: bytes, of the rank that needed most.
-        knobs: its settings other than the batch.
-    """
-
-    trial: int
-    purpose: Purpose
-    label: str
-    micro_batch_size: int
+    trial: int  # its number
+    purpose: Purpose  # why it ran
+    label: str  # its name for people, such as `z2-mbs16`
+    micro_batch_size: int  # samples a rank took in one forward pass
+    # `fresh` in new processes, `swept` in processes that had measured other micro-batch sizes before
     measured: Literal["fresh", "swept"]
-    outcome: Outcome
-    reason: str
-    metric: str
-    value: float | None
-    throughput: float | None
-    peak_memory: int | None
-    knobs: dict[str, Any]
+    outcome: Outcome  # how it ended
+    reason: str  # one sentence. Empty if it completed.
+    metric: str  # the name of the optimised metric
+    value: float | None  # its value. None if the trial did not complete.
+    throughput: float | None  # samples/s over all ranks
+    peak_memory: int | None  # bytes, of the rank that needed most
+    knobs: dict[str, Any]  # its settings other than the batch
 
     def for_people(self) -> dict[str, str]:
         """Returns the cells of the row in a table."""
@@ -144,46 +130,28 @@ class Interval:
 
 @dataclass(frozen=True)
 class MemoryView:
-    """The memory that a trial's steps took above initialisation, in bytes on the rank that took most.
+    """The memory that a trial's steps took above initialisation, in bytes on the rank that took most."""
 
-    Attributes:
-        predicted: the memory model's prediction just before the trial's result, with its 90 % interval.
-        measured: the measured value. None if the trial did not complete.
-        budget: what initialisation left for the steps. None if nothing limits a slot.
-    """
-
-    predicted: Interval
-    measured: int | None
-    budget: int | None
+    predicted: Interval  # the memory model's prediction just before the trial's result, with its 90 % interval
+    measured: int | None  # the measured value. None if the trial did not complete.
+    budget: int | None  # what initialisation left for the steps. None if nothing limits a slot.
 
 
 @dataclass(frozen=True)
 class TrialView:
-    """A trial that has ended.
+    """A trial that has ended."""
 
-    Attributes:
-        row: as in the leaderboard.
-        arm: its ZeRO stage and offload, such as `z3-offload-optimizer`.
-        settings: the varied settings of the trial's complete configuration, by dotted path.
-        started: seconds since the study began.
-        ended: seconds since the study began.
-        throughput: samples/s, with the range of the middle half of its own steps. None if it measured none.
-        memory: None for the profile trial, and without a prediction.
-        note: the limits of its measurement. Mostly empty.
-        log: the end of its program's output, without secrets.
-        log_path: the file of the whole log, within the study's folder. Empty if there is none.
-    """
-
-    row: LeaderboardRow
-    arm: str
-    settings: Mapping[str, Any]
-    started: float
-    ended: float
+    row: LeaderboardRow  # as in the leaderboard
+    arm: str  # its ZeRO stage and offload, such as `z3-offload-optimizer`
+    settings: Mapping[str, Any]  # the varied settings of the trial's complete configuration, by dotted path
+    started: float  # seconds since the study began
+    ended: float  # seconds since the study began
+    # samples/s, with the range of the middle half of its own steps. None if it measured none.
     throughput: Interval | None
-    memory: MemoryView | None
-    note: str
-    log: str
-    log_path: str
+    memory: MemoryView | None  # None for the profile trial, and without a prediction
+    note: str  # the limits of its measurement. Mostly empty.
+    log: str  # the end of its program's output, without secrets
+    log_path: str  # the file of the whole log, within the study's folder. Empty if there is none.
 
     @property
     def number(self) -> int:
@@ -203,27 +171,16 @@ class TrialView:
 
 @dataclass(frozen=True)
 class ConfirmedView:
-    """A configuration that was measured again in fresh processes.
+    """A configuration that was measured again in fresh processes."""
 
-    Attributes:
-        name: for people.
-        verdict: as in `Finding`; `own` for the user's configuration.
-        trials: the numbers of its confirming trials.
-        micro_batch_size: samples.
-        throughput: samples/s, the median over the fresh processes; the interval is the study's metric's.
-        gain: over the user's configuration. None if there is nothing to compare.
-        is_winner: whether it is the answer.
-        note: why it failed, or the result of comparing its losses.
-    """
-
-    name: str
-    verdict: str
-    trials: tuple[int, ...]
-    micro_batch_size: int
-    throughput: Interval | None
-    gain: Interval | None
-    is_winner: bool
-    note: str
+    name: str  # for people
+    verdict: str  # as in `Finding`; `own` for the user's configuration
+    trials: tuple[int, ...]  # the numbers of its confirming trials
+    micro_batch_size: int  # samples
+    throughput: Interval | None  # samples/s, the median over the fresh processes; the interval is the study's metric's
+    gain: Interval | None  # over the user's configuration. None if there is nothing to compare.
+    is_winner: bool  # whether it is the answer
+    note: str  # why it failed, or the result of comparing its losses
 
 
 @dataclass(frozen=True)
@@ -247,78 +204,43 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class StudyView:
-    """One study: running, ended or cut short.
+    """One study: running, ended or cut short."""
 
-    Attributes:
-        study_id: as in its record.
-        name: of the experiment.
-        folder: absolute.
-        status: of its record. `interrupted` if that says running, but no process drives the study.
-        reason: why it failed or was cut short. Empty otherwise.
-        regression: how far the winner is behind that of the last study. Empty if it is not.
-        method: the search method.
-        metric: the optimised metric.
-        unit: of the metric.
-        smaller_is_better: its direction.
-        headline: the answer in a sentence, or the state of the study.
-        notes: how the answer was found, and further remarks.
-        gain: how many times better than the user's configuration the winner is.
-        gain_interval: its ends. None if it was not confirmed.
-        best_number: the winning trial.
-        before: the metrics of the user's configuration, by name. Empty if it was not measured.
-        after: the metrics of the winner, by name. Empty without one.
-        best_config: the winner's DeepSpeed configuration, without secrets.
-        best_command: the command to train with it.
-        changes: its changes to the user's configuration.
-        trials: the ended trials, in the order of their numbers.
-        running: the running trials, with their names.
-        withdrawn: sizes of sweeps that were not measured after all.
-        stopped: why the search ended. Empty before its end.
-        max_trials: the budget of the search.
-        searched: trials of that budget that are spent.
-        failed: trials that did not complete.
-        seconds: from the start to the end, or until now.
-        started_at: seconds since the epoch.
-        confirmed: the configurations that were measured again, the user's first.
-        facts: its circumstances by name: versions, hosts, the model, the arguments.
-        planned: what the plan foresaw that the study began with. None without one, or before a trial has ended.
-        why: where the time of a step goes, the winner's first. Empty before the answer.
-        waiting: what those of the running trials wait for that have no slots yet.
-    """
-
-    study_id: str
-    name: str
-    folder: str
-    status: str
-    reason: str
-    regression: str
-    method: str
-    metric: str
-    unit: str
-    smaller_is_better: bool
-    headline: str
-    notes: tuple[str, ...]
-    gain: float | None
-    gain_interval: tuple[float, float] | None
-    best_number: int | None
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    best_config: Mapping[str, Any] | None
-    best_command: str
-    changes: tuple[SettingChange, ...]
-    trials: tuple[TrialView, ...]
-    running: Mapping[int, str]
-    withdrawn: int
-    stopped: str
-    max_trials: int
-    searched: int
-    failed: int
-    seconds: float
-    started_at: float
-    confirmed: tuple[ConfirmedView, ...]
-    facts: Mapping[str, str]
+    study_id: str  # as in its record
+    name: str  # of the experiment
+    folder: str  # absolute
+    status: str  # of its record. `interrupted` if that says running, but no process drives the study.
+    reason: str  # why it failed or was cut short. Empty otherwise.
+    regression: str  # how far the winner is behind that of the last study. Empty if it is not.
+    method: str  # the search method
+    metric: str  # the optimised metric
+    unit: str  # of the metric
+    smaller_is_better: bool  # its direction
+    headline: str  # the answer in a sentence, or the state of the study
+    notes: tuple[str, ...]  # how the answer was found, and further remarks
+    gain: float | None  # how many times better than the user's configuration the winner is
+    gain_interval: tuple[float, float] | None  # its ends. None if it was not confirmed.
+    best_number: int | None  # the winning trial
+    before: Mapping[str, float]  # the metrics of the user's configuration, by name. Empty if it was not measured.
+    after: Mapping[str, float]  # the metrics of the winner, by name. Empty without one.
+    best_config: Mapping[str, Any] | None  # the winner's DeepSpeed configuration, without secrets
+    best_command: str  # the command to train with it
+    changes: tuple[SettingChange, ...]  # its changes to the user's configuration
+    trials: tuple[TrialView, ...]  # the ended trials, in the order of their numbers
+    running: Mapping[int, str]  # the running trials, with their names
+    withdrawn: int  # sizes of sweeps that were not measured after all
+    stopped: str  # why the search ended. Empty before its end.
+    max_trials: int  # the budget of the search
+    searched: int  # trials of that budget that are spent
+    failed: int  # trials that did not complete
+    seconds: float  # from the start to the end, or until now
+    started_at: float  # seconds since the epoch
+    confirmed: tuple[ConfirmedView, ...]  # the configurations that were measured again, the user's first
+    facts: Mapping[str, str]  # its circumstances by name: versions, hosts, the model, the arguments
+    # What the plan foresaw that the study began with. None without one, or before a trial has ended.
     planned: PlannedTrials | None = None
-    why: tuple[StepAccount, ...] = ()
+    why: tuple[StepAccount, ...] = ()  # where the time of a step goes, the winner's first. Empty before the answer.
+    # What those of the running trials wait for that have no slots yet
     waiting: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -425,17 +347,11 @@ def _shown(value: Any, secrets: KnownSecrets | None) -> Any:
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Trials that ended the same way.
+    """Trials that ended the same way."""
 
-    Attributes:
-        outcome: of all of them.
-        reason: that of the first trial. The others' differ only in numbers and paths.
-        trials: in the order of their numbers.
-    """
-
-    outcome: Outcome
-    reason: str
-    trials: tuple[TrialView, ...]
+    outcome: Outcome  # of all of them
+    reason: str  # that of the first trial. The others' differ only in numbers and paths.
+    trials: tuple[TrialView, ...]  # in the order of their numbers
 
     @property
     def micro_batches(self) -> str:

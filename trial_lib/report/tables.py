@@ -21,21 +21,13 @@ _NONE = "-"
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A trial that the plan foresaw.
+    """A trial that the plan foresaw."""
 
-    Attributes:
-        trial: its number.
-        arm: such as `z3-offload-optimizer`.
-        micro_batch: samples.
-        memory: foreseen, measured, and how far off the first is.
-        speed: the same of the samples a second, the first with its 90 % interval.
-    """
-
-    trial: int
-    arm: str
-    micro_batch: int
-    memory: tuple[str, str, str]
-    speed: tuple[str, str, str]
+    trial: int  # its number
+    arm: str  # such as `z3-offload-optimizer`
+    micro_batch: int  # samples
+    memory: tuple[str, str, str]  # foreseen, measured, and how far off the first is
+    speed: tuple[str, str, str]  # the same of the samples a second, the first with its 90 % interval
 
 
 def planned_rows(planned: PlannedTrials) -> list[PlannedRow]:

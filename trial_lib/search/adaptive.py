@@ -45,19 +45,12 @@ _TOO_SLOW = log(1.1)
 
 @dataclass(frozen=True)
 class PointCost:
-    """The cost of a point, from a trial.
+    """The cost of a point, from a trial."""
 
-    Attributes:
-        point: the candidate's place in the space.
-        cost: logarithm of the quantity that the search minimises.
-        candidate: the candidate that ran.
-        step: seconds of an optimizer step (median). None if none was timed.
-    """
-
-    point: Point
-    cost: float
-    candidate: Candidate
-    step: float | None
+    point: Point  # the candidate's place in the space
+    cost: float  # logarithm of the quantity that the search minimises
+    candidate: Candidate  # the candidate that ran
+    step: float | None  # seconds of an optimizer step (median). None if none was timed.
 
 
 @dataclass(frozen=True)

@@ -33,33 +33,24 @@ class Allocations:
 
     A CPU's memory limit counts an allocation when it is made, and a peak counts written memory. On CUDA the two are the
     same.
-
-    Attributes:
-        initialize: allocated when `deepspeed.initialize` returns.
-        states: added and kept by the first steps: optimizer states, and gradients until the optimizer's step.
-        buffers: used for a time in each step: buckets, gathered parameters, flat copies of gradients, temporaries of
-            the optimizer's update.
-        activations: kept by the forward pass for the backward pass.
-        limit_correction: counted by the limit in the steps beyond the memory that they write. Negative if they write to
-            memory that initialisation has allocated.
-        early_buffers: the buckets in `initialize`.
-        late_states: the part of `states` that grows while the activations shrink: gradients.
-        late_buffers: the part of `buffers` that exists after the activations: flat copies of gradients, temporaries of
-            the update.
-        passing_buffers: the part of `buffers` that is freed with the activations: gathered parameters.
-        kept_activations: the part of `activations` that the program still refers to at the optimizer's update, such as
-            the outputs of the model. The formulas know of none.
     """
 
-    initialize: float
-    states: float
+    initialize: float  # allocated when `deepspeed.initialize` returns
+    states: float  # added and kept by the first steps: optimizer states, and gradients until the optimizer's step
+    # Used for a time in each step: buckets, gathered parameters, flat copies of gradients, temporaries of the
+    # optimizer's update
     buffers: float
-    activations: float
+    activations: float  # kept by the forward pass for the backward pass
+    # Counted by the limit in the steps beyond the memory that they write. Negative if they write to memory that
+    # initialisation has allocated.
     limit_correction: float = 0.0
-    early_buffers: float = 0.0
-    late_states: float = 0.0
+    early_buffers: float = 0.0  # the buckets in `initialize`
+    late_states: float = 0.0  # the part of `states` that grows while the activations shrink: gradients
+    # The part of `buffers` that exists after the activations: flat copies of gradients, temporaries of the update
     late_buffers: float = 0.0
-    passing_buffers: float = 0.0
+    passing_buffers: float = 0.0  # the part of `buffers` that is freed with the activations: gathered parameters
+    # The part of `activations` that the program still refers to at the optimizer's update, such as the outputs of the
+    # model. The formulas know of none.
     kept_activations: float = 0.0
 
     @property

@@ -135,23 +135,17 @@ _ALLOW_UNTESTED = "zero_allow_untested_optimizer"
 
 @dataclass(frozen=True)
 class RequestedKnob:
-    """A knob of the experiment's `search_space`.
+    """A knob of the experiment's `search_space`."""
 
-    Attributes:
-        path: its name in the catalogue, the path of any DeepSpeed setting, or that of a program's switch.
-        values: the values to try. One value fixes it. None, for a switch, is the user's value.
-        when: coarse settings, by path. The knob is varied if each of them has one of the values.
-        coarse: whether a switch decides memory or mathematics. None for a DeepSpeed setting, whose path decides that.
-        changes_mathematics: whether another value of a switch trains differently. Then losses are not compared.
-        layout: the kind of the groups that a switch is the size of, as in `LAYOUT_KINDS`; empty for any other.
-    """
-
-    path: str
-    values: tuple[Any, ...]
+    path: str  # its name in the catalogue, the path of any DeepSpeed setting, or that of a program's switch
+    values: tuple[Any, ...]  # the values to try. One value fixes it. None, for a switch, is the user's value.
+    # Coarse settings, by path. The knob is varied if each of them has one of the values.
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Whether a switch decides memory or mathematics. None for a DeepSpeed setting, whose path decides that.
     coarse: bool | None = None
+    # Whether another value of a switch trains differently. Then losses are not compared.
     changes_mathematics: bool = False
-    layout: str = ""
+    layout: str = ""  # the kind of the groups that a switch is the size of, as in `LAYOUT_KINDS`; empty for any other
 
     @property
     def is_coarse(self) -> bool:

@@ -51,21 +51,13 @@ class _Failed:
 
 @dataclass(frozen=True)
 class SharedReason:
-    """An exclusion, and its reason.
+    """An exclusion, and its reason."""
 
-    Attributes:
-        stages: the first and the last stage. None if the stage is not the cause.
-        knobs: the coarse knobs by path, as text.
-        size: the smallest micro-batch size (samples). None if all sizes are excluded.
-        numbers: of two trials that failed so.
-        reason: the reason of these trials.
-    """
-
-    stages: tuple[int, int] | None
-    knobs: frozenset[tuple[str, str]]
-    size: int | None
-    numbers: tuple[int, int]
-    reason: str
+    stages: tuple[int, int] | None  # the first and the last stage. None if the stage is not the cause.
+    knobs: frozenset[tuple[str, str]]  # the coarse knobs by path, as text
+    size: int | None  # the smallest micro-batch size (samples). None if all sizes are excluded.
+    numbers: tuple[int, int]  # of two trials that failed so
+    reason: str  # the reason of these trials
 
     def covers(self, stage: int, knobs: frozenset[tuple[str, str]]) -> bool:
         """Returns whether settings are excluded, at some size."""
@@ -182,24 +174,15 @@ class SharedReasons:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedArm:
-    """One arm of a plan.
+    """One arm of a plan."""
 
-    Attributes:
-        key: of its configuration.
-        label: such as `z3-offload-optimizer`.
-        micro_batch: samples, the fastest of those that fit.
-        samples_per_s: at that micro-batch; 0 if the plan does not say.
-        is_first: whether it is the plan's answer.
-        no_room: why it cannot fit here, as a clause; empty if it may.
-        switches: the places of the program's switches that the plan's foreseen runs have set.
-    """
-
-    key: ArmKey
-    label: str
-    micro_batch: int = 1
-    samples_per_s: float = 0.0
-    is_first: bool = False
-    no_room: str = ""
+    key: ArmKey  # of its configuration
+    label: str  # such as `z3-offload-optimizer`
+    micro_batch: int = 1  # samples, the fastest of those that fit
+    samples_per_s: float = 0.0  # at that micro-batch; 0 if the plan does not say
+    is_first: bool = False  # whether it is the plan's answer
+    no_room: str = ""  # why it cannot fit here, as a clause; empty if it may
+    # The places of the program's switches that the plan's foreseen runs have set
     switches: frozenset[str] = frozenset()
 
     @property
@@ -303,44 +286,28 @@ def size_limit(largest_run: int, own: object) -> int:
 
 @dataclass(frozen=True)
 class FreeBatchGain:
-    """The expected gain of the best candidate whose global batch is free.
+    """The expected gain of the best candidate whose global batch is free."""
 
-    Attributes:
-        candidate: the best micro-batch size for the winner's knobs.
-        factor: the expected ratio of its samples per second to the winner's.
-    """
-
-    candidate: Candidate
-    factor: float
+    candidate: Candidate  # the best micro-batch size for the winner's knobs
+    factor: float  # the expected ratio of its samples per second to the winner's
 
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The input of a search.
+    """The input of a search."""
 
-    Attributes:
-        space: the lineages to draw from.
-        profile: the findings of the profile trial.
-        base_config: the user's DeepSpeed configuration, for its precision and gradient accumulation.
-        slots: devices that a trial takes.
-        device: `cuda` or `cpu`.
-        train_batch_size: samples of an optimizer step that every candidate must have. None leaves them free.
-        can_sweep: whether one process group can measure several micro-batch sizes of the program.
-        only_micro_batch: the only micro-batch size (samples), if the program itself sets its batches. None for any.
-        foreseen: the arms that foreseen runs have found; none if there were no such runs.
-        expected: the arms of the plan that the study begins with; none without one.
-    """
-
-    space: SearchSpace
-    profile: ModelProfile
-    base_config: Mapping[str, Any]
-    slots: int
-    device: str = "cuda"
+    space: SearchSpace  # the lineages to draw from
+    profile: ModelProfile  # the findings of the profile trial
+    base_config: Mapping[str, Any]  # the user's DeepSpeed configuration, for its precision and gradient accumulation
+    slots: int  # devices that a trial takes
+    device: str = "cuda"  # `cuda` or `cpu`
+    # Samples of an optimizer step that every candidate must have. None leaves them free.
     train_batch_size: int | None = None
-    can_sweep: bool = False
+    can_sweep: bool = False  # whether one process group can measure several micro-batch sizes of the program
+    # The only micro-batch size (samples), if the program itself sets its batches. None for any.
     only_micro_batch: int | None = None
-    foreseen: tuple[ForeseenArm, ...] = ()
-    expected: tuple[ExpectedArm, ...] = ()
+    foreseen: tuple[ForeseenArm, ...] = ()  # the arms that foreseen runs have found; none if there were no such runs
+    expected: tuple[ExpectedArm, ...] = ()  # the arms of the plan that the study begins with; none without one
 
     @cached_property
     def replicas(self) -> Replicas:

@@ -165,21 +165,13 @@ def _normalised(log_weights: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MemoryBasis:
-    """A model on some devices, which have a memory of their own and their host's.
+    """A model on some devices, which have a memory of their own and their host's."""
 
-    Attributes:
-        profile: the model, the device and the host, as the profile trial found them.
-        base_config: the user's DeepSpeed configuration, with which that trial ran.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        foreseen: arms that foreseen runs have found. Without any, formulas give all bytes.
-    """
-
-    profile: ModelProfile
-    base_config: Mapping[str, Any]
-    slots: int
-    device: str
-    foreseen: Sequence[ForeseenArm] = ()
+    profile: ModelProfile  # the model, the device and the host, as the profile trial found them
+    base_config: Mapping[str, Any]  # the user's DeepSpeed configuration, with which that trial ran
+    slots: int  # devices of a trial
+    device: str  # `cuda` or `cpu`
+    foreseen: Sequence[ForeseenArm] = ()  # arms that foreseen runs have found. Without any, formulas give all bytes.
 
     @property
     def arms(self) -> tuple[ForeseenArm, ...]:

@@ -311,16 +311,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for some points, in logarithms of the cost.
+    """The prediction for some points, in logarithms of the cost."""
 
-    Attributes:
-        mean: the expected cost, without noise.
-        gain: the expected fall of the answer's cost if the point is measured (knowledge gradient for correlated
-            beliefs, Frazier et al., INFORMS Journal on Computing 21 (2009) 599; the answer is a measured point). If
-            measurements are noisy, one of them gains less than the point may be worth.
-    """
-
-    mean: Array
+    mean: Array  # the expected cost, without noise
+    # The expected fall of the answer's cost if the point is measured (knowledge gradient for correlated beliefs,
+    # Frazier et al., INFORMS Journal on Computing 21 (2009) 599; the answer is a measured point). If measurements are
+    # noisy, one of them gains less than the point may be worth.
     gain: Array
 
 

@@ -23,29 +23,17 @@ from trial_lib.search.zero_settings import first_guess, precision_of
 
 @dataclass(eq=False)
 class Lineage:
-    """One setting of the knobs other than the micro-batch size. Its sizes are searched trial after trial.
+    """One setting of the knobs other than the micro-batch size. Its sizes are searched trial after trial."""
 
-    Attributes:
-        knobs: in the DeepSpeed configuration's own shape.
-        stage: its ZeRO stage.
-        lo: the smallest micro-batch size (samples) still worth trying.
-        hi: the largest size worth trying. No size is left once it is below `lo`.
-        trials: how many of its trials have ended.
-        in_flight: trials that were asked for and have not ended. Only a recorded history has more than one.
-        out_of_memory: whether one of its sizes did not fit.
-        best: the best metric of its trials.
-        rung: the ASHA rung it is in; 0 with other methods.
-    """
-
-    knobs: dict[str, Any]
-    stage: int
-    lo: int
-    hi: int
-    trials: int = 0
-    in_flight: int = 0
-    out_of_memory: bool = False
-    best: float | None = None
-    rung: int = 0
+    knobs: dict[str, Any]  # in the DeepSpeed configuration's own shape
+    stage: int  # its ZeRO stage
+    lo: int  # the smallest micro-batch size (samples) still worth trying
+    hi: int  # the largest size worth trying. No size is left once it is below `lo`.
+    trials: int = 0  # how many of its trials have ended
+    in_flight: int = 0  # trials that were asked for and have not ended. Only a recorded history has more than one.
+    out_of_memory: bool = False  # whether one of its sizes did not fit
+    best: float | None = None  # the best metric of its trials
+    rung: int = 0  # the ASHA rung it is in; 0 with other methods
 
     @property
     def has_sizes_left(self) -> bool:
@@ -72,17 +60,11 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A candidate, with the lineage it belongs to and the range of sizes it was taken from.
+    """A candidate, with the lineage it belongs to and the range of sizes it was taken from."""
 
-    Attributes:
-        candidate: the candidate to run.
-        lineage: its lineage.
-        hi: the largest size that the lineage held open when the candidate was chosen.
-    """
-
-    candidate: Candidate
-    lineage: Lineage
-    hi: int
+    candidate: Candidate  # the candidate to run
+    lineage: Lineage  # its lineage
+    hi: int  # the largest size that the lineage held open when the candidate was chosen
 
 
 # The common part of the searches over lineages: the queue of lineages that wait for their turn.

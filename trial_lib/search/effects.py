@@ -21,51 +21,32 @@ CoarseSetting = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The facts that decide which knobs have an effect, beside the coarse knobs.
+    """The facts that decide which knobs have an effect, beside the coarse knobs."""
 
-    Attributes:
-        device: `cpu` or `cuda`.
-        slots: devices of a trial.
-        replicas: model replicas with the user's configuration; fewer than the slots if a model is spread over several.
-        num_params: parameters of the whole model.
-        trainable_num_params: those that the optimizer may change.
-        base_config: the user's DeepSpeed configuration.
-        hosts: machines of a trial.
-        pipeline: whether the model is a pipeline.
-        reads_activation_checkpointing: whether the code configures DeepSpeed's activation checkpointing by the
-            DeepSpeed configuration.
-        deepspeed: the version of DeepSpeed that the ranks have; empty if it is not known.
-        code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
-            if that is not known.
-        by_accelerate: whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
-        has_experts: whether the model has layers of a mixture of experts that DeepSpeed knows of.
-        by_autoep: whether AutoEP has made them of the model's own.
-        repeats_backward: whether the code calls backward more than once for one step of its engine.
-        compiles_engine: whether the code calls `engine.compile()`.
-        turnable: the switches that ZeroTune can turn in the program, by name, with their values.
-        not_turnable: the other such switches, with the reasons.
-        shape: the numbers of the model that groups of ranks divide.
-    """
-
-    device: str
-    slots: int
+    device: str  # `cpu` or `cuda`
+    slots: int  # devices of a trial
+    # Model replicas with the user's configuration; fewer than the slots if a model is spread over several
     replicas: int
-    num_params: int
-    trainable_num_params: int
-    base_config: Mapping[str, Any] = field(default_factory=dict)
-    hosts: int = 1
-    pipeline: bool = False
+    num_params: int  # parameters of the whole model
+    trainable_num_params: int  # those that the optimizer may change
+    base_config: Mapping[str, Any] = field(default_factory=dict)  # the user's DeepSpeed configuration
+    hosts: int = 1  # machines of a trial
+    pipeline: bool = False  # whether the model is a pipeline
+    # Whether the code configures DeepSpeed's activation checkpointing by the DeepSpeed configuration
     reads_activation_checkpointing: bool = False
-    deepspeed: str = ""
+    deepspeed: str = ""  # the version of DeepSpeed that the ranks have; empty if it is not known
+    # The class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or if that is not
+    # known
     code_optimizer: str = ""
-    by_accelerate: bool = False
-    has_experts: bool = False
-    by_autoep: bool = False
-    repeats_backward: bool = False
-    compiles_engine: bool = False
+    by_accelerate: bool = False  # whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
+    has_experts: bool = False  # whether the model has layers of a mixture of experts that DeepSpeed knows of
+    by_autoep: bool = False  # whether AutoEP has made them of the model's own
+    repeats_backward: bool = False  # whether the code calls backward more than once for one step of its engine
+    compiles_engine: bool = False  # whether the code calls `engine.compile()`
+    # The switches that ZeroTune can turn in the program, by name, with their values
     turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    not_turnable: Mapping[str, str] = field(default_factory=dict)
-    shape: ModelShape = field(default_factory=ModelShape)
+    not_turnable: Mapping[str, str] = field(default_factory=dict)  # the other such switches, with the reasons
+    shape: ModelShape = field(default_factory=ModelShape)  # the numbers of the model that groups of ranks divide
 
     def replicas_of(self, settings: Mapping[str, Any]) -> int:
         """Returns the model replicas of a candidate, by its knobs, its coarse setting or its complete configuration."""
@@ -110,30 +91,20 @@ def read_at(stages: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Effect:
-    """Circumstances in which DeepSpeed reads a knob.
+    """Circumstances in which DeepSpeed reads a knob."""
 
-    Attributes:
-        source: the place in `deepspeed/runtime`.
-        stages: ZeRO stages.
-        devices: of the ranks.
-        replicas: the least number of model replicas.
-        when: settings of coarse knobs, by path. Each has one of the values.
-        unless: settings of coarse knobs, by path. Each has none of the values.
-        values: the values with an effect; None for all.
-        holds: whether further conditions hold.
-        otherwise: the message if they do not, in words that follow "has no effect: ".
-        candidates: the values that a search tries without a request; None for a knob that only a request varies.
-    """
-
-    source: str
-    stages: tuple[int, ...] = (0, 1, 2, 3)
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    replicas: int = 1
+    source: str  # the place in `deepspeed/runtime`
+    stages: tuple[int, ...] = (0, 1, 2, 3)  # ZeRO stages
+    devices: tuple[str, ...] = ("cpu", "cuda")  # of the ranks
+    replicas: int = 1  # the least number of model replicas
+    # Settings of coarse knobs, by path. Each has one of the values.
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Settings of coarse knobs, by path. Each has none of the values.
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    values: tuple[Any, ...] | None = None
-    holds: Callable[[Surroundings], bool] | None = None
-    otherwise: str = ""
+    values: tuple[Any, ...] | None = None  # the values with an effect; None for all
+    holds: Callable[[Surroundings], bool] | None = None  # whether further conditions hold
+    otherwise: str = ""  # the message if they do not, in words that follow "has no effect: "
+    # The values that a search tries without a request; None for a knob that only a request varies
     candidates: ValuesOf | None = None
 
     def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
@@ -164,26 +135,16 @@ class Effect:
 
 @dataclass(frozen=True)
 class KnownKnob:
-    """A knob of the catalogue.
+    """A knob of the catalogue."""
 
-    Attributes:
-        kind: the kind of its values.
-        effects: the circumstances in which it has an effect.
-        default: DeepSpeed's own value; None if it depends, or if nothing uses it.
-        is_coarse: whether it decides memory or mathematics, and so the arm of a candidate.
-        changes_mathematics: whether another value trains another way, and not only at another place or time. Only a
-            request varies it.
-        since: the first version of DeepSpeed that has it.
-        word: the word for a fine knob in a candidate's name. Empty for the last part of its path.
-    """
-
-    kind: Kind
-    effects: tuple[Effect, ...]
-    default: Any = None
-    is_coarse: bool = False
+    kind: Kind  # the kind of its values
+    effects: tuple[Effect, ...]  # the circumstances in which it has an effect
+    default: Any = None  # DeepSpeed's own value; None if it depends, or if nothing uses it
+    is_coarse: bool = False  # whether it decides memory or mathematics, and so the arm of a candidate
+    # Whether another value trains another way, and not only at another place or time. Only a request varies it.
     changes_mathematics: bool = False
-    since: str = ""
-    word: str = ""
+    since: str = ""  # the first version of DeepSpeed that has it
+    word: str = ""  # the word for a fine knob in a candidate's name. Empty for the last part of its path.
 
 
 def shown(value: Any) -> str:

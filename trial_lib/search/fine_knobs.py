@@ -17,14 +17,10 @@ _STARTUP_TRIALS = 5
 
 @dataclass(frozen=True)
 class FineTrial:
-    """The result of one setting of the fine knobs.
+    """The result of one setting of the fine knobs."""
 
-    Attributes:
-        index: the lineage in its arm.
-        cost: the cost to minimise, at a size that is the same for all. None if the setting did not fit into memory.
-    """
-
-    index: int
+    index: int  # the lineage in its arm
+    # The cost to minimise, at a size that is the same for all. None if the setting did not fit into memory.
     cost: float | None
 
 

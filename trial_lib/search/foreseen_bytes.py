@@ -19,15 +19,10 @@ from trial_lib.search.zero_settings import ZeroSettings, arm_key, different_sett
 
 @dataclass(frozen=True)
 class SizeLine:
-    """Bytes that grow with the micro-batch.
+    """Bytes that grow with the micro-batch."""
 
-    Attributes:
-        constant: bytes of no sample.
-        per_sample: bytes of each sample.
-    """
-
-    constant: float
-    per_sample: float = 0.0
+    constant: float  # bytes of no sample
+    per_sample: float = 0.0  # bytes of each sample
 
     @classmethod
     def near(cls, bytes_by_size: Mapping[int, float]) -> "SizeLine":
@@ -51,21 +46,13 @@ class SizeLine:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseenArm:
-    """The allocated bytes of one arm on one device.
+    """The allocated bytes of one arm on one device."""
 
-    Attributes:
-        ds_config: the complete configuration that was foreseen.
-        initialize: bytes when `deepspeed.initialize` returns.
-        backward: the most bytes above that in forward and backward passes.
-        update: the most bytes above that in the optimizer's step.
-        host: bytes that each rank keeps in the host's memory.
-    """
-
-    ds_config: Mapping[str, Any]
-    initialize: SizeLine
-    backward: SizeLine
-    update: SizeLine
-    host: float = 0.0
+    ds_config: Mapping[str, Any]  # the complete configuration that was foreseen
+    initialize: SizeLine  # bytes when `deepspeed.initialize` returns
+    backward: SizeLine  # the most bytes above that in forward and backward passes
+    update: SizeLine  # the most bytes above that in the optimizer's step
+    host: float = 0.0  # bytes that each rank keeps in the host's memory
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data that JSON can hold."""
@@ -202,19 +189,12 @@ def keeps(switches: Switches, other: Switches, surely: bool = False) -> Keeps:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a program keeps beside tried switches.
+    """What a program keeps beside tried switches."""
 
-    Attributes:
-        keeps: less or more than with them.
-        surely: whether that holds for every program.
-        values: the tried values of the switches that decide memory, by their places.
-        part: it keeps more than with them at the micro-batch size divided by this.
-    """
-
-    keeps: Keeps
-    surely: bool
-    values: Mapping[str, Any]
-    part: int = 1
+    keeps: Keeps  # less or more than with them
+    surely: bool  # whether that holds for every program
+    values: Mapping[str, Any]  # the tried values of the switches that decide memory, by their places
+    part: int = 1  # it keeps more than with them at the micro-batch size divided by this
 
 
 class TriedSwitches:

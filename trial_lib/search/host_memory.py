@@ -43,17 +43,11 @@ _TORCH_ADAM_BYTES = 8
 
 @dataclass(frozen=True)
 class HostBytes:
-    """Bytes that one rank moves off its device.
+    """Bytes that one rank moves off its device."""
 
-    Attributes:
-        held: kept in the host's memory.
-        optimizer_on_disk: of the optimizer, written below the `nvme_path` of `offload_optimizer`.
-        params_on_disk: of parameters, written below the `nvme_path` of `offload_param`.
-    """
-
-    held: float = 0.0
-    optimizer_on_disk: float = 0.0
-    params_on_disk: float = 0.0
+    held: float = 0.0  # kept in the host's memory
+    optimizer_on_disk: float = 0.0  # of the optimizer, written below the `nvme_path` of `offload_optimizer`
+    params_on_disk: float = 0.0  # of parameters, written below the `nvme_path` of `offload_param`
 
     @property
     def on_disk(self) -> float:

@@ -39,16 +39,12 @@ BUCKET_ELEMENTS = tuple(factor * 10**power for power in (6, 7, 8, 9) for factor 
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting that a search may vary: of the DeepSpeed configuration, or a switch of the program.
+    """One setting that a search may vary: of the DeepSpeed configuration, or a switch of the program."""
 
-    Attributes:
-        path: its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`, or `program.`
-            and the place of a switch.
-        values: its values, without repetition. The best guess is first if the space says so.
-    """
-
+    # Its place in the DeepSpeed configuration, such as `zero_optimization.reduce_bucket_size`, or `program.` and the
+    # place of a switch
     path: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...]  # its values, without repetition. The best guess is first if the space says so.
 
 
 @dataclass(frozen=True)
@@ -56,14 +52,10 @@ class Arm:
     """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it.
 
     A lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
-
-    Attributes:
-        knobs: the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage.
-        fine: the knobs that vary within the arm.
     """
 
-    knobs: Mapping[str, Any]
-    fine: tuple[Knob, ...] = ()
+    knobs: Mapping[str, Any]  # the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage
+    fine: tuple[Knob, ...] = ()  # the knobs that vary within the arm
 
     @property
     def stage(self) -> int:
@@ -125,12 +117,9 @@ class SearchSpace:
 
     A lineage has an arm and an index there, or a ZeRO stage and an index below `size(stage)`. The search chooses its
     micro-batch size.
-
-    Attributes:
-        arms: in the order of the ZeRO stages. No two have the same coarse knobs.
     """
 
-    arms: tuple[Arm, ...]
+    arms: tuple[Arm, ...]  # in the order of the ZeRO stages. No two have the same coarse knobs.
 
     @classmethod
     def of_arms(cls, arms: Iterable[Arm]) -> "SearchSpace":

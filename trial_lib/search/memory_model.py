@@ -36,42 +36,26 @@ from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
 
 @dataclass(frozen=True)
 class Described:
-    """The part of a candidate that is the same for all micro-batch sizes of some knobs.
+    """The part of a candidate that is the same for all micro-batch sizes of some knobs."""
 
-    Attributes:
-        settings: what DeepSpeed's part says.
-        arm: its coarse knobs.
-        switches: its coarse switches, without those that count as part of an arm.
-        lineage: all of its knobs.
-        foreseen: the nearest foreseen arm.
-        keeps: its activations beside those as typed, or beside those of a foreseen arm.
-        config: the complete configuration.
-    """
-
-    settings: ZeroSettings
-    arm: ArmKey
-    switches: Switches
-    lineage: str
-    foreseen: ForeseenArm | None
-    keeps: Keeps
-    config: Mapping[str, Any]
+    settings: ZeroSettings  # what DeepSpeed's part says
+    arm: ArmKey  # its coarse knobs
+    switches: Switches  # its coarse switches, without those that count as part of an arm
+    lineage: str  # all of its knobs
+    foreseen: ForeseenArm | None  # the nearest foreseen arm
+    keeps: Keeps  # its activations beside those as typed, or beside those of a foreseen arm
+    config: Mapping[str, Any]  # the complete configuration
 
 
 @dataclass
 class ArmRecord:
-    """The trials of an arm.
+    """The trials of an arm."""
 
-    Attributes:
-        measured: completed trials.
-        largest: the largest completed micro-batch size, by lineage.
-        failed: the smallest size that ran out of memory, with its allocations, by lineage.
-        bound: bytes that do not fit, including initialisation; None until they are computed again.
-    """
-
-    measured: int = 0
-    largest: dict[str, int] = field(default_factory=dict)
+    measured: int = 0  # completed trials
+    largest: dict[str, int] = field(default_factory=dict)  # the largest completed micro-batch size, by lineage
+    # The smallest size that ran out of memory, with its allocations, by lineage
     failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
-    bound: float | None = None
+    bound: float | None = None  # bytes that do not fit, including initialisation; None until they are computed again
 
     def decided(self, lineage: str, size: int) -> float | None:
         """Returns 1 or 0 if trials of a lineage have shown that a micro-batch size fits or does not; else None."""
@@ -122,19 +106,12 @@ _SURELY = 1.5
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """The memory of a trial above initialisation, in bytes on the rank that takes most.
+    """The memory of a trial above initialisation, in bytes on the rank that takes most."""
 
-    Attributes:
-        value: the expectation.
-        low: the lower end of the 90 % interval.
-        high: its upper end.
-        measured: completed trials of the arm so far.
-    """
-
-    value: float
-    low: float
-    high: float
-    measured: int
+    value: float  # the expectation
+    low: float  # the lower end of the 90 % interval
+    high: float  # its upper end
+    measured: int  # completed trials of the arm so far
 
 
 def measured_above_initialize(memory: Memory) -> int | None:

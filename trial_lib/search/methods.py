@@ -17,29 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """A search method.
+    """A search method."""
 
-    Attributes:
-        name: as in `--method` and a study's record.
-        help: for `--help`. The first sentence is its line in the list of commands: at most 45 characters, imperative.
-        search: its class, as `module:Class`.
-        settings: the class of its settings.
-        has_catalogue: whether it searches the catalogue's knobs, or else those of dsat.
-        has_batch_policy: whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom.
-        ends_hopeless_trials: whether a trial may end before it is measured because it cannot win any more.
-        confirms_winner: whether it ends with one winner, which is measured again beside the user's configuration.
-            Else its answer is the table of its trials, and it has a command of its own.
-        loaded_ahead: modules that it imports between two trials, if no thread has loaded them while a trial ran.
-    """
-
-    name: str
+    name: str  # as in `--method` and a study's record
+    # For `--help`. The first sentence is its line in the list of commands: at most 45 characters, imperative.
     help: str
-    search: str
-    settings: type[SearchSettings] = SearchSettings
-    has_catalogue: bool = False
+    search: str  # its class, as `module:Class`
+    settings: type[SearchSettings] = SearchSettings  # the class of its settings
+    has_catalogue: bool = False  # whether it searches the catalogue's knobs, or else those of dsat
+    # Whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom
     has_batch_policy: bool = False
-    ends_hopeless_trials: bool = False
+    ends_hopeless_trials: bool = False  # whether a trial may end before it is measured because it cannot win any more
+    # Whether it ends with one winner, which is measured again beside the user's configuration. Else its answer is the
+    # table of its trials, and it has a command of its own.
     confirms_winner: bool = True
+    # Modules that it imports between two trials, if no thread has loaded them while a trial ran
     loaded_ahead: tuple[str, ...] = ()
 
     @property

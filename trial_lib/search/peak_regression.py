@@ -19,17 +19,11 @@ _NOISE_LEVELS = np.array([0.003, 0.01, 0.02, 0.035, 0.055, 0.08, 0.12, 0.2])
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of normal distributions.
+    """A mixture of normal distributions."""
 
-    Attributes:
-        weights: they sum to 1.
-        means: one of each.
-        deviations: the standard deviation of each.
-    """
-
-    weights: tuple[float, ...]
-    means: tuple[float, ...]
-    deviations: tuple[float, ...]
+    weights: tuple[float, ...]  # they sum to 1
+    means: tuple[float, ...]  # one of each
+    deviations: tuple[float, ...]  # the standard deviation of each
 
     @property
     def mean(self) -> float:
@@ -70,35 +64,21 @@ def normal_below(z: float) -> float:
 
 @dataclass(frozen=True)
 class Prior:
-    """A prior of the weights.
+    """A prior of the weights."""
 
-    Attributes:
-        weight: its probability, in proportion to the others'.
-        means: of the shared weights.
-        deviations: their standard deviations.
-        at_once: whether all features peak at the same moment, so that freed memory serves nothing else.
-    """
-
-    weight: float
-    means: tuple[float, ...]
-    deviations: tuple[float, ...]
-    at_once: bool = False
+    weight: float  # its probability, in proportion to the others'
+    means: tuple[float, ...]  # of the shared weights
+    deviations: tuple[float, ...]  # their standard deviations
+    at_once: bool = False  # whether all features peak at the same moment, so that freed memory serves nothing else
 
 
 class _Peak(NamedTuple):
-    """A sum, or the larger of several, in each regression: one row or number for each.
+    """A sum, or the larger of several, in each regression: one row or number for each."""
 
-    Attributes:
-        rows: the features; a single row if it is that of every regression.
-        along: covariance of the weights with the sum.
-        mean: the expected sum.
-        variance: of the sum, without noise.
-    """
-
-    rows: np.ndarray
-    along: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
+    rows: np.ndarray  # the features; a single row if it is that of every regression
+    along: np.ndarray  # covariance of the weights with the sum
+    mean: np.ndarray  # the expected sum
+    variance: np.ndarray  # of the sum, without noise
 
 
 class PeakRegression:

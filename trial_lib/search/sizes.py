@@ -27,23 +27,14 @@ _LARGEST = 2**20
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """The rule that turns a micro-batch size into a batch, and lists the sizes.
+    """The rule that turns a micro-batch size into a batch, and lists the sizes."""
 
-    Attributes:
-        train_batch_size: samples of an optimizer step, kept exactly. None leaves them free.
-        gradient_accumulation_steps: the user's, for a free batch.
-        data_parallel_size: model replicas.
-        divisible_by: every micro-batch size is a multiple of it (samples).
-        max_micro_batch: the largest size (samples); None for no limit but memory.
-        only_micro_batch: the only size; None for any.
-    """
-
-    train_batch_size: int | None
-    gradient_accumulation_steps: int
-    data_parallel_size: int
-    divisible_by: int = 1
-    max_micro_batch: int | None = None
-    only_micro_batch: int | None = None
+    train_batch_size: int | None  # samples of an optimizer step, kept exactly. None leaves them free.
+    gradient_accumulation_steps: int  # the user's, for a free batch
+    data_parallel_size: int  # model replicas
+    divisible_by: int = 1  # every micro-batch size is a multiple of it (samples)
+    max_micro_batch: int | None = None  # the largest size (samples); None for no limit but memory
+    only_micro_batch: int | None = None  # the only size; None for any
 
     @classmethod
     def of(cls, problem: SearchProblem, divisible_by: int, max_micro_batch: int | None) -> "BatchPolicy":
@@ -347,20 +338,15 @@ _FAILURES_OF_AN_ARM = 2
 
 @dataclass
 class ArmLimits:
-    """The sizes of one arm.
+    """The sizes of one arm."""
 
-    Attributes:
-        too_large: the smallest micro-batch size (samples) that ran out of memory; None if none did.
-        withdrawn: the smallest size that a sweep predicted not to fit, until the arm has run again. No sweep goes
-            there, but a single trial may, if the memory model allows it. None if there is none.
-        failing: the smallest size that failed in a lineage whose smaller sizes had run. None if there is none.
-        largest: the largest size that ran, by lineage.
-    """
-
-    too_large: int | None = None
+    too_large: int | None = None  # the smallest micro-batch size (samples) that ran out of memory; None if none did
+    # The smallest size that a sweep predicted not to fit, until the arm has run again. No sweep goes there, but a
+    # single trial may, if the memory model allows it. None if there is none.
     withdrawn: int | None = None
+    # The smallest size that failed in a lineage whose smaller sizes had run. None if there is none.
     failing: int | None = None
-    largest: dict[int, int] = field(default_factory=dict)
+    largest: dict[int, int] = field(default_factory=dict)  # the largest size that ran, by lineage
 
     @property
     def bound(self) -> int | None:

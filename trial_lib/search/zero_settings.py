@@ -22,23 +22,14 @@ _ADAM_STATES = 2
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision of a model's parameters, and of what its optimizer keeps for them.
+    """The precision of a model's parameters, and of what its optimizer keeps for them."""
 
-    Attributes:
-        bytes_per_param: bytes of one parameter of the running model.
-        master_copies: whether the optimizer holds another copy of each trainable parameter.
-        master_bytes: bytes of a parameter of that copy.
-        gradient_bytes: bytes of a gradient in the sum over micro-batches.
-        state_bytes: bytes of each number that the optimizer keeps for a parameter, such as Adam's two.
-        sums_apart: whether the sums of all gradients are there beside the gradients of the backward pass.
-    """
-
-    bytes_per_param: int
-    master_copies: bool
-    master_bytes: int = MASTER_BYTES
-    gradient_bytes: int = GRADIENT_BYTES
-    state_bytes: int = STATE_BYTES
-    sums_apart: bool = False
+    bytes_per_param: int  # bytes of one parameter of the running model
+    master_copies: bool  # whether the optimizer holds another copy of each trainable parameter
+    master_bytes: int = MASTER_BYTES  # bytes of a parameter of that copy
+    gradient_bytes: int = GRADIENT_BYTES  # bytes of a gradient in the sum over micro-batches
+    state_bytes: int = STATE_BYTES  # bytes of each number that the optimizer keeps for a parameter, such as Adam's two
+    sums_apart: bool = False  # whether the sums of all gradients are there beside the gradients of the backward pass
 
 
 FULL = Precision(bytes_per_param=4, master_copies=False)
@@ -197,35 +188,21 @@ _NOT_MATHEMATICS_ALONE = ("fp16.fp16_master_weights_and_grads", "optimizer.type"
 
 @dataclass(frozen=True)
 class ZeroSettings:
-    """The memory settings of one configuration.
+    """The memory settings of one configuration."""
 
-    Attributes:
-        stage: the ZeRO stage.
-        offload_optimizer: the place of the optimizer's states: `none` for the device, else `cpu` or `nvme`.
-        offload_param: the place of parameters that are not needed. `none` below stage 3, which ignores it.
-        precision: of the parameters.
-        optimizer_bytes: bytes of the optimizer's states for one trainable parameter, without master copies.
-        torch_adam: whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do.
-        reduce_bucket_size: elements of a gradient bucket.
-        overlap_comm: whether two such buckets take turns.
-        contiguous_gradients: whether gradients are copied into the bucket.
-        max_live_parameters: the most parameters that stage 3 keeps gathered.
-        sub_group_size: parameters that stage 3 updates at a time.
-        layout: how the ranks share a replica of the model.
-    """
-
-    stage: int
-    offload_optimizer: str
-    offload_param: str
-    precision: Precision
-    optimizer_bytes: int
+    stage: int  # the ZeRO stage
+    offload_optimizer: str  # the place of the optimizer's states: `none` for the device, else `cpu` or `nvme`
+    offload_param: str  # the place of parameters that are not needed. `none` below stage 3, which ignores it.
+    precision: Precision  # of the parameters
+    optimizer_bytes: int  # bytes of the optimizer's states for one trainable parameter, without master copies
+    # Whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do
     torch_adam: bool
-    reduce_bucket_size: int
-    overlap_comm: bool
-    contiguous_gradients: bool
-    max_live_parameters: int
-    sub_group_size: int
-    layout: Layout = field(default_factory=Layout)
+    reduce_bucket_size: int  # elements of a gradient bucket
+    overlap_comm: bool  # whether two such buckets take turns
+    contiguous_gradients: bool  # whether gradients are copied into the bucket
+    max_live_parameters: int  # the most parameters that stage 3 keeps gathered
+    sub_group_size: int  # parameters that stage 3 updates at a time
+    layout: Layout = field(default_factory=Layout)  # how the ranks share a replica of the model
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":

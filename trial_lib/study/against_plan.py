@@ -112,19 +112,12 @@ _SIGNS = {"launch": 1.0, "collective": 1.0, "module": 1.0, "whole": 1.0}
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that was both foreseen and measured.
+    """A step that was both foreseen and measured."""
 
-    Attributes:
-        run: the foreseen run.
-        cluster: that it was measured on.
-        seconds: of an optimizer step, measured.
-        noise: the standard deviation of its logarithm from the best of these models, from arm to arm.
-    """
-
-    run: ForeseenRun
-    cluster: Cluster
-    seconds: float
-    noise: float = NOISE
+    run: ForeseenRun  # the foreseen run
+    cluster: Cluster  # that it was measured on
+    seconds: float  # of an optimizer step, measured
+    noise: float = NOISE  # the standard deviation of its logarithm from the best of these models, from arm to arm
 
 
 def refit(measured: Sequence[MeasuredStep], prior: Efficiencies | None = None) -> Efficiencies:

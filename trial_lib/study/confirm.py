@@ -54,19 +54,12 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class Others:
-    """The other configurations of a study, each counted once however often it ran.
+    """The other configurations of a study, each counted once however often it ran."""
 
-    Attributes:
-        tried: those that ran.
-        failed: the last failure of each one that was not measured.
-        has_own: whether the user's configuration was measured.
-        repeated: the mappings that may be missing, as they are typed: `--map KEY=OPTION`.
-    """
-
-    tried: int
-    failed: tuple[TrialResult, ...]
-    has_own: bool
-    repeated: str = ""
+    tried: int  # those that ran
+    failed: tuple[TrialResult, ...]  # the last failure of each one that was not measured
+    has_own: bool  # whether the user's configuration was measured
+    repeated: str = ""  # the mappings that may be missing, as they are typed: `--map KEY=OPTION`
 
     @property
     def measured(self) -> int:
@@ -168,15 +161,10 @@ def _repeated(
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """Why a study that has searched has no answer.
+    """Why a study that has searched has no answer."""
 
-    Attributes:
-        headline: that there is none, in one sentence.
-        reason: why, with the remedy.
-    """
-
-    headline: str
-    reason: str
+    headline: str  # that there is none, in one sentence
+    reason: str  # why, with the remedy
 
     @property
     def sentence(self) -> str:
@@ -186,20 +174,14 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a study.
+    """The answer of a study."""
 
-    Attributes:
-        best: the winner's trial. If it was confirmed, the median one of its confirming trials, with their medians.
-        finding: the result of the confirmation. None if there was none.
-        gain: the winner's gain over the user's configuration. None if there is nothing to compare.
-        name: the winner's name in a sentence.
-        why: where the time of a step goes: of the winner, of the user's configuration, and of arms.
-    """
-
+    # The winner's trial. If it was confirmed, the median one of its confirming trials, with their medians.
     best: TrialResult
-    finding: Finding | None
-    gain: float | None
-    name: str
+    finding: Finding | None  # the result of the confirmation. None if there was none.
+    gain: float | None  # the winner's gain over the user's configuration. None if there is nothing to compare.
+    name: str  # the winner's name in a sentence
+    # Where the time of a step goes: of the winner, of the user's configuration, and of arms
     why: tuple[StepAccount, ...] = ()
 
     @property

@@ -53,19 +53,12 @@ _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
 
 @dataclass(frozen=True)
 class Contender:
-    """A configuration to measure again.
+    """A configuration to measure again."""
 
-    Attributes:
-        candidate: the configuration, with its slots.
-        config: the complete DeepSpeed configuration, with the program's switches.
-        reading: its trial in the search, or the trial of the user's configuration.
-        expected: the metric that the search expects, in its unit; None if it expects the reading.
-    """
-
-    candidate: Candidate
-    config: Mapping[str, Any]
-    reading: TrialResult
-    expected: float | None = None
+    candidate: Candidate  # the configuration, with its slots
+    config: Mapping[str, Any]  # the complete DeepSpeed configuration, with the program's switches
+    reading: TrialResult  # its trial in the search, or the trial of the user's configuration
+    expected: float | None = None  # the metric that the search expects, in its unit; None if it expects the reading
 
     @property
     def key(self) -> str:

@@ -45,15 +45,10 @@ class KnownTrial(FrozenRecord):
 
 
 class EarlierConfirmed(FrozenRecord):
-    """A configuration that an earlier study has confirmed.
+    """A configuration that an earlier study has confirmed."""
 
-    Attributes:
-        candidate: the configuration.
-        trials: its confirming trials that completed.
-    """
-
-    candidate: Candidate
-    trials: tuple[TrialResult, ...]
+    candidate: Candidate  # the configuration
+    trials: tuple[TrialResult, ...]  # its confirming trials that completed
 
     @property
     def median(self) -> TrialResult:
@@ -63,29 +58,17 @@ class EarlierConfirmed(FrozenRecord):
 
 
 class EarlierStudy(FrozenRecord):
-    """An earlier study.
+    """An earlier study."""
 
-    Attributes:
-        study_id: its id.
-        ended_at: seconds since the epoch.
-        fingerprint: the experiment at that time.
-        profile: the model, as its profile trial found it.
-        own: the user's configuration; None if it did not complete.
-        other: the best of the others.
-        winner: which of the two the study chose.
-        regressed: whether its winner was slower than the winner known before, beyond the noise.
-        trials: the trials of its search. Older studies have none here.
-    """
-
-    study_id: str
-    ended_at: float
-    fingerprint: Fingerprint
-    profile: ModelProfile
-    own: EarlierConfirmed | None
-    other: EarlierConfirmed
-    winner: Literal["own", "other"]
-    regressed: bool = False
-    trials: tuple[KnownTrial, ...] = ()
+    study_id: str  # its id
+    ended_at: float  # seconds since the epoch
+    fingerprint: Fingerprint  # the experiment at that time
+    profile: ModelProfile  # the model, as its profile trial found it
+    own: EarlierConfirmed | None  # the user's configuration; None if it did not complete
+    other: EarlierConfirmed  # the best of the others
+    winner: Literal["own", "other"]  # which of the two the study chose
+    regressed: bool = False  # whether its winner was slower than the winner known before, beyond the noise
+    trials: tuple[KnownTrial, ...] = ()  # the trials of its search. Older studies have none here.
 
     @property
     def best(self) -> EarlierConfirmed:
@@ -264,17 +247,11 @@ _TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class HeadStart:
-    """The knowledge about an experiment before its search.
+    """The knowledge about an experiment before its search."""
 
-    Attributes:
-        earlier: the studies that this one may learn from, oldest first.
-        begun: the experiment when this study began.
-        profile: the profile trial; None before it has ended.
-    """
-
-    earlier: tuple[EarlierStudy, ...]
-    begun: Fingerprint
-    profile: TrialResult | None
+    earlier: tuple[EarlierStudy, ...]  # the studies that this one may learn from, oldest first
+    begun: Fingerprint  # the experiment when this study began
+    profile: TrialResult | None  # the profile trial; None before it has ended
 
     @property
     def last(self) -> EarlierStudy | None:
@@ -367,25 +344,15 @@ _NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is mea
 
 
 class SinceLast(FrozenRecord):
-    """A study's winner beside that of the last study.
+    """A study's winner beside that of the last study."""
 
-    Attributes:
-        last_study_id: the last study.
-        last_ended_at: when it ended, in seconds since the epoch.
-        throughput: of the winner (samples/s), the median of its confirming trials.
-        last_throughput: of the last study's winner, likewise.
-        quantity: the compared quantity, in words.
-        ratio: this throughput divided by the last one.
-        changes: the changes of the experiment between the two studies.
-    """
-
-    last_study_id: str
-    last_ended_at: float
-    throughput: float
-    last_throughput: float
-    quantity: str
-    ratio: Estimate
-    changes: tuple[str, ...]
+    last_study_id: str  # the last study
+    last_ended_at: float  # when it ended, in seconds since the epoch
+    throughput: float  # of the winner (samples/s), the median of its confirming trials
+    last_throughput: float  # of the last study's winner, likewise
+    quantity: str  # the compared quantity, in words
+    ratio: Estimate  # this throughput divided by the last one
+    changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
     @property
     def is_regression(self) -> bool:

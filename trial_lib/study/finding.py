@@ -39,69 +39,41 @@ class Estimate(FrozenRecord):
 
 
 class Confirmed(FrozenRecord):
-    """One configuration that was measured again.
+    """One configuration that was measured again."""
 
-    Attributes:
-        name: its name in a sentence, such as `ZeRO 2, micro-batch 24`.
-        trials: the numbers of its confirming trials, in their order.
-        number: the trial with the median. None if no trial completed.
-        metrics: the median of each metric over the completed trials, which a training can expect.
-        value: the study's metric. None if fewer than two trials completed.
-        gain: how many times better it is than the user's configuration. None if there is nothing to compare.
-        clock_gain: the same by the metric itself, if another quantity decides.
-        verdict: `own` for the user's configuration, `uncompared` if that has no measurement.
-        reason: why it failed. Empty otherwise.
-        losses: how its losses compare with those of the user's configuration.
-    """
-
-    name: str
-    trials: tuple[int, ...]
-    number: int | None
-    metrics: dict[str, float]
-    value: Estimate | None = None
+    name: str  # its name in a sentence, such as `ZeRO 2, micro-batch 24`
+    trials: tuple[int, ...]  # the numbers of its confirming trials, in their order
+    number: int | None  # the trial with the median. None if no trial completed.
+    metrics: dict[str, float]  # the median of each metric over the completed trials, which a training can expect
+    value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
+    # How many times better it is than the user's configuration. None if there is nothing to compare.
     gain: Estimate | None = None
-    clock_gain: Estimate | None = None
-    verdict: ConfirmationVerdict
-    reason: str = ""
-    losses: str = ""
+    clock_gain: Estimate | None = None  # the same by the metric itself, if another quantity decides
+    verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
+    reason: str = ""  # why it failed. Empty otherwise.
+    losses: str = ""  # how its losses compare with those of the user's configuration
 
 
 class Finding(FrozenRecord):
-    """The result of a study's last step.
+    """The result of a study's last step."""
 
-    Attributes:
-        metric: the metric that the study optimises.
-        quantity: the quantity that was compared, in words.
-        rounds: how many rounds were run. In each one every contender was measured once, in a fresh process.
-        error: the probability that any of the intervals misses the true value.
-        own: the user's configuration. None if it was not measured.
-        candidates: the others, best first.
-        winner: the configuration to train with. None if no configuration could be measured again.
-        advice: on the learning rate and on the code, if the winner has another batch. Empty otherwise.
-        freeing: the expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
-        in_code: a change that the winner needs in the code. Empty if none.
-        left_out: configurations that were not tried because two trials had failed alike, a sentence each.
-        instead: why the metric is not the requested one. Empty if it is.
-        left_unmeasured: what the measurement of the user's configuration leaves out. Empty if nothing.
-        others: how many of the other configurations could not be measured, and why. Empty if all were.
-        on_devices: differences between devices that may have influenced the trials, a sentence each.
-    """
-
-    metric: str
-    quantity: str
-    rounds: int
-    error: float
-    own: Confirmed | None
-    candidates: tuple[Confirmed, ...]
-    winner: Confirmed | None
-    advice: str = ""
+    metric: str  # the metric that the study optimises
+    quantity: str  # the quantity that was compared, in words
+    rounds: int  # how many rounds were run. In each one every contender was measured once, in a fresh process.
+    error: float  # the probability that any of the intervals misses the true value
+    own: Confirmed | None  # the user's configuration. None if it was not measured.
+    candidates: tuple[Confirmed, ...]  # the others, best first
+    winner: Confirmed | None  # the configuration to train with. None if no configuration could be measured again.
+    advice: str = ""  # on the learning rate and on the code, if the winner has another batch. Empty otherwise.
+    # The expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
     freeing: str = ""
-    in_code: str = ""
+    in_code: str = ""  # a change that the winner needs in the code. Empty if none.
+    # Configurations that were not tried because two trials had failed alike, a sentence each
     left_out: tuple[str, ...] = ()
-    instead: str = ""
-    left_unmeasured: str = ""
-    others: str = ""
-    on_devices: tuple[str, ...] = ()
+    instead: str = ""  # why the metric is not the requested one. Empty if it is.
+    left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
+    others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
+    on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
 
     @property
     def sentence(self) -> str:

@@ -62,26 +62,20 @@ _MOST_SAID = 8
 
 
 class Fingerprint(FrozenRecord):
-    """An experiment at the time of one study, in sections.
+    """An experiment at the time of one study, in sections."""
 
-    Attributes:
-        code: a hash of each file of code in the model directory and of the included files.
-        configuration: the values of the YAML and of the DeepSpeed configuration, without secrets.
-        environment: variables of the ranks that decide how fast libraries are.
-        model: sizes that the profile trial found; empty before it.
-        hardware: the devices, their memory and driver, and the processor.
-        versions: of python, torch, deepspeed and others, from the profile trial; empty before it.
-        search: the settings that decide how thorough the search is.
-        is_mixed: whether the study was resumed after a change, so that its trials are of several experiments.
-    """
-
+    # A hash of each file of code in the model directory and of the included files
     code: dict[str, str] = Field(default_factory=dict)
+    # The values of the YAML and of the DeepSpeed configuration, without secrets
     configuration: dict[str, str] = Field(default_factory=dict)
+    # Variables of the ranks that decide how fast libraries are
     environment: dict[str, str] = Field(default_factory=dict)
-    model: dict[str, str] = Field(default_factory=dict)
-    hardware: dict[str, str] = Field(default_factory=dict)
+    model: dict[str, str] = Field(default_factory=dict)  # sizes that the profile trial found; empty before it
+    hardware: dict[str, str] = Field(default_factory=dict)  # the devices, their memory and driver, and the processor
+    # Of python, torch, deepspeed and others, from the profile trial; empty before it
     versions: dict[str, str] = Field(default_factory=dict)
-    search: dict[str, str] = Field(default_factory=dict)
+    search: dict[str, str] = Field(default_factory=dict)  # the settings that decide how thorough the search is
+    # Whether the study was resumed after a change, so that its trials are of several experiments
     is_mixed: bool = False
 
     @property

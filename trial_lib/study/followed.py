@@ -32,19 +32,12 @@ _RANK_ARGUMENT = re.compile(r"--?(local[-_]rank|node[-_]rank|rank)(=.*)?")
 
 @dataclass(frozen=True)
 class Followed:
-    """A command that can be tuned.
+    """A command that can be tuned."""
 
-    Attributes:
-        words: of the command.
-        folder: its working directory.
-        notes: notes for the user, a sentence each.
-        wrapper: the words that start it from the same folder, if they may run once more.
-    """
-
-    words: tuple[str, ...]
-    folder: Path
-    notes: tuple[str, ...] = ()
-    wrapper: tuple[str, ...] = ()
+    words: tuple[str, ...]  # of the command
+    folder: Path  # its working directory
+    notes: tuple[str, ...] = ()  # notes for the user, a sentence each
+    wrapper: tuple[str, ...] = ()  # the words that start it from the same folder, if they may run once more
 
 
 def followed(

@@ -50,17 +50,11 @@ _END = ".json.gz"
 
 @dataclass(frozen=True)
 class ForeseenSteps:
-    """The steps of a program on the slots of a study.
+    """The steps of a program on the slots of a study."""
 
-    Attributes:
-        runs: of each arm that was foreseen.
-        cluster: the slots; None if they are no known devices, so that steps have no seconds.
-        replicas: of the model on the slots; None for those of the runs.
-    """
-
-    runs: Mapping[ArmKey, ArmRuns]
-    cluster: Cluster | None = None
-    replicas: int | None = None
+    runs: Mapping[ArmKey, ArmRuns]  # of each arm that was foreseen
+    cluster: Cluster | None = None  # the slots; None if they are no known devices, so that steps have no seconds
+    replicas: int | None = None  # of the model on the slots; None for those of the runs
 
     def of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
         """Returns the label of a candidate's arm, and its foreseen step; None if none was foreseen.

@@ -55,15 +55,10 @@ class AskedSweep:
 
 @dataclass(frozen=True)
 class Decided:
-    """One choice of the search.
+    """One choice of the search."""
 
-    Attributes:
-        numbered: its candidates, each with the number of its trial.
-        sweep: the sweep that they belong to; None for a single candidate.
-    """
-
-    numbered: list[tuple[int, Candidate]]
-    sweep: Sweep | None = None
+    numbered: list[tuple[int, Candidate]]  # its candidates, each with the number of its trial
+    sweep: Sweep | None = None  # the sweep that they belong to; None for a single candidate
 
     def without(self, numbers: Collection[int]) -> "Decided":
         """Returns the choice without some of its trials."""

@@ -26,23 +26,16 @@ Trial = tuple[Candidate, TrialResult]
 
 @dataclass(frozen=True)
 class KnownTrials:
-    """Trials of one experiment on this host, or what foreseen runs show in their place.
+    """Trials of one experiment on this host, or what foreseen runs show in their place."""
 
-    Attributes:
-        model_profile: the model, as the profile trial or a foreseen run found it.
-        profile: the profile trial; None if the program was foreseen instead.
-        base_config: the user's DeepSpeed configuration, completed by the profile trial or the foreseen run.
-        trials: the others that ended.
-        studies: ids of their studies, that of the profile first. Empty if only a profile trial was run.
-        foreseen: the arms that foreseen runs have found.
-    """
-
-    model_profile: ModelProfile
-    profile: Trial | None
+    model_profile: ModelProfile  # the model, as the profile trial or a foreseen run found it
+    profile: Trial | None  # the profile trial; None if the program was foreseen instead
+    # The user's DeepSpeed configuration, completed by the profile trial or the foreseen run
     base_config: dict[str, Any]
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Trial, ...] = ()  # the others that ended
+    # Ids of their studies, that of the profile first. Empty if only a profile trial was run.
     studies: tuple[str, ...] = ()
-    foreseen: tuple[ForeseenArm, ...] = ()
+    foreseen: tuple[ForeseenArm, ...] = ()  # the arms that foreseen runs have found
 
 
 class ProfileFailedError(Exception):

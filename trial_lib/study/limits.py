@@ -27,15 +27,10 @@ from trial_lib.study.setup import StudySetup
 
 
 class SizeLimit(FrozenRecord):
-    """A limit of the micro-batch size.
+    """A limit of the micro-batch size."""
 
-    Attributes:
-        size: the largest, in samples.
-        by: what sets it, as a noun.
-    """
-
-    size: int
-    by: str
+    size: int  # the largest, in samples
+    by: str  # what sets it, as a noun
 
 
 def size_limit(

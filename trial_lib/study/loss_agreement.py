@@ -41,41 +41,27 @@ _SAME_WEIGHTS = 1e-6  # of their norm, because the same numbers are added in ano
 
 
 class LossAgreement(FrozenRecord):
-    """The comparison of two configurations by their losses.
+    """The comparison of two configurations by their losses."""
 
-    Attributes:
-        is_compared: whether they were compared. They are not if the candidate is meant to change the training.
-        agrees: False if they were compared and differ, or if a loss is not finite.
-        said: one or two sentences, with both numbers if they differ.
-    """
-
-    is_compared: bool
-    agrees: bool
-    said: str
+    is_compared: bool  # whether they were compared. They are not if the candidate is meant to change the training.
+    agrees: bool  # False if they were compared and differ, or if a loss is not finite
+    said: str  # one or two sentences, with both numbers if they differ
 
 
 @dataclass(frozen=True)
 class LossCourse:
-    """The losses of a configuration.
+    """The losses of a configuration."""
 
-    Attributes:
-        candidate: the configuration.
-        config: the complete DeepSpeed configuration.
-        losses: of each repeat, from step 1 on.
-        weights: of each repeat, numbers that identify its initial weights; empty if unknown.
-        formats: the number formats that the program keeps its model in and computes in, by its code and by the user's
-            configuration, as in `ProgramProfile`.
-        skipped: of each repeat, the steps that changed no weight, from 1 on.
-        free: places of the program's switches that may change the training, as the user says.
-    """
-
-    candidate: Candidate
-    config: Mapping[str, Any]
-    losses: Sequence[Sequence[float]]
+    candidate: Candidate  # the configuration
+    config: Mapping[str, Any]  # the complete DeepSpeed configuration
+    losses: Sequence[Sequence[float]]  # of each repeat, from step 1 on
+    # Of each repeat, numbers that identify its initial weights; empty if unknown
     weights: Sequence[Sequence[float]] = ()
+    # The number formats that the program keeps its model in and computes in, by its code and by the user's
+    # configuration, as in `ProgramProfile`
     formats: Collection[str] = ()
-    skipped: Sequence[Sequence[int]] = ()
-    free: Collection[str] = ()
+    skipped: Sequence[Sequence[int]] = ()  # of each repeat, the steps that changed no weight, from 1 on
+    free: Collection[str] = ()  # places of the program's switches that may change the training, as the user says
 
     def first(self, steps: int) -> "_Steps":
         """Returns the losses of the first steps."""

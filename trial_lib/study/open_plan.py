@@ -43,19 +43,12 @@ _RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--npr
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """A plan that can begin. Nothing of it has been written.
+    """A plan that can begin. Nothing of it has been written."""
 
-    Attributes:
-        arguments: of the plan. A wrapper's command is replaced by the command that it starts.
-        experiment: what is planned.
-        asked: the devices.
-        notes: sentences for the user.
-    """
-
-    arguments: PlanArguments
-    experiment: Experiment
-    asked: tuple[AskedDevices, ...]
-    notes: tuple[str, ...] = ()
+    arguments: PlanArguments  # of the plan. A wrapper's command is replaced by the command that it starts.
+    experiment: Experiment  # what is planned
+    asked: tuple[AskedDevices, ...]  # the devices
+    notes: tuple[str, ...] = ()  # sentences for the user
 
     @property
     def base_config(self) -> dict[str, Any]:
@@ -106,26 +99,16 @@ def read_plan(
 
 @dataclass(frozen=True)
 class OpenPlan:
-    """A plan with a folder.
+    """A plan with a folder."""
 
-    Attributes:
-        plan_id: unique on this and other machines.
-        read: what is planned.
-        paths: its files.
-        scratch: a folder for its runs, which is removed at its end.
-        environment: of the runs.
-        started_at: seconds since the epoch.
-        began_at: the same by the monotonic clock.
-        speeds: what earlier studies have measured of kinds of devices, by their names.
-    """
-
-    plan_id: str
-    read: ReadPlan
-    paths: PlanPaths
-    scratch: Path
-    environment: dict[str, str]
-    started_at: float
-    began_at: float
+    plan_id: str  # unique on this and other machines
+    read: ReadPlan  # what is planned
+    paths: PlanPaths  # its files
+    scratch: Path  # a folder for its runs, which is removed at its end
+    environment: dict[str, str]  # of the runs
+    started_at: float  # seconds since the epoch
+    began_at: float  # the same by the monotonic clock
+    # What earlier studies have measured of kinds of devices, by their names
     speeds: Mapping[str, DeviceSpeed] = field(default_factory=dict)
 
     @property

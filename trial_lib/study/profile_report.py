@@ -28,30 +28,19 @@ _MOST_NAMED = 4
 
 
 class StageEstimate(FrozenRecord):
-    """The memory of one ZeRO stage.
+    """The memory of one ZeRO stage."""
 
-    Attributes:
-        stage: the ZeRO stage.
-        states: bytes of parameters, gradients and optimizer states on one device.
-        largest_micro_batch: the samples that fit beside them, as a first guess, and not above the report's limit.
-    """
-
-    stage: int
-    states: int
-    largest_micro_batch: int
+    stage: int  # the ZeRO stage
+    states: int  # bytes of parameters, gradients and optimizer states on one device
+    largest_micro_batch: int  # the samples that fit beside them, as a first guess, and not above the report's limit
 
 
 class ProfileReport(FrozenRecord):
-    """The model and the memory of each stage.
+    """The model and the memory of each stage."""
 
-    Attributes:
-        profile: the model.
-        stages: the estimates.
-        limit: the largest micro-batch that may be tried. None if nothing says so: the estimates are memory's alone.
-    """
-
-    profile: ModelProfile
-    stages: list[StageEstimate]
+    profile: ModelProfile  # the model
+    stages: list[StageEstimate]  # the estimates
+    # The largest micro-batch that may be tried. None if nothing says so: the estimates are memory's alone.
     limit: SizeLimit | None = None
 
     def lines(self) -> list[str]:

@@ -46,22 +46,18 @@ from trial_lib.study.wrapped_command import rewrapped
 
 @dataclass(frozen=True)
 class KnownProgram:
-    """The user's program, as far as it is known.
+    """The user's program, as far as it is known."""
 
-    Attributes:
-        base_config: the user's DeepSpeed configuration, without the sections of tuners. If it is in the code, it is
-            empty until the profile trial has run. From then on it also has the section `program`, if there are
-            switches, and `layouts`, if some of them are layouts.
-        switches: the program's switches that are varied, by their places, with the values in the command as typed.
-        layouts: the kinds of those switches that are layouts, by their places.
-        arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
-        found: what the profile trial found; None before it has run.
-    """
-
+    # The user's DeepSpeed configuration, without the sections of tuners. If it is in the code, it is empty until the
+    # profile trial has run. From then on it also has the section `program`, if there are switches, and `layouts`, if
+    # some of them are layouts.
     base_config: dict[str, Any] = field(default_factory=dict)
+    # The option, variable or place in a file that sets each DeepSpeed key
     arg_mappings: dict[str, str] = field(default_factory=dict)
-    found: ProgramProfile | None = None
+    found: ProgramProfile | None = None  # what the profile trial found; None before it has run
+    # The program's switches that are varied, by their places, with the values in the command as typed
     switches: Mapping[str, Any] = field(default_factory=dict)
+    # The kinds of those switches that are layouts, by their places
     layouts: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod

@@ -21,32 +21,20 @@ WorkEnd = TrialResult | Withdrawn
 
 @dataclass(frozen=True)
 class NotRun:
-    """A trial that is not run.
+    """A trial that is not run."""
 
-    Attributes:
-        outcome: the outcome that it gets.
-        reason: why, in a sentence.
-        from_outside: whether the reason says nothing about its candidate.
-    """
-
-    outcome: Outcome
-    reason: str
-    from_outside: bool = False
+    outcome: Outcome  # the outcome that it gets
+    reason: str  # why, in a sentence
+    from_outside: bool = False  # whether the reason says nothing about its candidate
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one process group: a trial, or a sweep of several.
+    """The work of one process group: a trial, or a sweep of several."""
 
-    Attributes:
-        plans: of its trials, in order.
-        sweep: the sweep that the search asked for; None for a single trial.
-        known: the result of a single trial whose ranks have run already; else None.
-    """
-
-    plans: tuple[TrialPlan, ...]
-    sweep: Sweep | None = None
-    known: TrialResult | None = None
+    plans: tuple[TrialPlan, ...]  # of its trials, in order
+    sweep: Sweep | None = None  # the sweep that the search asked for; None for a single trial
+    known: TrialResult | None = None  # the result of a single trial whose ranks have run already; else None
 
     @property
     def numbers(self) -> list[int]:

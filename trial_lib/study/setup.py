@@ -14,25 +14,15 @@ from trial_lib.study.program import environment_of
 
 @dataclass(frozen=True)
 class StudySetup:
-    """The setup of a study.
+    """The setup of a study."""
 
-    Attributes:
-        study_id: unique over all studies.
-        opened_at: seconds since the epoch. A trial never changes a user's file that is older.
-        experiment: the experiment that the user submitted.
-        arguments: the study's arguments, as the user gave them.
-        paths: the study's files.
-        host: the devices.
-        environment: the environment variables that ranks start from.
-    """
-
-    study_id: str
-    opened_at: float
-    experiment: Experiment
-    arguments: StudyArguments
-    paths: StudyPaths
-    host: Host
-    environment: dict[str, str]
+    study_id: str  # unique over all studies
+    opened_at: float  # seconds since the epoch. A trial never changes a user's file that is older.
+    experiment: Experiment  # the experiment that the user submitted
+    arguments: StudyArguments  # the study's arguments, as the user gave them
+    paths: StudyPaths  # the study's files
+    host: Host  # the devices
+    environment: dict[str, str]  # the environment variables that ranks start from
 
     @classmethod
     def now(

@@ -100,22 +100,15 @@ _SAME_WORK = 2.0
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A plan as a study on some slots uses it.
+    """A plan as a study on some slots uses it."""
 
-    Attributes:
-        record: of the plan. It has the devices that are nearest to the slots, and no others.
-        runs: the foreseen runs by the arm's label. Empty if the plan came without them.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        cluster: the slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
-        speed: what an earlier study has measured of these devices; None if the study does not learn.
-    """
-
-    record: PlanRecord
-    runs: Mapping[str, ArmRuns]
-    slots: int
-    device: str
+    record: PlanRecord  # of the plan. It has the devices that are nearest to the slots, and no others.
+    runs: Mapping[str, ArmRuns]  # the foreseen runs by the arm's label. Empty if the plan came without them.
+    slots: int  # devices of a trial
+    device: str  # `cuda` or `cpu`
+    # The slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
     cluster: Cluster | None = None
+    # What an earlier study has measured of these devices; None if the study does not learn
     speed: DeviceSpeed | None = None
 
     @property

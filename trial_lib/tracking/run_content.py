@@ -184,29 +184,17 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class RunContent:
-    """The complete content of one MLflow run.
+    """The complete content of one MLflow run."""
 
-    Attributes:
-        record_id: unique over all studies.
-        name: for people.
-        status: in MLflow's words.
-        started_at: seconds since the epoch.
-        ended_at: seconds since the epoch. None while it runs.
-        tags: by name.
-        params: by name.
-        metrics: in the order of their steps.
-        artifacts: files, sent under their own names.
-    """
-
-    record_id: str
-    name: str
-    status: str
-    started_at: float
-    ended_at: float | None
-    tags: dict[str, str]
-    params: dict[str, str]
-    metrics: list[MetricValue] = field(default_factory=list)
-    artifacts: list[Path] = field(default_factory=list)
+    record_id: str  # unique over all studies
+    name: str  # for people
+    status: str  # in MLflow's words
+    started_at: float  # seconds since the epoch
+    ended_at: float | None  # seconds since the epoch. None while it runs.
+    tags: dict[str, str]  # by name
+    params: dict[str, str]  # by name
+    metrics: list[MetricValue] = field(default_factory=list)  # in the order of their steps
+    artifacts: list[Path] = field(default_factory=list)  # files, sent under their own names
 
 
 def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:

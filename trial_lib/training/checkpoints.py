@@ -176,21 +176,13 @@ _HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned|universal)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint.
+    """A complete checkpoint."""
 
-    Attributes:
-        path: its folder.
-        batch: the optimizer steps done when it was saved.
-        world_size: the number of ranks that saved it.
-        metric: the validation metric at this batch; None if it was not measured, or is not finite.
-        state: the state of the training loop, JSON.
-    """
-
-    path: Path
-    batch: int
-    world_size: int
-    metric: float | None
-    state: dict[str, Any]
+    path: Path  # its folder
+    batch: int  # the optimizer steps done when it was saved
+    world_size: int  # the number of ranks that saved it
+    metric: float | None  # the validation metric at this batch; None if it was not measured, or is not finite
+    state: dict[str, Any]  # the state of the training loop, JSON
 
     @property
     def name(self) -> str:

@@ -326,34 +326,24 @@ LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)s] %(name)s: %(message)s"
 
 @dataclass(frozen=True)
 class TrialInfo:
-    """One training.
+    """One training."""
 
-    Attributes:
-        hparams: the experiment's hyperparameters with the DeepSpeed configuration of this training instead of the
-            user's. `deepspeed_config` names its file. `overwrite_deepspeed_args` holds all of it, for code that merges
-            it into a file of its own. They have keys and attributes.
-        trial_seed: the experiment's seed.
-    """
-
+    # The experiment's hyperparameters with the DeepSpeed configuration of this training instead of the user's.
+    # `deepspeed_config` names its file. `overwrite_deepspeed_args` holds all of it, for code that merges it into a file
+    # of its own. They have keys and attributes.
     hparams: AttrDict
-    trial_seed: int
+    trial_seed: int  # the experiment's seed
     _config: dict[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """ZeroTune's information for this rank.
+    """ZeroTune's information for this rank."""
 
-    Attributes:
-        trial: the training.
-        latest_checkpoint: the newest intact checkpoint of an earlier start, for `checkpoint.restore_path`; None if the
-            training begins.
-        task_type: `TRIAL`, always: a trial that is measured, or a full experiment.
-    """
-
-    trial: TrialInfo
+    trial: TrialInfo  # the training
+    # The newest intact checkpoint of an earlier start, for `checkpoint.restore_path`; None if the training begins
     latest_checkpoint: str | None
-    task_type: str = "TRIAL"
+    task_type: str = "TRIAL"  # `TRIAL`, always: a trial that is measured, or a full experiment
 
     @property
     def user_data(self) -> dict[str, Any]:

@@ -12,19 +12,12 @@ from trial_lib.training.distributed import InvalidTrialError
 
 @dataclass(frozen=True)
 class Pace:
-    """The relation of batches, records and epochs in one training.
+    """The relation of batches, records and epochs in one training."""
 
-    Attributes:
-        train_batch_size: samples of a batch, over all replicas.
-        accumulation: micro-batches of a batch, on each replica.
-        micro_batches_per_epoch: on each replica; None if the loader does not know.
-        records_per_epoch: samples of an epoch, for a loader that does not know; None if unknown.
-    """
-
-    train_batch_size: int
-    accumulation: int
-    micro_batches_per_epoch: int | None = None
-    records_per_epoch: int | None = None
+    train_batch_size: int  # samples of a batch, over all replicas
+    accumulation: int  # micro-batches of a batch, on each replica
+    micro_batches_per_epoch: int | None = None  # on each replica; None if the loader does not know
+    records_per_epoch: int | None = None  # samples of an epoch, for a loader that does not know; None if unknown
 
     @property
     def _epochs_per_batch(self) -> tuple[int, int]:

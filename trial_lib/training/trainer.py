@@ -16,13 +16,9 @@ from trial_lib.training.loop import train_built
 
 @dataclass(frozen=True)
 class TrainUnit:
-    """A length of training.
+    """A length of training."""
 
-    Attributes:
-        value: the number of units.
-    """
-
-    value: int
+    value: int  # the number of units
     unit: ClassVar[str] = ""
 
     @property

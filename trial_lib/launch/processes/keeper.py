@@ -38,19 +38,12 @@ _LEASH_POLL_MS = 100
 
 @dataclass(frozen=True)
 class Kept:
-    """A process that had a keeper, when it and all its descendants have ended.
+    """A process that had a keeper, when it and all its descendants have ended."""
 
-    Attributes:
-        pid: of the process.
-        status: as `os.waitpid` returns it.
-        held: names of the segments of shared memory that its last descendants had mapped.
-        pids: of these descendants.
-    """
-
-    pid: int
-    status: int
-    held: set[str]
-    pids: set[int]
+    pid: int  # of the process
+    status: int  # as `os.waitpid` returns it
+    held: set[str]  # names of the segments of shared memory that its last descendants had mapped
+    pids: set[int]  # of these descendants
 
 
 def wait_for(pid: int) -> int:

@@ -25,19 +25,12 @@ FINITE = 1.0
 
 @dataclass(frozen=True)
 class KnownAsker:
-    """One place in a library that asks for a number.
+    """One place in a library that asks for a number."""
 
-    Attributes:
-        path: the end of its file's path.
-        function: its name; empty for every function of the file.
-        answer: the value that a healthy training gives there.
-        why: the meaning of the number.
-    """
-
-    path: str
-    function: str
-    answer: Any
-    why: str
+    path: str  # the end of its file's path
+    function: str  # its name; empty for every function of the file
+    answer: Any  # the value that a healthy training gives there
+    why: str  # the meaning of the number
 
 
 KNOWN: tuple[KnownAsker, ...] = (

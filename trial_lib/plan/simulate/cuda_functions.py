@@ -42,17 +42,11 @@ _TYPES = {
 
 
 class AskedDevice(NamedTuple):
-    """The device as programs see it.
+    """The device as programs see it."""
 
-    Attributes:
-        name: as CUDA has it.
-        memory: bytes.
-        capability: its compute capability, such as 8.6.
-    """
-
-    name: str
-    memory: int
-    capability: float
+    name: str  # as CUDA has it
+    memory: int  # bytes
+    capability: float  # its compute capability, such as 8.6
 
     @property
     def version(self) -> tuple[int, int]:

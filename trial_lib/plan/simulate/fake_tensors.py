@@ -262,27 +262,16 @@ _PLAIN = {FakeTensor, int, float, bool, str, type(None), torch.dtype, torch.devi
 
 
 class _Operator(NamedTuple):
-    """What is asked of an operator at each of its calls. Torch works some of it out anew each time.
+    """What is asked of an operator at each of its calls. Torch works some of it out anew each time."""
 
-    Attributes:
-        func: the operator. Its number is the key, so it has to stay.
-        is_collective: whether it sends to other ranks.
-        is_ask: whether it asks for a number.
-        is_view: whether its results share the memory of its argument.
-        makes_views: whether it is a view and leaves its argument as it is.
-        repeats: whether its outputs follow from the shapes of its inputs.
-        fills: whether the numbers of its results follow from plain arguments.
-        is_of_processor: whether a processor takes memory beside its results.
-    """
-
-    func: Any
-    is_collective: bool
-    is_ask: bool
-    is_view: bool
-    makes_views: bool
-    repeats: bool
-    fills: bool
-    is_of_processor: bool
+    func: Any  # the operator. Its number is the key, so it has to stay.
+    is_collective: bool  # whether it sends to other ranks
+    is_ask: bool  # whether it asks for a number
+    is_view: bool  # whether its results share the memory of its argument
+    makes_views: bool  # whether it is a view and leaves its argument as it is
+    repeats: bool  # whether its outputs follow from the shapes of its inputs
+    fills: bool  # whether the numbers of its results follow from plain arguments
+    is_of_processor: bool  # whether a processor takes memory beside its results
 
     @classmethod
     def of(cls, func: Any) -> "_Operator":

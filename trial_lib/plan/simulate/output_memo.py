@@ -49,17 +49,11 @@ class Output(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What a call returns.
+    """What a call returns."""
 
-    Attributes:
-        outputs: in order.
-        container: makes the value of the call from them; None for a single output.
-        cost: of the call, for the log of operations; None for a call that moves nothing.
-    """
-
-    outputs: tuple[Output, ...]
-    container: Callable[[Any], Any] | None
-    cost: Any
+    outputs: tuple[Output, ...]  # in order
+    container: Callable[[Any], Any] | None  # makes the value of the call from them; None for a single output
+    cost: Any  # of the call, for the log of operations; None for a call that moves nothing
 
 
 class UnknownArgumentError(Exception):
