@@ -58,7 +58,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def _typed_command(name: str, method: str | None, options: list[Any], help_text: str) -> None:
-    """Adds a command that tunes the training command behind `--`."""
+    # Adds a command that tunes the training command behind `--`.
 
     def command(typed: tuple[str, ...], **options: Any) -> None:
         _tune_typed(name, method, typed, options)
@@ -255,7 +255,7 @@ def sync(folder: Path) -> None:
 
 
 def _method_command(method: Method) -> None:
-    """Adds the command of one search method."""
+    # Adds the command of one search method.
 
     def command(**options: Any) -> None:
         _tune(method.name, options)

@@ -101,7 +101,7 @@ def _compared(url: str, theirs: str, ours: str) -> Check:
 
 
 def _clock_of(url: str) -> tuple[float | None, float]:
-    """Returns a server's clock, or None if it does not answer, and this host's clock."""
+    # A server's clock, or None if it does not answer, and this host's clock.
     from prefect.settings import PREFECT_API_SSL_CERT_FILE, PREFECT_API_TLS_INSECURE_SKIP_VERIFY
 
     date = None
@@ -191,7 +191,7 @@ def examine(work_dir: Path) -> list[Check]:
 
 
 def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputError, str | None]:
-    """Returns the devices and their kind. Returns the driver's error and None if the driver does not answer."""
+    # The devices and their kind. Returns the driver's error and None if the driver does not answer.
     try:
         found = there.result()
     except InputError as error:
@@ -200,7 +200,7 @@ def _devices_found(there: Future[DevicesFound]) -> tuple[DevicesFound | InputErr
 
 
 def _tell(check: Check) -> None:
-    """Prints a check. A rich table would break a remedy into lines, and a broken command cannot be copied."""
+    # Prints a check. A rich table would break a remedy into lines, and a broken command cannot be copied.
     mark = click.style(f"{check.verdict.value:5}", fg=_COLOURS[check.verdict], bold=check.verdict is not Verdict.OK)
     click.echo(f"{mark}{check.name:15}{_shown(check.said)}")
     if check.remedy:
@@ -208,5 +208,5 @@ def _tell(check: Check) -> None:
 
 
 def _shown(text: str) -> str:
-    """Returns a text without secrets, because people pass on what the doctor said."""
+    # A text without secrets, because people pass on what the doctor said.
     return known_here().hide(plain(text))

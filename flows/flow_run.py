@@ -99,7 +99,7 @@ def run_flow(
 
 
 def _import_engines() -> None:
-    """Imports what Prefect imports when a flow and its first task begin. Until then the server is only starting."""
+    # Imports what Prefect imports when a flow and its first task begin. Until then the server is only starting.
     import fastapi.encoders  # noqa: F401 - kept by Python
     import prefect.flow_engine
     import prefect.task_engine
@@ -113,7 +113,7 @@ def _until_begun(
     log: logging.Logger,
     patience_s: float,
 ) -> Callable[[], Any]:
-    """Returns a function that runs a flow, without its server if that has been silent for too long before it begins."""
+    # A function that runs a flow, without its server if that has been silent for too long before it begins.
 
     def run_in_the_end() -> None:
         import httpx
@@ -335,7 +335,7 @@ def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRe
 
 
 def _report(study: OpenStudy) -> None:
-    """Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`)."""
+    # Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`).
     # If the study has searched, it is loaded already (`load_ahead.py`).
     from trial_lib.report.html_report import write_report
 

@@ -126,7 +126,7 @@ class Interrupts:
         return result
 
     def _wind_up(self, working: "Aside") -> None:
-        """Notes the signal in the records and waits for the command's end. Ends the process if that does not come."""
+        # Notes the signal in the records and waits for the command's end. Ends the process if that does not come.
         import time
 
         opened_by = time.monotonic() + _OPENING_S
@@ -201,7 +201,7 @@ class Interrupts:
         sys.exit(exit_code)
 
     def _leave(self) -> None:
-        """Ends the process after all other exit handlers. Tearing the interpreter down would take a second or more."""
+        # Ends the process after all other exit handlers. Tearing the interpreter down would take a second or more.
         if self._exit_code is None:
             return
         import logging

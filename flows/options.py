@@ -92,19 +92,16 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
-    """Returns a field's description, and separately its part about the default."""
     description = descriptions(model)[field]
     parted = _OTHERWISE.fullmatch(description)
     return (description, "") if parted is None else (parted[1], parted[2])
 
 
 def _annotation(model: type[BaseModel], field: str) -> Any:
-    """Returns the annotation of a field, with its metadata."""
     return next(each.__annotations__[field] for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
 
 
 def _kind_of(annotation: Any) -> dict[str, Any]:
-    """Returns click's options for a field of this type."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         names = next((each for each in metadata if isinstance(each, NameOf)), None)
@@ -194,7 +191,7 @@ _BATCH_POLICY = [_of_study(field) for field in BATCH_POLICY]
 
 
 def _stages_of_methods() -> str:
-    """Returns which stages each method searches, such as `adaptive: 0 1 2 3; asha, binary: 1 2 3`."""
+    # Which stages each method searches, such as `adaptive: 0 1 2 3; asha, binary: 1 2 3`.
     methods = [method for method in METHODS.values() if method.confirms_winner]
     named = {stages: [each.name for each in methods if each.stages == stages] for stages in {m.stages for m in methods}}
     return "; ".join(f"{', '.join(names)}: {_numbers(stages)}" for stages, names in sorted(named.items()))

@@ -43,7 +43,7 @@ def _prefect() -> Any:
 
 
 def _mlflow() -> Any:
-    """Returns MLflow's application over the store of `MLFLOW_BACKEND_STORE_URI`, as `mlflow server` makes it."""
+    # MLflow's application over the store of `MLFLOW_BACKEND_STORE_URI`, as `mlflow server` makes it.
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
 
     store, artifacts = os.environ["MLFLOW_BACKEND_STORE_URI"], os.environ["MLFLOW_DEFAULT_ARTIFACT_ROOT"]

@@ -97,7 +97,7 @@ class OwnersOnly:
         return await self._app(scope, receive, send)
 
     def _logged_in(self, receive: Receive, send: Send) -> Receive:
-        """Returns a `receive` that closes the connection unless its first message is the owner's login."""
+        # A `receive` that closes the connection unless its first message is the owner's login.
         is_in = False
 
         async def receive_after_login() -> Message:

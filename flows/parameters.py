@@ -45,7 +45,7 @@ def shows(
 
 
 def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.Parameter:
-    """Returns the parameter of one field. A required field is optional here, because a resumed run has its record."""
+    # The parameter of one field. A required field is optional here, because a resumed run has its record.
     field = model.model_fields[name]
     # The annotation has metadata, such as limits.
     annotation = model.__annotations__[name]
@@ -57,7 +57,7 @@ def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.P
 
 
 def _hidden(model: type[BaseModel], name: str, present: str) -> inspect.Parameter:
-    """Returns the parameter of a field under a name that it had once. Prefect leaves it out of the form's schema."""
+    # The parameter of a field under a name that it had once. Prefect leaves it out of the form's schema.
     annotation = SkipJsonSchema[model.__annotations__[present] | None]  # type: ignore[misc]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

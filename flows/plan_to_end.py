@@ -82,7 +82,7 @@ def remove_left_scratch(parent: Path) -> None:
 
 
 def _new_scratch() -> tuple[Path, int]:
-    """Makes a scratch folder, and holds it. Another plan may have removed one that was not held yet."""
+    # Makes a scratch folder, and holds it. Another plan may have removed one that was not held yet.
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
         with contextlib.suppress(FileNotFoundError):
@@ -94,7 +94,7 @@ def _new_scratch() -> tuple[Path, int]:
 
 
 def _hold(folder: Path) -> int | None:
-    """Locks a folder until its descriptor is closed, at last by the end of this process; None if another holds it."""
+    # Locks a folder until its descriptor is closed, at last by the end of this process; None if another holds it.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +113,7 @@ def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
 
 
 def _import_ahead(tracking_uri: str) -> None:
-    """Imports MLflow's client and its store, which takes seconds, while the first run has only one core to use."""
+    # Imports MLflow's client and its store, which takes seconds, while the first run has only one core to use.
     with contextlib.suppress(Exception):
         # An error is the tracker's to tell.
         importlib.import_module("mlflow.tracking")

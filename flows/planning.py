@@ -158,7 +158,6 @@ def _table(devices: PlannedDevices) -> Table:
 
 
 def _brief_label(arm: PlannedArm) -> str:
-    """Returns the name of an arm for a narrow table."""
     label = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
     for section, word in _OFFLOADS.items():
         label = label.replace(f"-{section}", f" {word}")
@@ -198,7 +197,7 @@ def _range(figure: ForeseenRange | None) -> str:
 
 
 def _brief(value: float) -> str:
-    """Returns a number in three digits, with `k` or `M`."""
+    # A number in three digits, with `k` or `M`.
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{float(f'{value / size:.3g}'):g}{letter}"
@@ -206,7 +205,6 @@ def _brief(value: float) -> str:
 
 
 def _remarks(record: PlanRecord) -> Iterator[str]:
-    """Yields what the reader has to know about how it was foreseen."""
     unknown = [ask for ask in record.asks if not ask.is_known]
     if unknown:
         named = "; ".join(f"{ask.asker} asked {ask.question} and got {ask.answer}" for ask in unknown[:_MOST_ASKS])
@@ -313,7 +311,7 @@ def estimate_command(
 
 
 def _foreseen(study: OpenStudy) -> KnownTrials | None:
-    """Returns what foreseen runs show of the program; None, with a line to the user, if it cannot be foreseen."""
+    # What foreseen runs show of the program; None, with a line to the user, if it cannot be foreseen.
     setup, starter = study.driver.setup, study.driver.place.starter_here
     if starter is None:
         return None

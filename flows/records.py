@@ -82,7 +82,7 @@ def show_command(study: str | None, as_json: bool) -> int:
 
 
 def _write_missing_report(paths: StudyPaths) -> None:
-    """Writes the report of a study that has ended without one, if the folder is this user's."""
+    # Writes the report of a study that has ended without one, if the folder is this user's.
     if paths.report.exists() or not paths.record.is_file() or paths.root.stat().st_uid != os.geteuid():
         return
     # A folder that somebody has sent may lead to any other.
@@ -102,7 +102,7 @@ def _write_missing_report(paths: StudyPaths) -> None:
 
 
 def _plan_root(named: str) -> Path | None:
-    """Returns the folder of a plan; None if there is none, or if a study has this name."""
+    # The folder of a plan; None if there is none, or if a study has this name.
     from trial_lib.study.folder import find_study
 
     roots = (root for root in (Path(named), Path.cwd() / PLANS / named) if (root / PLAN_RECORD).is_file())
@@ -186,7 +186,7 @@ def _run(sync: Sync) -> None:
 
 
 def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
-    """Returns the senders of a folder's records. A study's run comes first, because its full experiment's needs it."""
+    # The senders of a folder's records. A study's run comes first, because its full experiment's needs it.
     study, own = StudyPaths(root), FullExperimentPaths(root)
     if study.record.is_file():
         full_experiment = FullExperimentPaths(study.full_experiment.root)
@@ -220,7 +220,7 @@ def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
 
 @contextlib.contextmanager
 def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[None]:
-    """Locks a copy while its body writes the copy's records, and prints a note."""
+    # Locks a copy while its body writes the copy's records, and prints a note.
     try:
         held = hold_lock(lock, what)
         try:

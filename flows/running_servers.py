@@ -169,7 +169,7 @@ def _write_record(**servers: str) -> None:
 
 
 def _running() -> dict[str, Any]:
-    """Returns the record. It is empty if another process has the record's process id now."""
+    # The record. It is empty if another process has the record's process id now.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record: dict[str, Any] = json.loads(_record().read_text())
         if start_of(record["pid"]) == record["start"]:

@@ -147,18 +147,17 @@ def tell_failed_training(study: OpenStudy, reason: str) -> None:
 
 
 def _json_in(file: Path) -> Any:
-    """Returns the content of a file of the answer; None if it could not be written."""
+    # The content of a file of the answer; None if it could not be written.
     return json.loads(file.read_text()) if file.is_file() else None
 
 
 def _promise(answer: Answer, best: LeaderboardRow) -> dict[str, float | None]:
-    """Returns the winner's metrics: the medians of its confirming trials, if it has any."""
+    # The winner's metrics: the medians of its confirming trials, if it has any.
     metrics = answer.best.metrics
     return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
 
 
 def _largest(rows: list[LeaderboardRow]) -> LeaderboardRow | None:
-    """Returns the completed trial with the largest micro-batch."""
     return max((row for row in rows if row.value is not None), key=lambda row: row.micro_batch_size, default=None)
 
 
@@ -176,7 +175,6 @@ def _throughput(row: dict[str, Any]) -> str:
 
 
 def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> str:
-    """Returns how the next larger micro-batch ended."""
     larger = [trial for trial in trials if trial["micro_batch_size"] > largest["micro_batch_size"]]
     if not larger:
         return "No larger one was tried, because of --max-trials or --max-micro-batch."
@@ -185,7 +183,7 @@ def _why_not_larger(trials: list[dict[str, Any]], largest: dict[str, Any]) -> st
 
 
 def _tell_last_words(study: OpenStudy) -> None:
-    """Prints the traceback of the trial whose reason is the study's, or the end of its log."""
+    # Prints the traceback of the trial whose reason is the study's, or the end of its log.
     results = sorted(study.driver.state.results.values(), key=lambda result: result.number, reverse=True)
     # Another cause, such as a full disk, may have ended the study after a trial had failed.
     quoted = (each for each in results if each.reason and without_log(each.reason) in study.record.reason)
@@ -332,7 +330,6 @@ def _run(study: OpenStudy, as_json: bool) -> int:
 
 
 def _flow_runs(study: OpenStudy) -> list[str]:
-    """Returns the names of the study's flow run and of its full experiment's flow run."""
     full_experiment = (
         [full_experiment_id(study.record.study_id)] if study.driver.setup.arguments.run_full_experiment else []
     )
@@ -434,7 +431,6 @@ def _resume_command(arguments: TrainingArguments) -> str:
 
 
 def _document(full_experiment: FullExperiment) -> dict[str, Any]:
-    """Returns how a full experiment ended, as JSON."""
     record, paths = full_experiment.record, full_experiment.paths
     best = record.best_checkpoint
     return {
@@ -454,7 +450,7 @@ def _document(full_experiment: FullExperiment) -> dict[str, Any]:
 
 
 def _tell(full_experiment: FullExperiment) -> None:
-    """Prints how a full experiment ended, on standard error."""
+    # Prints how a full experiment ended, on standard error.
     record, paths, tracker = full_experiment.record, full_experiment.paths, full_experiment.tracker
     say("")
     if record.status is StudyStatus.CANCELLED:

@@ -179,7 +179,7 @@ def down_command() -> int:
 def _start(
     work_dir: Path, store: str, prefect_port: HeldPort, mlflow_port: HeldPort, open_services: contextlib.ExitStack
 ) -> list[Service]:
-    """Starts all services in order, and returns them. The stack stops them in reverse."""
+    # Starts all services in order, and returns them. The stack stops them in reverse.
     say(f"Starting. This takes half a minute. Logs: {up_folder()}")
     credential = drawn_credential()
     prefect = prefect_service(prefect_port, credential, up_folder())
@@ -233,7 +233,7 @@ def _open(service: Service, open_services: contextlib.ExitStack) -> None:
 
 @contextlib.contextmanager
 def _runs_cancelled() -> Iterator[None]:
-    """Cancels all runs when its body ends. The worker is still running then and ends their processes."""
+    # Cancels all runs when its body ends. The worker is still running then and ends their processes.
     try:
         yield
     finally:
@@ -389,7 +389,7 @@ def _begun(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def _begun_within(client: SyncPrefectClient, runs: list[FlowRun]) -> list[FlowRun]:
-    """Returns the full experiments that these runs have begun. Those are in no work pool."""
+    # The full experiments that these runs have begun. Those are in no work pool.
     if not runs:
         return []
     parents = FlowRunFilterParentFlowRunId(any_=[run.id for run in runs])

@@ -51,7 +51,7 @@ def hear_cancellation(tell: Callable[[str], None]) -> None:
 
 
 def _ask(run: str) -> None:
-    """Asks for a run's state until it has ended. In a thread of its own, because the server may be slow or away."""
+    # Asks for a run's state until it has ended. In a thread of its own, because the server may be slow or away.
     has_worker = os.environ.get("PREFECT__FLOW_RUN_ID") == run
     with impatient(retries=0, patience_s=_PATIENCE_S):
         client = get_client(sync_client=True)

@@ -151,12 +151,10 @@ class _SentByPrefect:
             self._future = runner.submit(named, parameters)
 
     def wait(self, timeout_s: float) -> bool:
-        """See `Sent.wait`."""
         ended, _ = ray.wait([self._future.wrapped_future], timeout=timeout_s)
         return bool(ended)
 
     def delivery(self) -> Delivery:
-        """See `Sent.delivery`."""
         try:
             delivery: Delivery = self._future.result()
         except ray.exceptions.RayError as error:
@@ -169,5 +167,4 @@ class _SentByPrefect:
         return delivery
 
     def abandon(self) -> None:
-        """See `Sent.abandon`."""
         ray.cancel(self._future.wrapped_future)

@@ -65,7 +65,7 @@ class _Server:
 
 @functools.cache
 def _settings(retries: int, patience_s: float) -> Settings:
-    """Returns this process's settings with other limits. They are cached, because a copy takes 40 ms."""
+    # This process's settings with other limits. They are cached, because a copy takes 40 ms.
     return get_settings_context().settings.copy_with_update(
         {PREFECT_CLIENT_MAX_RETRIES: retries, PREFECT_API_REQUEST_TIMEOUT: patience_s}
     )

@@ -227,7 +227,6 @@ def check_devices(found: DevicesFound | InputError) -> list[Check]:
 
 
 def _state(condition: DeviceCondition) -> str:
-    """Returns the state of a device in words."""
     words = [f"{condition.device}: {condition.model or 'of no known model'}"]
     if condition.memory is not None and condition.memory_used is not None:
         words.append(f"{bytes_shown(condition.memory_used)} of {bytes_shown(condition.memory)} in use")
@@ -247,7 +246,6 @@ def _state(condition: DeviceCondition) -> str:
 
 
 def _remedies(condition: DeviceCondition) -> dict[str, bool]:
-    """Returns the remedies for a device, each with whether a study would fail without it."""
     found: dict[str, bool] = {}
     if condition.tenants:
         found[
@@ -391,7 +389,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _first(why: str) -> str:
-    """Returns DeepSpeed's first sentence. Hints follow it."""
+    # DeepSpeed's first sentence. Hints follow it.
     return next(filter(None, (part.strip(" .") for part in why.split("[WARNING]"))), why)
 
 
@@ -646,7 +644,6 @@ def _check_server(uri: str, shown: str, ours: str) -> Check:
 
 
 def _tls() -> ssl.SSLContext:
-    """Returns the certificates that MLflow's own client would trust, and the one that it would present."""
     anybody = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
     context = trusting(next(filter(None, map(os.environ.get, _BUNDLES)), None), anybody=anybody)
     own = os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH")
@@ -656,7 +653,6 @@ def _tls() -> ssl.SSLContext:
 
 
 def _authorization(user: str | None, password: str | None) -> dict[str, str]:
-    """Returns the header that MLflow's own client would send, from the address or else from the environment."""
     if user:
         return _basic(unquote(user), unquote(password or ""))
     token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")

@@ -126,7 +126,7 @@ def size_of(value: Any) -> int | None:
 
 
 def _size(settings: Mapping[str, Any], flat: str, keys: list[str]) -> int | None:
-    """Returns the size of a group; None if the settings leave it open."""
+    # The size of a group; None if the settings leave it open.
     value: Any = settings
     for key in [flat] if flat in settings else keys:
         if not isinstance(value, Mapping) or key not in value:

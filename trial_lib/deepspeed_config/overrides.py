@@ -111,7 +111,7 @@ def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:
 
 
 def _decoded(value: str) -> str:
-    """Returns the text of an object that is written in base64; empty for anything else."""
+    # The text of an object that is written in base64; empty for anything else.
     try:
         decoded = base64.urlsafe_b64decode(value).decode()
     except (binascii.Error, ValueError):
@@ -146,7 +146,6 @@ def _parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse_hjson(text: str, where: str, hook: Callable[..., dict[str, Any]], mistake: json.JSONDecodeError) -> Any:
-    """Returns the value of a text that is not plain JSON, as DeepSpeed reads it."""
     # DeepSpeed depends on it, but most configurations do not need it.
     import hjson
 

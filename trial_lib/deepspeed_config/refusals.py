@@ -120,7 +120,7 @@ def _each_once(found: re.Match[str]) -> str:
 
 
 def _no_section(name: str, value: Any, inner: str, deepspeed: str) -> tuple[str, str]:
-    """Returns the fault and the remedy for a value in the place of a section, such as `"optimizer": "AdamW"`."""
+    # The fault and the remedy for a value in the place of a section, such as `"optimizer": "AdamW"`.
     what = f"{name}: {deepspeed} takes a section in braces here, and {_short(value)} is none."
     if inner == "enabled":
         is_on = str(value).strip().lower() not in ("false", "0", "none", "[]")
@@ -134,7 +134,6 @@ def _no_section(name: str, value: Any, inner: str, deepspeed: str) -> tuple[str,
 
 
 def _list(name: str, values: list[Any], deepspeed: str) -> tuple[str, str]:
-    """Returns the fault and the remedy for a list in the place of one value."""
     shown = _short(values)
     what = (
         f"{name}: the list {shown} is a search space of DeepSpeed's autotuner, and {deepspeed} trains with one value."
@@ -199,7 +198,6 @@ def _replicas_of(slots: int) -> list[int]:
 
 
 def _refusals_with(ds_config: Mapping[str, Any], sizes: list[int]) -> list[Refusal]:
-    """Returns the refusals of the installed DeepSpeed with each of these numbers of replicas."""
     config, found = _decided(ds_config), list[Refusal]()
     with _by_itself() as replicas:
         while len(found) < _MOST:
@@ -230,7 +228,6 @@ def refusal_behind(error: Exception, ds_config: Mapping[str, Any], slots: int) -
 
 
 def _decided(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without its open parts, but always with a batch size."""
     config = _without_auto(ds_config)
     if any(ds_config.get(key) == "auto" for key in _BATCH):
         # The other parts have to fit the values of the code. Only their types can be checked here.
@@ -248,7 +245,7 @@ def _without_auto(section: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _by_itself() -> Iterator[list[int]]:
-    """Makes DeepSpeed's configuration work without a process group or output. Yields the replicas, to be set."""
+    # Makes DeepSpeed's configuration work without a process group or output. Yields the replicas, to be set.
     from deepspeed.runtime import config as module
 
     replicas = [1]
@@ -267,7 +264,7 @@ def _by_itself() -> Iterator[list[int]]:
 
 
 def _error(config: Mapping[str, Any], sizes: list[int], replicas: list[int]) -> Exception | None:
-    """Returns DeepSpeed's error; None if it accepts the configuration for one of the numbers of replicas."""
+    # DeepSpeed's error; None if it accepts the configuration for one of the numbers of replicas.
     from deepspeed.runtime.config import DeepSpeedConfig
 
     first: Exception | None = None
@@ -288,7 +285,7 @@ def _said(error: Exception) -> str:
 
 
 def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replicas: list[int]) -> list[KeyPath]:
-    """Returns the keys that cause an error; none if the error stays without any one of them."""
+    # The keys that cause an error; none if the error stays without any one of them.
 
     def lies_in(path: KeyPath) -> bool:
         other = _error(_without(config, [path]), sizes, replicas)
@@ -316,7 +313,6 @@ def _paths_of(config: dict[str, Any], error: Exception, sizes: list[int], replic
 
 
 def _refusals(config: dict[str, Any], error: Exception, paths: list[KeyPath]) -> list[Refusal]:
-    """Returns one refusal for each key that DeepSpeed refuses by itself, or one for all keys together."""
     complaints = complaints_in(str(error))
     if len(paths) == len(complaints) > 0:
         pairs = zip(paths, complaints, strict=True)

@@ -187,7 +187,6 @@ def has_killed(before: int | None, proc: Path = _PROC, cgroups: Path = _CGROUPS)
 
 
 def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
-    """Yields the folders of the control groups that this process is in, innermost first."""
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -203,7 +202,7 @@ def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files]]:
 
 
 def _left_in(folder: Path, files: _Files) -> int | None:
-    """The bytes that a control group may still take; None if it has no limit."""
+    # The bytes that a control group may still take; None if it has no limit.
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in (files.limit, files.used))
         return max(0, limit - used + _fields(folder / "memory.stat").get(files.reclaimable, 0))

@@ -140,7 +140,7 @@ def _device_file(pattern: str) -> Callable[[], str | None]:
 
 
 def _gaudi() -> str | None:
-    """Returns a device file: the driver's own, or the kernel's for accelerators, which other drivers share."""
+    # A device file: the driver's own, or the kernel's for accelerators, which other drivers share.
     for device in _ACCEL.glob("accel[0-9]*"):
         if (device / "device" / "driver").resolve().name == "habanalabs":
             return str(_DEV / "accel" / device.name)
@@ -148,7 +148,7 @@ def _gaudi() -> str | None:
 
 
 def _intel() -> str | None:
-    """Returns a device if torch can train on it. Nearly every processor has graphics, which do not count."""
+    # A device if torch can train on it. Nearly every processor has graphics, which do not count.
     with contextlib.suppress(metadata.PackageNotFoundError):
         is_for_xpu = "xpu" in metadata.version("torch") or importlib.util.find_spec("intel_extension_for_pytorch")
         return _device_file("dri/renderD*")() if is_for_xpu else None

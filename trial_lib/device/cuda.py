@@ -58,7 +58,6 @@ def amd_gpus(variables: Mapping[str, str]) -> list[Gpu]:
 
 
 def _shown(variable: str, gpus: list[Gpu]) -> list[Gpu]:
-    """Returns the devices that a list of indices and UUIDs names, up to the first unknown name."""
     shown: list[Gpu] = []
     for name in map(str.strip, variable.split(",")):
         if name.isdecimal():
@@ -72,7 +71,7 @@ def _shown(variable: str, gpus: list[Gpu]) -> list[Gpu]:
 
 
 def _gpu(node: Path) -> Gpu | None:
-    """Returns the GPU of a node of the topology; None for a processor, or for a GPU that this process may not open."""
+    # The GPU of a node of the topology; None for a processor, or for a GPU that this process may not open.
     has = _numbers(node / "properties")
     if not has.get("simd_count") or has.get("cpu_cores_count"):
         return None
@@ -147,7 +146,7 @@ def state_of(uuid: str, model: str) -> DeviceState:
 
 
 def _part_and_whole(uuid: str) -> tuple[Any, Any]:
-    """Returns the handles of an instance and of its GPU. For a whole GPU both are its own. None for no GPU."""
+    # The handles of an instance and of its GPU. For a whole GPU both are its own. None for no GPU.
     part = _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
     if part is None:
         return None, None
@@ -216,7 +215,6 @@ def condition_of(uuid: str, model: str) -> DeviceCondition:
 
 
 def _faults(handle: Any) -> list[str]:
-    """Returns the faults of a GPU's memory."""
     rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     pages = _asked(lambda: pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     faults = ["rows of its memory are broken, and it has no spare rows left"] if rows and rows[3] else []
@@ -387,7 +385,7 @@ def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
 
 
 def _named(variable: str, found: Sequence[Gpu], variables: Mapping[str, str]) -> Visible:
-    """Returns the devices that a value names. An index has the meaning that it has for CUDA in that environment."""
+    # The devices that a value names. An index has the meaning that it has for CUDA in that environment.
     by_index = any(name.strip().isdecimal() for name in variable.split(","))
     if not by_index or variables.get(ORDER) == BY_BUS or len({gpu.model for gpu in found if gpu.model}) < 2:
         return named_devices(variable, found)

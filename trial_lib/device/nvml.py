@@ -117,7 +117,7 @@ def _memory(handle: Any) -> int | None:
 
 
 def _instances(handle: Any) -> tuple[Gpu, ...] | None:
-    """Returns the parts that a GPU is cut into; None if it is not cut."""
+    # The parts that a GPU is cut into; None if it is not cut.
     try:
         if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
@@ -225,7 +225,7 @@ def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | 
 
 
 def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu | None:
-    """Returns the one GPU, or instance of one, with a name; None for an unknown or ambiguous name."""
+    # The one GPU, or instance of one, with a name; None for an unknown or ambiguous name.
     if name.startswith("MIG-"):
         parts = [part for gpu in gpus for part in gpu.instances or () if part.uuid.startswith(name)]
         # A name of older drivers (MIG-GPU-.../1/0), or of instances that may not be asked. CUDA will know it.

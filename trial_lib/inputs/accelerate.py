@@ -127,7 +127,7 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 
 def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
-    """Returns the answer of `accelerate_question`, which runs in the user's environment."""
+    # The answer of `accelerate_question`, which runs in the user's environment.
     python = sys.executable
     if interpreter is not None:
         python = str((words.folder / interpreter).absolute()) if os.sep in interpreter else interpreter
@@ -147,7 +147,7 @@ def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 
 def _refuse(words: Words, launcher: str, settings: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """Refuses a command that does not train with DeepSpeed on this node. The error names the setting."""
+    # Refuses a command that does not train with DeepSpeed on this node. The error names the setting.
     for name, why in _REFUSED.items():
         if settings.get(name):
             place = given.get(name, f"{name} in {_name_of(settings)}")
@@ -302,7 +302,7 @@ def _without_plugin_fields(text: str) -> str:
 
 
 def _default_configuration(environment: Mapping[str, str]) -> Path:
-    """Returns the file that accelerate reads if no option names one."""
+    # The file that accelerate reads if no option names one.
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = Path(environment.get("HF_HOME") or f"{cache}/huggingface").expanduser() / "accelerate"
     json_file = home / "default_config.json"
@@ -311,7 +311,7 @@ def _default_configuration(environment: Mapping[str, str]) -> Path:
 
 
 def _position_of(words: list[str], flag: str) -> int | None:
-    """Returns the position of an option. The last word is the script or module, and no option."""
+    # The position of an option. The last word is the script or module, and no option.
     for position, word in enumerate(words[:-1]):
         if word.partition("=")[0].replace("-", "_") == flag.replace("-", "_"):
             return position
@@ -327,7 +327,6 @@ def _value_of(words: list[str], flag: str) -> str | None:
 
 
 def _with_option(words: list[str], flag: str, value: str) -> list[str]:
-    """Returns the words with an option set, in its place or as the launcher's first option."""
     position = _position_of(words, flag)
     if position is None:
         # `accelerate launch` or `python -m accelerate.commands.launch`.

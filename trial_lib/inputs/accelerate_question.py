@@ -68,7 +68,7 @@ def answer(words: list[str]) -> dict[str, Any]:
 
 
 def _variables(launch: Any, launcher: str, settings: argparse.Namespace) -> dict[str, str]:
-    """Returns the environment of the processes that accelerate would start. Empty if ZeroTune refuses the command."""
+    # The environment of the processes that accelerate would start. Empty if ZeroTune refuses the command.
     if (settings.num_machines or 1) > 1:
         return {}
     if launcher == _DEEPSPEED:

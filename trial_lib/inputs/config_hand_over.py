@@ -56,7 +56,6 @@ def _is_named_by_flag(entrypoint: Entrypoint) -> bool:
 
 
 def _names_it(tree: ast.Module, names: Sequence[str]) -> bool:
-    """Returns whether the code names the configuration outside of a flag of its argument parser."""
     named = {
         *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)),
         *(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
@@ -67,13 +66,12 @@ def _names_it(tree: ast.Module, names: Sequence[str]) -> bool:
 
 
 def _calls_of_initialize(tree: ast.Module) -> list[ast.Call]:
-    """Returns the calls of any function of that name."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "initialize"]
 
 
 def _gets_args_alone(call: ast.Call) -> bool:
-    """Returns whether a call passes `args`, and surely no configuration beside it."""
+    # Whether a call passes `args`, and surely no configuration beside it.
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     if None in given or not given.keys().isdisjoint(_CONFIG_ARGUMENTS) or len(call.args) > _POSITION_OF_CONFIG:
         return False

@@ -70,7 +70,7 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _count(words: Words, text: str) -> int | None:
-    """Returns a number of devices. None means all."""
+    # A number of devices. None means all.
     try:
         count = int(text)
     except ValueError:
@@ -79,7 +79,7 @@ def _count(words: Words, text: str) -> int | None:
 
 
 def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict[str, int]:
-    """Returns the first hosts, as many as `--num_nodes` asks for."""
+    # The first hosts, as many as `--num_nodes` asks for.
     if asked is None or (asked == "-1" and hosts):
         return hosts
     if len(hosts) < 2 and asked in ("1", "-1"):
@@ -93,7 +93,7 @@ def _first_hosts(words: Words, hosts: dict[str, int], asked: str | None) -> dict
 
 
 def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
-    """Returns the slots of each host in the hostfile, by name. Empty if there is no hostfile."""
+    # The slots of each host in the hostfile, by name. Empty if there is no hostfile.
     path = DEFAULT_HOSTFILE if named is None else words.folder / named
     if named is None and not path.is_file():
         return {}
@@ -121,7 +121,7 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
 
 
 def _variables_in_file(words: Words) -> dict[str, str]:
-    """Returns the variables that `deepspeed` sets for the ranks of several hosts."""
+    # The variables that `deepspeed` sets for the ranks of several hosts.
     name = words.environment.get("DS_ENV_FILE", _VARIABLES_FILE)
     found: dict[str, str] = {}
     for path in (Path("~").expanduser() / name, words.folder / name):
@@ -141,7 +141,7 @@ def _variables_in_file(words: Words) -> dict[str, str]:
 
 
 def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:
-    """Returns the devices that `HOST:0,1` names. Empty if it names the host alone."""
+    # The devices that `HOST:0,1` names. Empty if it names the host alone.
     name, colon, listed = text.partition(":")
     if host is None or name != host[0]:
         refuse_foreign(words, flag, text.partition("@")[2].partition(":")[0] or name)

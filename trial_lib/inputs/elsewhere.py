@@ -197,7 +197,6 @@ def programs_elsewhere() -> list[str]:
 
 
 def _here(words: Sequence[str]) -> StartedElsewhere | None:
-    """Returns what the first of some words starts elsewhere."""
     program, rest = _name(words[0]), words[1:]
     kind = next((kind for kind in KINDS if program in kind.programs), None)
     is_users_own = words[0].startswith(("./", "../"))
@@ -212,7 +211,7 @@ def _here(words: Sequence[str]) -> StartedElsewhere | None:
 
 
 def _in_shell(words: Sequence[str]) -> StartedElsewhere | None:
-    """Returns what the command behind a shell's `-c` starts elsewhere."""
+    # What the command behind a shell's `-c` starts elsewhere.
     at = next((at for at, word in enumerate(words) if word.startswith("-") and word.endswith("c")), None)
     if at is None or at + 1 >= len(words):
         return None
@@ -220,7 +219,6 @@ def _in_shell(words: Sequence[str]) -> StartedElsewhere | None:
 
 
 def _commands(text: str) -> list[list[str]]:
-    """Returns the simple commands of a shell's line, as far as they can be read without the shell."""
     lexer = shlex.shlex(text.replace("\n", ";"), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     parts: list[list[str]] = [[]]

@@ -105,7 +105,7 @@ def _launched(words: Words, launcher: UserLauncher, interpreter: str | None) -> 
 
 
 def _take_rest_of_name(words: Words, spellings: tuple[str, ...], first: str) -> None:
-    """Takes the words that belong to a launcher's name: `launch` behind `accelerate`."""
+    # Takes the words that belong to a launcher's name: `launch` behind `accelerate`.
     rests = [spelled.split()[1:] for spelled in spellings if spelled.split()[0] == first]
     for rest in rests:
         if words.rest[: len(rest)] == rest:
@@ -150,7 +150,7 @@ def _parse_python(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 
 def _parse_module(words: Words, module: str, interpreter: str | None) -> dict[str, Any]:
-    """Reads what follows `python -m MODULE`."""
+    # Reads what follows `python -m MODULE`.
     if module in _OWN_MODULES:
         return _OWN_MODULES[module](words)
     launcher = launcher_of_module(module)
@@ -184,7 +184,7 @@ def _trial_class(words: Words, name: str) -> dict[str, Any]:
 
 
 def _read_determined(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`."""
+    # Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`.
     options = read_options(words, "determined.launch", DETERMINED, last=("--trial", "--"))
     words.notes.append(_OWN_RANKS)
     if "--trial" in options:
@@ -302,7 +302,7 @@ def with_config(entrypoint: Entrypoint, deepspeed_config: str | None) -> Entrypo
 
 
 def _assignments(words: Words) -> dict[str, str]:
-    """Takes the assignments before the command off the words, with `env` or without it."""
+    # Takes the assignments before the command off the words, with `env` or without it.
     if words.follows and words and os.path.basename(words.first) == "env":  # noqa: PTH119
         words.take()
     assigned: dict[str, str] = {}

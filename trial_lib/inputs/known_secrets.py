@@ -124,7 +124,7 @@ def known_here() -> KnownSecrets:
 
 
 def _document(file: Path) -> Mapping[str, Any]:
-    """Returns the content of a file; nothing if it is damaged or missing."""
+    # The content of a file; nothing if it is damaged or missing.
     try:
         document = json.loads(file.read_text()) if file.suffix == ".json" else read_yaml(file).data
     except (InputError, OSError, ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _any_of(values: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _basic_credentials(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields `user:password` of variables such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    # `user:password` of variables such as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
     for name, user in environment.items():
         stem, _, kind = name.rpartition("_")
         password = environment.get(f"{stem}_PASSWORD") if stem and kind in _USERS else None
@@ -147,7 +147,6 @@ def _basic_credentials(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _parts(value: str) -> Iterator[str]:
-    """Yields a secret value, and the secrets in it: in quotes, in a list, in an address."""
     bare = value.strip().strip("'\"")
     yield from (value, bare)
     for user, password in _USER_AND_PASSWORD.findall(value):
@@ -175,7 +174,6 @@ def _leaves(document: Any) -> Iterator[str]:
 
 
 def _spellings(value: str) -> Iterable[str]:
-    """Returns the spellings of a value: as it is, and in addresses, headers, JSON, Python, shells and pages."""
     content = value.encode(errors="surrogateescape")
     encoded = {encode(content).decode() for encode in (b64encode, urlsafe_b64encode)}
     return {

@@ -114,7 +114,6 @@ def _starts_ranks(words: Sequence[str]) -> bool:
 
 
 def _ends_as_launcher(word: str) -> bool:
-    """Returns whether a word is the last of a launcher's name."""
     programs = (program for launcher in LAUNCHERS.values() for program in launcher.programs)
     return (
         _name(word) in {spelled.split()[-1] for spelled in (*programs, *all_modules())}

@@ -119,7 +119,6 @@ def read_srun(words: Words, launcher: UserLauncher, interpreter: str | None) -> 
 
 
 def _count_in(found: dict[str, str], words: Words, launcher: UserLauncher) -> int:
-    """Returns the number of ranks that an option gives."""
     count = next((found[flag] for flag in launcher.count if flag in found), None)
     if count is None:
         example = f"`{launcher.shown} {launcher.count[0]} N`"

@@ -407,7 +407,6 @@ def _overrides(target: str, arguments: Sequence[str]) -> list[Typed]:
 
 
 def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list[str]]:
-    """Returns the position of a target that is added, and its words."""
     end = end_of_options(arguments)
     if target.startswith("-"):
         # Some parsers read one form only, so the option gets the form of the others.
@@ -419,7 +418,6 @@ def _added(target: str, arguments: Sequence[str], value: str) -> tuple[int, list
 
 
 def _flags(flag: str, arguments: Sequence[str]) -> list[tuple[Typed, bool]]:
-    """Returns the places of a flag and of its negative form in order, and whether each is the negative one."""
     name = flag.lstrip("-")
     negative = typed_as(f"--no-{name}", arguments) if flag.startswith("--") else []
     found = [*((typed, False) for typed in typed_as(flag, arguments)), *((typed, True) for typed in negative)]
@@ -427,7 +425,7 @@ def _flags(flag: str, arguments: Sequence[str]) -> list[tuple[Typed, bool]]:
 
 
 def _has_value(typed: Typed) -> bool:
-    """Returns whether a flag is typed with a value. A word behind a flag without a value is another argument."""
+    # Whether a flag is typed with a value. A word behind a flag without a value is another argument.
     return bool(typed.before) or boolean_of(typed.value) is not None
 
 

@@ -93,7 +93,7 @@ def leading_imports(file: Path, folders: Sequence[Path]) -> list[str]:
 
 
 def _modules_of(statement: ast.stmt) -> list[str]:
-    """Returns the top-level packages that a statement imports; none for any other statement."""
+    # The top-level packages that a statement imports; none for any other statement.
     if isinstance(statement, ast.Import):
         return [alias.name.partition(".")[0] for alias in statement.names]
     if isinstance(statement, ast.ImportFrom) and not statement.level:
@@ -154,7 +154,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module, file: Path, folders: Sequence[Path]) -> Iterator[tuple[str, Path | None]]:
-    """Yields the modules that a file imports, each with its file if one of the folders has it."""
+    # The modules that a file imports, each with its file if one of the folders has it.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -235,7 +235,7 @@ def command_within(words: Sequence[str], launcher: UserLauncher) -> list[str] | 
 
 
 def _python_first(rest: list[str], is_module: bool) -> list[str]:
-    """Returns the words behind uv's options, with the `python` that uv puts in front of a script or a module."""
+    # The words behind uv's options, with the `python` that uv puts in front of a script or a module.
     if is_module:
         return ["python", "-m", *rest]
     return ["python", *rest] if rest and rest[0].endswith(".py") else rest
@@ -250,7 +250,6 @@ def _refuse_own_requirements(words: Words) -> None:
 
 
 def _within(python: str, program: str, path: str | None) -> str:
-    """Returns a program as uv finds it: in the environment, or else by PATH."""
     if program in NONE.programs:
         return python
     if os.sep in program:
@@ -260,7 +259,7 @@ def _within(python: str, program: str, path: str | None) -> str:
 
 
 def _ask(words: Words, uv_run: list[str]) -> tuple[str, str]:
-    """Returns the Python of the environment, and the environment's folder, or "" if it is no virtual one."""
+    # The Python of the environment, and the environment's folder, or "" if it is no virtual one.
     try:
         asked = ask(words, [*uv_run, "python", "-c", _QUESTION], _LONGEST_ANSWER_S)
     except OSError as error:

@@ -347,7 +347,7 @@ def _listed(text: str, place: str, where: str) -> list[Any]:
 
 
 def _value(word: str, place: str) -> Any:
-    """Returns the value that a word means. A number or a boolean keeps the text that it has."""
+    # The value that a word means. A number or a boolean keeps the text that it has.
     if word in ("", "null"):
         return None
     if (is_option(place) or is_turned(place)) and word.lower() in ("true", "false"):

@@ -87,7 +87,7 @@ def one_error(errors: Sequence[InputError], path: Path) -> InputError:
 
 
 def _in_document(data: Any, loc: Location) -> Location:
-    """Returns the part of pydantic's location that is in the document. The rest names types and validators."""
+    # The part of pydantic's location that is in the document. The rest names types and validators.
     place: list[str | int] = []
     for step in loc:
         known = step in data if isinstance(data, dict) else isinstance(data, list) and step in range(len(data))
@@ -161,7 +161,7 @@ def _where_it_belongs(place: Location) -> str:
 
 
 def _section(place: Location) -> type[BaseModel]:
-    """Returns the model of the section at a place; one without fields for a plain value."""
+    # The model of the section at a place; one without fields for a plain value.
     section: type[BaseModel] = ExperimentConfig
     for step in place:
         annotation = section.model_fields[str(step)].annotation
@@ -303,12 +303,11 @@ def _read(
 
 
 def _note_not_used(keys: Sequence[str]) -> list[str]:
-    """Returns one sentence on all keys that have no effect."""
     return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
 
 
 def _note_names(entrypoint: Entrypoint, model_dir: Path) -> list[str]:
-    """Returns a sentence on each configuration that only the program can find."""
+    # A sentence on each configuration that only the program can find.
     return [
         f"{value} is no file here, so your program decides which DeepSpeed configuration it names. ZeroTune takes the "
         "one that the engine gets."
@@ -364,7 +363,7 @@ def _read_deepspeed_config(
 
 
 def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> dict[str, Any]:
-    """Returns the DeepSpeed configuration that a command names; an empty one if it names none."""
+    # The DeepSpeed configuration that a command names; an empty one if it names none.
     named = list(dict.fromkeys(entrypoint.config_values))
     if len(named) > 1:
         raise InputError(
@@ -432,7 +431,7 @@ def _found_config(entrypoint: Entrypoint, model_dir: Path) -> str | None:
 def _refuse_another_config(
     entrypoint: Entrypoint, base: str | Mapping[str, Any] | None, model_dir: Path, where: str
 ) -> None:
-    """Refuses a second configuration: the trial's is made from one file and replaces the other."""
+    # Refuses a second configuration: the trial's is made from one file and replaces the other.
     for value in entrypoint.config_values:
         if isinstance(base, str) and os.path.realpath(model_dir / value) != os.path.realpath(model_dir / base):
             raise InputError(
@@ -460,7 +459,7 @@ def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
 
 
 def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:
-    """Refuses a trial class whose module is missing or binds no such name. The module is read, not imported."""
+    # Refuses a trial class whose module is missing or binds no such name. The module is read, not imported.
     module, _, class_name = name.partition(":")
     file = module_file(module, folders)
     if file is None:
@@ -491,7 +490,7 @@ def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[P
 
 
 def _bound_names(tree: ast.Module) -> set[str] | None:
-    """Returns the names that a module binds; None if only running it shows them (`from x import *`)."""
+    # The names that a module binds; None if only running it shows them (`from x import *`).
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):

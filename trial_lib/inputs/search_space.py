@@ -112,7 +112,7 @@ def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict
 
 
 def _check_combinations(requests: Iterable[RequestedKnob], where: str) -> None:
-    """Checks that the coarse switches have no more combinations than a search can try."""
+    # Checks that the coarse switches have no more combinations than a search can try.
     varied = [request for request in requests if request.is_coarse and len(request.values) > 1]
     count = math.prod(len(request.values) for request in varied)
     if count > _MOST_VALUES:
@@ -125,14 +125,14 @@ def _check_combinations(requests: Iterable[RequestedKnob], where: str) -> None:
 
 
 def _check_number(path: str, count: int, where: str) -> None:
-    """Checks that a knob has no more values than a search can try."""
+    # Checks that a knob has no more values than a search can try.
     if count > _MOST_VALUES:
         what = f"{place_of(path)} has {count} values, and a search can try {_MOST_VALUES}."
         raise InputError(what, where=where, remedy="Name fewer, or write a range with a smaller `count`.")
 
 
 def _path(key: str, where: str) -> str:
-    """Returns the catalogue's name of a setting. A name that DeepSpeed does not have is refused."""
+    # The catalogue's name of a setting. A name that DeepSpeed does not have is refused.
     if key in _BATCH:
         raise InputError(f"{key} is no knob: the search itself chooses the batch.", where=where, remedy=_BATCH[key])
     if key in _DEPRECATED:
@@ -216,7 +216,7 @@ def _values(path: str, said: Any, place: tuple[str, ...], where: Where) -> tuple
 
 
 def _checked(path: str, value: Any, where: str) -> Any:
-    """Returns a value as DeepSpeed reads it: 5e8 is a whole number."""
+    # A value as DeepSpeed reads it: 5e8 is a whole number.
     if is_switch(path):
         check_value(place_of(path), value, where)
         return value
@@ -233,7 +233,7 @@ def _kind(path: str) -> Kind | None:
 
 
 def _expected(path: str, value: Any) -> str | None:
-    """Returns the expected values in words, if a value is not one of them."""
+    # The expected values in words, if a value is not one of them.
     is_number = isinstance(value, int) and not isinstance(value, bool)
     kind = _kind(path)
     if path == STAGE:
@@ -256,7 +256,7 @@ def _expected(path: str, value: Any) -> str | None:
 
 
 def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Where) -> tuple[Any, ...]:
-    """Returns evenly spaced values from the least to the largest; whole numbers if both ends are."""
+    # Evenly spaced values from the least to the largest; whole numbers if both ends are.
     kind = _kind(path)
     if path == STAGE or kind not in (None, "count", "share"):
         raise InputError(f"{place_of(path)} has no range.", where=where(place), remedy="List its values.")

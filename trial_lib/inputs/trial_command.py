@@ -93,7 +93,6 @@ def trial_command(
 
 
 def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], folder: Path) -> dict[FileTarget, str]:
-    """Returns the new texts of the files with values that are set, each by its first target."""
     texts: dict[str, tuple[FileTarget, str]] = {}
     for name, value in mapped.items():
         target = FileTarget.read(name)
@@ -105,7 +104,7 @@ def _own_files(mapped: Mapping[str, SwitchValue], arguments: Sequence[str], fold
 
 
 def _with_path(arguments: list[str], positions: Sequence[tuple[int, str]], path: Path) -> list[WordChange]:
-    """Replaces the user's path in arguments, and keeps the text before it in each."""
+    # Replaces the user's path in arguments, and keeps the text before it in each.
     changes = []
     for position, before in positions:
         changes.append((arguments[position].removeprefix(before), str(path)))

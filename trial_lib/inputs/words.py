@@ -109,7 +109,6 @@ def split_command(command: str, where: str) -> list[str]:
 
 
 def _shell_syntax(text: str) -> str | None:
-    """Returns the first piece of shell syntax outside of quotes."""
     quote = ""
     escaped = False
     for position, character in enumerate(text):
@@ -201,7 +200,7 @@ def options_from_environment(words: Words, launcher: str, table: Mapping[str, Op
 def _option(
     words: Words, launcher: str, table: Mapping[str, Option], word: str, is_dash_underscore: bool
 ) -> tuple[str, Option, str | None]:
-    """Returns an option's flag in full, the option, and the value in the same word, or None."""
+    # An option's flag in full, the option, and the value in the same word, or None.
     flag, equals, value = word.partition("=")
     attached = value if equals else None
     if flag not in table and not flag.startswith("--") and len(flag) > 2:
@@ -224,7 +223,7 @@ def _option(
 
 
 def _follow(words: Words, launcher: str, flag: str, option: Option, value: str, found: dict[str, str]) -> None:
-    """Adds an option to `found`, notes that it is left out, or refuses it."""
+    # Adds an option to `found`, notes that it is left out, or refuses it.
     does, why = option.does, option.why
     shown = f"{flag} {value}".rstrip()
     if does is Does.FOLLOWED:

@@ -171,7 +171,7 @@ _MOST_VALUES = 100_000
 
 
 def _check_size(root: yaml.Node, path: Path) -> None:
-    """Refuses aliases of aliases, by which a few lines become millions of values."""
+    # Refuses aliases of aliases, by which a few lines become millions of values.
     sizes: dict[int, int] = {}
     open_now: set[int] = set()
 
@@ -200,7 +200,7 @@ _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def _check_keys(root: yaml.Node, path: Path) -> None:
-    """Refuses a key that a mapping has twice, and a key that is no text."""
+    # Refuses a key that a mapping has twice, and a key that is no text.
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -298,7 +298,6 @@ def _takes_anything(field: JsonSchemaValue) -> bool:
 
 
 def _or_nothing(field: JsonSchemaValue) -> JsonSchemaValue:
-    """Returns the schema of a field whose value may also be missing."""
     nothing = {"type": "null"}
     around = {key: value for key, value in field.items() if key in _AROUND_A_TYPE}
     kinds = field.get("anyOf") or [{key: value for key, value in field.items() if key not in around}]

@@ -86,7 +86,6 @@ class DeviceWatch:
                 held, since = now, time.monotonic()
 
     def _still_held(self) -> set[tuple[int, int | None]]:
-        """Returns the trial's processes that have ended, or are ending, and still hold memory of a device."""
         tenants = self._within(self._tenants) or {}
         with self._lock:
             own = set(self._own)
@@ -118,7 +117,7 @@ class DeviceWatch:
         return self._kind.states(self._host, self._slots)
 
     def _within(self, ask: Callable[[], _Answer]) -> _Answer | None:
-        """Returns a driver's answer. None if the driver hangs, which is then not asked again."""
+        # A driver's answer. None if the driver hangs, which is then not asked again.
         if self._is_silent:
             return None
         answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
@@ -131,7 +130,7 @@ class DeviceWatch:
             return None
 
     def _note_others(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Notes the foreign processes of this host."""
+        # Notes the foreign processes of this host.
         for device, found in tenants.items():
             for tenant in found:
                 if tenant.pid in self._own or not psutil.pid_exists(tenant.pid):
@@ -142,7 +141,7 @@ class DeviceWatch:
                     self._company[device][tenant.pid] = neighbour(tenant)
 
     def _note_those_who_stay(self, tenants: Mapping[str, Sequence[Tenant]]) -> None:
-        """Notes the processes that were there before the trial and still are, in any container."""
+        # Notes the processes that were there before the trial and still are, in any container.
         for device, found in tenants.items():
             before = {tenant.pid for tenant in self._before.get(device, [])} - self._own
             for tenant in found:
@@ -214,14 +213,12 @@ def _tenants(host: Host) -> dict[str, list[Tenant]]:
 
 
 def _is_own(pid: int) -> bool:
-    """Returns whether a process is a living descendant of this one."""
     with contextlib.suppress(psutil.Error):
         return os.getpid() in {process.pid for process in psutil.Process(pid).parents()}
     return False
 
 
 def _has_ended(pid: int) -> bool:
-    """Returns whether a process is gone, or was killed and hangs in a driver."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, psutil.STATUS_DISK_SLEEP)
     except psutil.Error:

@@ -112,7 +112,6 @@ def run_training(
 
 
 def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
-    """Returns the progress of a training: the last batch that it has recorded, and its newest checkpoint."""
     batch = max((record.batch for record in MetricsReader(paths.metrics).read()), default=0)
     return batch, max((path.name for path in paths.checkpoints.glob("batch-*")), default="")
 
@@ -137,7 +136,7 @@ def _attempt(
     slots: HeldSlots,
     cancelled: threading.Event,
 ) -> _AttemptEnd:
-    """Runs the ranks once."""
+    # Runs the ranks once.
     paths, ranks = plan.paths, range(plan.slots)
     for path in (paths.finished, *map(paths.rank_finished, ranks), *map(paths.rank_failure, ranks)):
         path.unlink(missing_ok=True)
@@ -196,7 +195,7 @@ def _run(
 
 
 def _broken_api(records: list[RankRecord]) -> str | None:
-    """Returns the trial class's fault, if it ended the attempt."""
+    # The trial class's fault, if it ended the attempt.
     for record in records:
         message: str | None = None
         if record.failure is None:

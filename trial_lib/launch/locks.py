@@ -100,7 +100,7 @@ def lock_file(path: Path, operation: int) -> int:
 
 
 def _locked(path: Path, flags: int, operation: int) -> int | None:
-    """Returns the locked descriptor of a path's file; None if the file was removed before it was locked."""
+    # The locked descriptor of a path's file; None if the file was removed before it was locked.
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def _locked(path: Path, flags: int, operation: int) -> int | None:
 
 
 def _stands_at(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file is still the file of that path, which others lock."""
+    # Whether an open file is still the file of that path, which others lock.
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

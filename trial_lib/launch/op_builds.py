@@ -117,7 +117,7 @@ class OpBuilds:
 
 
 def _close(building: "subprocess.Popen[str]") -> None:
-    """Lets go of the leash of a build, which ends it."""
+    # Lets go of the leash of a build, which ends it.
     assert building.stdin is not None
     # If the process has died before it read everything, the pipe breaks only now.
     with contextlib.suppress(BrokenPipeError):

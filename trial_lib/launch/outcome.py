@@ -121,18 +121,15 @@ def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
 
 
 def _has_its_own(device: str) -> bool:
-    """Returns whether a device has memory of its own."""
     return not kind_of(device).computes_on_the_processor
 
 
 def _in_other_words(text: str) -> MemoryLack | None:
-    """Returns the words of an exception, without the lines of code that are shown with it."""
     lines = (line for line in text.splitlines() if not line[:1].isspace() and _OF_AN_EXCEPTION.search(line))
     return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
 
 
 def _pins(failure: dict[str, Any]) -> bool:
-    """Returns whether the exception was raised while pages of the host were being locked."""
     last_frame = failure["traceback"].rpartition('  File "')[2]
     return failure["type"] != _OF_THE_ALLOCATOR and bool(
         _SAYS_IT_PINS.search(failure["message"]) or _PINS_HERE.search(last_frame)
@@ -152,7 +149,6 @@ def _left(left: dict[str, int]) -> str:
 
 
 def _line_with(text: str, position: int) -> str:
-    """Returns the line around a position."""
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     return text[start : end if end >= 0 else None].strip()[:_LONGEST_LINE]
@@ -307,7 +303,6 @@ def _failed(ending: ProcessesEnd, ranks: list[RankRecord], deadline_s: float, ke
 
 
 def _roots(ranks: list[RankRecord]) -> list[tuple[float, int]]:
-    """Returns the time and the rank of each exception that is not the consequence of another rank's end."""
     return [
         (rank.failure["time"], number)
         for number, rank in enumerate(ranks)
@@ -333,7 +328,6 @@ def _lost_its_peer(rank: RankRecord) -> bool:
 
 
 def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
-    """Returns the outcome of a trial with an exception in a rank, and a sentence about it."""
     assert rank.failure is not None
     failure, message = rank.failure, _first_lines(rank.failure["message"])
     if failure["ended_early"]:
@@ -352,7 +346,7 @@ def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
 
 
 def _sent_by_itself(rank: RankRecord) -> str | None:
-    """Returns the signal that a rank's program has sent to end the rank, with more words; None if it has sent none."""
+    # The signal that a rank's program has sent to end the rank, with more words; None if it has sent none.
     last = _last_line(rank)
     return last.removeprefix(SENDS) if last.startswith(SENDS) else None
 
@@ -386,7 +380,7 @@ def _last_line(rank: RankRecord) -> str:
 
 
 def _first_lines(message: str) -> str:
-    """Returns the first lines of a message as one. pydantic names the wrong key only in the second and third."""
+    # The first lines of a message as one. pydantic names the wrong key only in the second and third.
     return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
 
 

@@ -74,28 +74,22 @@ class ThisHost:
         self.starter_here = starter if is_one else None
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
-        """See `Place.run_trial`."""
         return run_trial(plan, self._starter, self._host, self._lock_dir, cancelled, note)
 
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
-        """See `Place.run_sweep`."""
         return run_sweep(plans, sweep, self._starter, self._host, self._lock_dir, cancelled, note, measured)
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `Place.build`."""
         return self._starter.build(builders)
 
     @property
     def has_compiled(self) -> bool:
-        """See `Place.has_compiled`."""
         return self._starter.has_compiled
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """See `Place.prime`."""
         self._starter.prime(imported)
 
     def close(self) -> None:
-        """See `Place.close`."""
         self._starter.close()

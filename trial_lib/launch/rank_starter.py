@@ -219,7 +219,6 @@ class EndableStarter:
         self.has_ended = False
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """See `RankStarter.launch`."""
         launched = self._starter.launch(request)
         with self._lock:
             self._running.append(launched)

@@ -294,7 +294,6 @@ class RayPlace:
         self._lock = threading.Lock()
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
-        """See `Place.run_trial`."""
         started_at, began = time.time(), time.monotonic()
         write_candidate(plan)
         clear(plan)
@@ -337,7 +336,7 @@ class RayPlace:
         return ends
 
     def _carried_out(self, order: ClusterOrder, cancelled: threading.Event, note: Note) -> Delivery | TrialResult:
-        """Returns the answer to an order. If there is none, the result of its first trial."""
+        # The answer to an order. If there is none, the result of its first trial.
         started_at = time.time()
         sent = self.send(order)
         gives_up_at = float("inf")
@@ -381,11 +380,9 @@ class RayPlace:
         return False
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """See `Place.prime`."""
         self._cluster.prime(imported)
 
     def close(self) -> None:
-        """See `Place.close`."""
         self._cluster.close()
 
 
@@ -441,7 +438,7 @@ class _Running:
 
 
 def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
-    """Runs one trial on the hosts of a placement group."""
+    # Runs one trial on the hosts of a placement group.
     plan, share = order.plans[0], order.share
     table = placement_group_table(group)
     node_ids = [table["bundles_to_node_id"][bundle] for bundle in range(share.hosts)]
@@ -463,14 +460,14 @@ def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
 
 
 def _run_part(study_id: str, plan: TrialPlan, part: HostRanks) -> PartEnd:
-    """Runs one host's part, in a Ray task on that host."""
+    # Runs one host's part, in a Ray task on that host.
     host = _actor(study_id, ray.get_runtime_context().get_node_id())
     end: PartEnd = host.run_part.remote(plan, part, _devices()).future().result()
     return end
 
 
 def _wait(order: ClusterOrder, running: list[_Running]) -> None:
-    """Waits for all parts. If one fails, the others have a moment to write their records, as on one host."""
+    # Waits for all parts. If one fails, the others have a moment to write their records, as on one host.
     left = {part.ended for part in running}
     while left:
         ended, left = wait(left, return_when=FIRST_COMPLETED)
@@ -490,7 +487,7 @@ def _ended_well(ended: "Future[PartEnd]") -> bool:
 
 
 def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str, str]) -> Delivery:
-    """Combines the ends of the parts into the end of one trial."""
+    # Combines the ends of the parts into the end of one trial.
     errors = [part.ended.exception() for part in running]
     for error in errors:
         if error is not None and not is_loss(error):
@@ -527,7 +524,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def _actor(study_id: str, node_id: str) -> Any:
-    """Returns the study's actor on a node. On a new node the driver is about to start it."""
+    # The study's actor on a node. On a new node the driver is about to start it.
     deadline = time.monotonic() + _JOINING_S
     while True:
         try:
@@ -539,5 +536,4 @@ def _actor(study_id: str, node_id: str) -> Any:
 
 
 def _devices() -> list[str]:
-    """Returns the GPUs that Ray has assigned to this task."""
     return [str(device) for device in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]

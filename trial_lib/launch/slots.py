@@ -159,7 +159,7 @@ def now_since_boot() -> int:
 
 
 def _live(lock_dir: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """Yields the open file of each live claim, with its state. Removes this user's dead ones."""
+    # The open file of each live claim, with its state. Removes this user's dead ones.
     with os.scandir(lock_dir) as entries:
         folders = [entry.name for entry in entries if entry.name.startswith(USERS_FOLDER)]
     for folder in sorted(folders):
@@ -185,7 +185,7 @@ def _live(lock_dir: Path) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def _read(descriptor: int, uid: int) -> Claim | None:
-    """Returns the claim in a file; None if it is none. Another user may have written anything."""
+    # The claim in a file; None if it is none. Another user may have written anything.
     try:
         text = os.pread(descriptor, _MOST_BYTES, 0)
         claim = Claim(**json.loads(text))
@@ -217,7 +217,7 @@ def _lock(kind: int) -> bytes:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Returns whether the owner of a file holds it. Locks for reading, which any user can take, do not count."""
+    # Whether the owner of a file holds it. Locks for reading, which any user can take, do not count.
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_RDLCK))
     return answer[:2] != struct.pack("h", fcntl.F_UNLCK)
 
@@ -264,7 +264,6 @@ def wait_of(claim: Claim, others: Sequence[Claim]) -> QueueWait:
 
 
 def _ahead(claim: Claim, others: Sequence[Claim]) -> list[Claim]:
-    """Returns the earlier claims that wait for any of the same devices."""
     return [
         other
         for other in others

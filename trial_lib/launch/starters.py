@@ -63,7 +63,6 @@ class ColdStarter:
         return Launched(guard, len(request.ranks))
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
-        """See `RankStarter.prepare`."""
         # Ranks on other hosts do not say what they need.
         if not beside_builds or self._spans_hosts:
             self._build()
@@ -75,7 +74,7 @@ class ColdStarter:
         clear_stale_locks(request.ranks[0].environment)
 
     def _build(self) -> None:
-        """Builds the ops that every trial needs, unless they are built. Nothing else is being built then."""
+        # Builds the ops that every trial needs, unless they are built. Nothing else is being built then.
         if self._builds.start(self._builders):
             self._builds.wait()
 
@@ -93,18 +92,16 @@ class ColdStarter:
             self._builds.wait()
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `RankStarter.build`."""
         self._builds.start(builders)
         self._builds.wait()
         return self._builds.cannot
 
     @property
     def has_compiled(self) -> bool:
-        """See `RankStarter.has_compiled`."""
         return self._builds.has_compiled
 
     def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
-        """Starts a guard, sends it a message, and returns the socket to it."""
+        # Starts a guard, sends it a message, and returns the socket to it.
         ours, theirs = socket.socketpair()
         with theirs:
             guard = subprocess.Popen(
@@ -291,7 +288,7 @@ class WarmStarter:
         return self._cold.launch(request)
 
     def _fork(self, request: LaunchRequest) -> Launched | None:
-        """Returns the running trial. None if the server must not fork, or has died, and is then dropped."""
+        # The running trial. None if the server must not fork, or has died, and is then dropped.
         try:
             if self._channel is None:
                 self._start()
@@ -319,7 +316,7 @@ class WarmStarter:
             self._ready = True
 
     def _answer(self, *keys: str) -> Any:
-        """Returns the value of the last key in the server's next answer. Passes its notes on."""
+        # The value of the last key in the server's next answer. Passes its notes on.
         assert self._channel is not None
         while True:
             self._wait_for_word()
@@ -336,7 +333,7 @@ class WarmStarter:
                 self._note(message["note"])
 
     def _retire(self) -> None:
-        """Ends a server that must not fork when none of its trials runs, because it only holds memory."""
+        # Ends a server that must not fork when none of its trials runs, because it only holds memory.
         if self._doubt and self._server is not None and not any(map(Launched.is_running, self._running)):
             self._ended.append(self._server)
             self._drop()
@@ -387,7 +384,6 @@ class WarmStarter:
 
     @property
     def has_compiled(self) -> bool:
-        """See `RankStarter.has_compiled`."""
         return self._cold.has_compiled
 
     def prime(self, imported: Sequence[Import]) -> None:

@@ -249,7 +249,7 @@ def _order(plans: Sequence[TrialPlan], sweep: Sweep) -> RankOrder:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Returns a record; empty if there is none."""
+    # A record; empty if there is none.
     with contextlib.suppress(OSError, json.JSONDecodeError):
         record: dict[str, Any] = json.loads(path.read_text())
         return record

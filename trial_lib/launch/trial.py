@@ -186,7 +186,6 @@ def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool
 
 
 def _of_plan(plan: TrialPlan) -> dict[str, Any]:
-    """Returns the fields of a result that the plan and this host decide."""
     of_plan = {name: getattr(plan, name) for name in ("trial_id", "number", "purpose", "name", "config_hash")}
     return {**of_plan, "host": platform.node()}
 

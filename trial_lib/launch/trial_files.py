@@ -84,7 +84,6 @@ def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """Returns the folders that are in none of the others."""
     return [each for each in dict.fromkeys(folders) if set(folders).isdisjoint(each.parents)]
 
 
@@ -93,7 +92,6 @@ def _is_within(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) -> Iterator[Path]:
-    """Yields the files and folders in hidden folders that a command names, such as a checkpoint to begin with."""
     for word in (*program.arguments, *program.target.values()):
         path = program.model_dir / word.rpartition("=")[2]
         if len(word) < _LONGEST_PATH and os.path.lexists(path):
@@ -114,14 +112,12 @@ def _checkout(folder: Path) -> Path:
 
 
 def _git_files(checkout: Path) -> Path:
-    """Returns the folder with git's own files of a checkout."""
     git = checkout / ".git"
     # A submodule and a worktree have a file with the path.
     return (checkout / (git.read_text().partition("gitdir:")[2].strip() if git.is_file() else git)).resolve()
 
 
 def _led_out(folder: Path, model_dir: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields the links out of a folder, at its top and beside the program, each with the folder that it leads to."""
     for place in dict.fromkeys((folder, model_dir)):
         # A checkout may have a folder above that this user cannot list.
         for link in sorted(place.iterdir()) if os.access(place, os.R_OK | os.X_OK) else ():
@@ -236,7 +232,7 @@ def _remove_store(store: Path) -> None:
 
 
 def _keep(layer: Layer, prepared: set[str], below: str = "") -> None:
-    """Moves the preparation to its place, unless another trial was first."""
+    # Moves the preparation to its place, unless another trial was first.
     for name in os.listdir(layer.upper / below):  # noqa: PTH208 - names, relative to both folders
         path = os.path.join(below, name)  # noqa: PTH118 - as the ranks have listed it
         source, target = layer.upper / path, Path(layer.folder) / path
@@ -249,7 +245,7 @@ def _keep(layer: Layer, prepared: set[str], below: str = "") -> None:
 
 
 def _forget_later(source: Path, path: str, prepared: set[str]) -> None:
-    """Removes the files that came into a prepared folder after training began, and the kernel's marks."""
+    # Removes the files that came into a prepared folder after training began, and the kernel's marks.
     for name in os.listxattr(source, follow_symlinks=False):
         if ".overlay." in name:
             os.removexattr(source, name, follow_symlinks=False)

@@ -119,7 +119,7 @@ def follow_wrapper(
 
 
 def _arrived(file: Path, before: Mapping[str, str]) -> Launch | StartedElsewhere | None:
-    """Returns the program that is about to train, from the file that `in_wrapper.sitecustomize` or a shim wrote."""
+    # The program that is about to train, from the file that `in_wrapper.sitecustomize` or a shim wrote.
     if not file.exists():
         return None
     told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
@@ -169,13 +169,12 @@ class _Looker:
 
 
 def _is_hooked(process: psutil.Process, words: Sequence[str]) -> bool:
-    """Returns whether a Python process will report itself. It does not if the wrapper has changed PYTHONPATH."""
+    # Whether a Python process will report itself. It does not if the wrapper has changed PYTHONPATH.
     deaf = any(re.fullmatch(r"-[a-zA-Z]*[IES][a-zA-Z]*", option) for option in words[1 : python_target(words)])
     return not deaf and _HOOK in process.environ().get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
-    """Returns whether a Python process trains with DeepSpeed and starts no other, as far as its code shows."""
     position = python_target(words)
     assert position is not None
     folder = Path(process.cwd())
@@ -190,7 +189,6 @@ def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
 
 
 def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the variables that the user would have to set for the launch, and the names of those to unset."""
     own = {**now, "PYTHONPATH": _without_hook(now.get("PYTHONPATH", ""))}
     if "PATH" in now:
         own["PATH"] = without_shims(now["PATH"], now.get(ARRIVED, ""))

@@ -311,7 +311,7 @@ class MetricsReader:
 
 
 def _record(line: Line) -> MetricsRecord | None:
-    """Returns the record of a line; None for a line that a killed process has damaged."""
+    # The record of a line; None for a line that a killed process has damaged.
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         data: dict[str, Any] = json.loads(line.content)
         metric, epoch = data.get("metric"), data.get("epoch")

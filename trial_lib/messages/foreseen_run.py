@@ -256,7 +256,7 @@ class ForeseenRun:
 
 
 def _records(record: Any, rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """Returns named tuples. A run has half a million, and a row that has every field needs no call of Python's."""
+    # Named tuples. A run has half a million, and a row that has every field needs no call of Python's.
     whole = len(record._fields)
     if all(len(row) == whole for row in rows):
         return tuple(map(tuple.__new__, repeat(record), rows))

@@ -64,7 +64,6 @@ class Arrival:
         return replace(found[0], other_rows_per_sample=0) if found else self
 
     def _turned(self) -> "Arrival":
-        """Returns the reading in which the other dimension has the rows."""
         return replace(
             self,
             dimension=1 - self.dimension,
@@ -118,7 +117,6 @@ class Arrival:
 
 
 def _follows(found: int, typed: int, growth: float) -> bool:
-    """Returns whether a number has grown by a factor: as a ratio, it is nearer to that than to the typed number."""
     if growth == 1:
         return True
     expected = typed * growth

@@ -186,11 +186,9 @@ class _Redaction:
         self.left_out: list[str] = []
 
     def values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See `redact`."""
         return {name: self._shown(value, (str(name),)) for name, value in values.items()}
 
     def text(self, text: str) -> str:
-        """See `redact_text`."""
         if "://" in text:
             text = _URL_WITH_PASSWORD.sub(self._leave_out, text)
         for pattern in _PATTERNS:
@@ -212,7 +210,7 @@ class _Redaction:
         return f"{found['name']}{REDACTED}"
 
     def _learn(self, value: str, *names: str) -> None:
-        """Adds a value to `left_out`, unless it is an ordinary word that nobody would choose as a secret."""
+        # Adds a value to `left_out`, unless it is an ordinary word that nobody would choose as a secret.
         if not _ORDINARY.fullmatch(value) or (any(map(_CERTAIN_NAME.search, names)) and not _is_word(value)):
             self.left_out.append(value)
 
@@ -235,7 +233,7 @@ class _Redaction:
         return self.text(value) if isinstance(value, str) else value
 
     def _list(self, values: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
-        """Returns a list without secrets. It may contain assignments, or the words of a command."""
+        # A list without secrets. It may contain assignments, or the words of a command.
         shown: list[Any] = []
         option = ""
         for value in values:
@@ -258,7 +256,6 @@ def _is_word(value: str) -> bool:
 
 
 def _is_plain(value: str, *names: str) -> bool:
-    """Returns whether a value counts, measures or switches, and none of its names is a secret's."""
     if any(map(_SECRET_NUMBER.search, names)):
         return bool(_NO_PASSWORD.fullmatch(value))
     return bool(_PLAIN.fullmatch(value))

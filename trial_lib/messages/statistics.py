@@ -30,7 +30,6 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """Returns the probability that |t| is below sqrt(degrees) * tan(angle)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2 == 1
     term = cosine if is_odd else 1.0
@@ -100,7 +99,6 @@ def geometric_mean(values: Sequence[float], error: float) -> Ratio:
 
 
 def _residual_variance(rows: Sequence[Sequence[float]]) -> float:
-    """Returns the variance of a table without the means of its rows and columns."""
     columns = [statistics.fmean(column) for column in zip(*rows, strict=True)]
     whole = statistics.fmean(columns)
     left = [

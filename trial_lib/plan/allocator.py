@@ -311,7 +311,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _Block | None:
-        """Maps pages at the lowest address that has room (`try_allocate_expandable_block`)."""
+        # Maps pages at the lowest address that has room (`try_allocate_expandable_block`).
         block = self._room(pool, size)
         if not block.is_mapped and not self._map(pool, block, min(size, block.size)):
             return None
@@ -354,7 +354,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, pool: _Pool, block: _Block) -> None:
-        """Gives the whole pages of a free block back; a rest at either end stays free."""
+        # Gives the whole pages of a free block back; a rest at either end stays free.
         begin = -(-block.start // pool.page) * pool.page
         given = (block.start + block.size - begin) // pool.page * pool.page
         if given <= 0:
@@ -390,7 +390,7 @@ class CachingAllocator:
 
     @staticmethod
     def _cut(block: _Block, size: int, rest: _Block) -> None:
-        """Shortens a block to a size. The rest becomes its neighbour."""
+        # Shortens a block to a size. The rest becomes its neighbour.
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
@@ -420,7 +420,7 @@ class CachingAllocator:
         self.segments -= 1
 
     def _release_oversize(self, pool: _Pool, size: int) -> bool:
-        """Gives back blocks that may not be split, until they are enough for a request."""
+        # Gives back blocks that may not be split, until they are enough for a request.
         needed = max(size, int(self._most_split))
         one = pool.smallest(needed)
         if one is not None and not one.is_split:

@@ -176,7 +176,7 @@ def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:
 
 
 def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
-    """Returns which devices are faster than those with the cheapest tokens; empty if none are."""
+    # Which devices are faster than those with the cheapest tokens; empty if none are.
     speeds = {
         each.label: arm.samples_per_s.value
         for each in devices

@@ -62,7 +62,7 @@ class CHeap:
             self._release(start, size)
 
     def _cut(self, size: int) -> tuple[int, int]:
-        """Returns start and size of a block, with the rest in front of it, which is freed with it."""
+        # Start and size of a block, with the rest in front of it, which is freed with it.
         start, found = self._take(size + _ALIGNMENT + _SMALLEST)
         # The header lies in front of the aligned address.
         front = -(start + _UNIT) % _ALIGNMENT
@@ -76,7 +76,6 @@ class CHeap:
         return start, block - start
 
     def _take(self, size: int) -> tuple[int, int]:
-        """Returns start and size of the best fit, or of a new piece at the top."""
         place = bisect_left(self._free, (size, 0))
         if place == len(self._free):
             self._top += size
@@ -216,7 +215,6 @@ def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None
 
 
 def _line(levels: Mapping[int, _Level]) -> SizeLine:
-    """Returns the line that is nearest to the levels of some sizes."""
     if len(levels) > 1:
         return SizeLine.near({size: level.bytes_ for size, level in levels.items()})
     ((size, level),) = levels.items()
@@ -252,7 +250,6 @@ def _levels(run: ForeseenRun, device: str) -> _Levels:
 
 
 def _levels_on_processor(run: ForeseenRun) -> _Levels:
-    """Returns the levels of a process's whole memory: its heap with all holes, and that of the thread that gathers."""
     heap, live, of_samples, threads = CHeap(), 0, 0, 0
     initialize, held_then = 0, 0
     most = {"backward": _Level(), "update": _Level()}
@@ -284,7 +281,6 @@ def _levels_on_processor(run: ForeseenRun) -> _Levels:
 
 
 def _parts(run: ForeseenRun) -> Iterator[tuple[str, Sequence[MemoryEvent]]]:
-    """Yields the events of each moment, with the part of the run that it belongs to."""
     last = max((place for place, moment in enumerate(run.moments) if moment.name == _INITIALIZE), default=-1)
     for place, (moment, following) in enumerate(zip_longest(run.moments, run.moments[1:])):
         part = "initialize" if place <= last else "update" if moment.name == _UPDATE else "backward"

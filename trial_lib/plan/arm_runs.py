@@ -57,7 +57,6 @@ def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulati
 
 
 def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
-    """Returns the operations of a run with at most as many micro-batches in a step as another run has."""
     most = max((moment.micro_batch for moment in other.moments), default=0)
     last: dict[int, int] = {}
     for moment in run.moments:
@@ -288,7 +287,7 @@ class ArmRuns:
 
     @property
     def _wider(self) -> ForeseenRun | None:
-        """The run on another number of ranks, if it differs in sizes alone."""
+        # The run on another number of ranks, if it differs in sizes alone.
         wider = self.wider
         if wider is None or wider.stopped or wider.world == self.small.world:
             return None
@@ -360,7 +359,6 @@ def _divided(storage: Storage, share: float) -> Storage:
 
 
 def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
-    """Returns a run of one replica as one of several that send each other nothing: the best that it can show."""
     return replace(run, replicas=replicas, world=run.world * replicas)
 
 
@@ -380,7 +378,7 @@ def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
 
 
 def _of_a_sample(runs: Sequence[ForeseenRun]) -> tuple[float | None, bool]:
-    """Returns the median loading time of a sample, and whether workers load. A few runs may not have shown that."""
+    # The median loading time of a sample, and whether workers load. A few runs may not have shown that.
     beside = [run for run in runs if run.loads_beside]
     seconds = [each / run.micro_batch for run in beside or runs for each in run.loading_s if run.micro_batch]
     return (median(seconds) if seconds else None), bool(beside)

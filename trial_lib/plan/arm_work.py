@@ -174,7 +174,6 @@ class ArmWork:
         return list(found.values())
 
     def _leaders(self, arms: Sequence[PlanArm]) -> list[PlanArm]:
-        """Returns one arm of each setting of the program's switches: the user's own, else the first."""
         found: dict[tuple[tuple[str, str], ...], PlanArm] = {}
         for arm in sorted(arms, key=lambda each: not each.is_own):
             found.setdefault(switch_key(arm.knobs), arm)
@@ -211,7 +210,7 @@ class ArmWork:
         return [name for size in self._sizes if (name := self._name(arm, size)) in runs]
 
     def _grown(self, small: ForeseenRun, of: PlanArm, runs: Mapping[str, ForeseenRun]) -> ForeseenRun | None:
-        """Returns a run at the larger size by the growth of another arm with its switches; None if none is known."""
+        # A run at the larger size by the growth of another arm with its switches; None if none is known.
         if small.stopped:
             return None
         for arm in self._arms:
@@ -232,7 +231,7 @@ class ArmWork:
 
     @property
     def _others(self) -> list[AskedDevices]:
-        """Other devices of another number, one at most."""
+        # Other devices of another number, one at most.
         return [self._other] if self._other is not None else []
 
     _other: AskedDevices | None = None
@@ -302,7 +301,7 @@ def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
 
 
 def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]:
-    """Returns the bytes of states on a device, by kind, in an arm on a number of devices."""
+    # The bytes of states on a device, by kind, in an arm on a number of devices.
     of_replica = max(1, typed.world // max(1, typed.replicas))
     replicas = max(1, count // of_replica)
     stage = get_knob(arm.knobs, "zero_optimization.stage", typed.stage)
@@ -336,7 +335,7 @@ def _first_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
 
 
 def _duration(arm: PlanArm, typed: ForeseenRun) -> tuple[int, int]:
-    """Returns a key that rises with the seconds of an arm's run. At stage 3 DeepSpeed has hooks on each module."""
+    # A key that rises with the seconds of an arm's run. At stage 3 DeepSpeed has hooks on each module.
     knobs = _as_arm(arm, typed).knobs
     devices = [get_knob(knobs, f"zero_optimization.{each}.device") for each in _OFFLOADS]
     return get_knob(knobs, "zero_optimization.stage", 0), sum(each not in (None, "none") for each in devices)

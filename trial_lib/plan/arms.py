@@ -106,7 +106,7 @@ def requests_without_arms(
 def _planned_requests(
     typed: ForeseenRun, base_config: Mapping[str, Any], requests: Sequence[RequestedKnob]
 ) -> list[RequestedKnob]:
-    """Returns the requests that make arms. A plan counts replicas and batches of one layout."""
+    # The requests that make arms. A plan counts replicas and batches of one layout.
     turnable: Mapping[str, Sequence[Any]] = typed.program.get("turnable", {})
     requests = [each for each in requests if each.path not in GROUPS]
     requests = [each for each in requests if not is_switch(each.path) or is_planned(each)]
@@ -121,7 +121,6 @@ def is_planned(request: RequestedKnob) -> bool:
 
 
 def _where_conditions_hold(requests: Sequence[RequestedKnob], own: Mapping[str, Any]) -> list[RequestedKnob]:
-    """Returns requests without the conditions on switches that stay as typed, and without those that do not hold."""
     varied = {request.path for request in requests}
     found = []
     for request in requests:
@@ -139,7 +138,6 @@ def changed_word(place: str, value: Any) -> str:
 
 
 def _with_label(arm: Arm, own: Mapping[str, Any]) -> PlanArm:
-    """Returns an arm of a plan whose label names the switches that differ from the user's."""
     plain = Arm({key: value for key, value in arm.knobs.items() if key != PROGRAM}).label
     switches = {
         changed_word(place, value): shown_switch(place, value)
@@ -178,7 +176,7 @@ def own_label(base_config: Mapping[str, Any]) -> str:
 
 
 def _without_groups(arm: Arm) -> Arm:
-    """Returns an arm without the sizes of groups of ranks, which the user's configuration has."""
+    # An arm without the sizes of groups of ranks, which the user's configuration has.
     if not any(path in GROUPS for path, _ in leaves(arm.knobs)):
         return arm
     knobs: dict[str, Any] = {}
@@ -189,7 +187,6 @@ def _without_groups(arm: Arm) -> Arm:
 
 
 def _is_asked_for(arm: Arm, asked: Iterable[str]) -> bool:
-    """Returns whether an arm varies nothing but stage, offload and the coarse knobs that the user requests."""
     asked = set(asked)
     return all(
         path.startswith(_COARSE) or path in _PERMISSIONS or path in asked or is_switch(path) or _is_neutral(value)
@@ -459,12 +456,11 @@ def _is_tried(request: RequestedKnob) -> bool:
 
 
 def _is_like(one: tuple[Any, ForeseenRun], other: tuple[Any, ForeseenRun], place: str) -> bool:
-    """Returns whether two values of a switch have the same rows. A compiled model runs as it is written."""
+    # Whether two values of a switch have the same rows. A compiled model runs as it is written.
     return compiles({place: one[0]}) == compiles({place: other[0]}) and _does_the_same(one[1], other[1])
 
 
 def _does_the_same(one: ForeseenRun, other: ForeseenRun) -> bool:
-    """Returns whether two runs have the same model, memory and work."""
     return (
         (one.parameters, one.trainable, one.micro_batch) == (other.parameters, other.trainable, other.micro_batch)
         and one.storages == other.storages

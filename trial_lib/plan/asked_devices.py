@@ -131,7 +131,6 @@ def _read(word: str, known: Mapping[str, DeviceFigures]) -> Cluster:
 
 
 def _hosts_of(count: int, device: DeviceFigures, where: str) -> tuple[int, int]:
-    """Returns the hosts that a number of devices fills, and the devices of each."""
     if count % device.per_host:
         raise InputError(
             f"{count} devices do not fill hosts of {device.per_host}.",
@@ -168,7 +167,6 @@ def _known(name: str, known: Mapping[str, DeviceFigures], where: str) -> DeviceF
 
 
 def _short(name: str) -> set[str]:
-    """Returns the shorter names of a device that is called by its kind, its memory and perhaps its form."""
     kind, *more = name.lower().split("-")
     form = "".join(more[1:])
     bare = re.sub(r"^(rtx|gtx)", "", kind)
@@ -176,7 +174,7 @@ def _short(name: str) -> set[str]:
 
 
 def _nearest(name: str, plain: Mapping[str, DeviceFigures]) -> str:
-    """Returns a sentence with the names that are nearest to an unknown one; with many if none is near."""
+    # A sentence with the names that are nearest to an unknown one; with many if none is near.
     word = _plain(name)
     within = [each for each in plain if word and word in each]
     near = [*within, *difflib.get_close_matches(word, plain, n=_NEAR, cutoff=0.5)]

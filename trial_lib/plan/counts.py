@@ -66,7 +66,6 @@ def largest(asked: AskedDevices) -> AskedDevices:
 def _arms_on(
     evaluations: Sequence[Evaluation], devices: AskedDevices, policy_of: Callable[[], BatchPolicy]
 ) -> "list[_AtCount]":
-    """Returns the arms that have a micro-batch on a number of devices."""
     try:
         policy = policy_of()
     except InputError:
@@ -177,7 +176,7 @@ class _AtCount:
         return largest, self.step(largest)
 
     def _more(self, share: float) -> float:
-        """Returns the bytes by which this rank's share differs from that on the asked devices."""
+        # The bytes by which this rank's share differs from that on the asked devices.
         whole = share * self.base.runs.small.replicas
         return whole / self.policy.data_parallel_size - whole / self.base.policy.data_parallel_size
 
@@ -209,6 +208,5 @@ def _best(arms: Sequence[_AtCount]) -> PlannedCount:
 
 
 def _as_arm(evaluation: Evaluation) -> Arm:
-    """Returns the arm as the search knows it, also for the user's own, whose knobs are empty."""
     run, arm = evaluation.runs.small, evaluation.runs.arm
     return Arm({**arm.knobs, "zero_optimization": {**run.ds_config.get("zero_optimization", {}), "stage": run.stage}})

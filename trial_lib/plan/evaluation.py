@@ -184,14 +184,14 @@ class Evaluation:
         }
 
     def _memory(self, forecast: PeakForecast) -> dict[str, float]:
-        """Returns the bytes at the peak by kind, with logits apart from other activations."""
+        # The bytes at the peak by kind, with logits apart from other activations.
         highest = forecast.live.highest
         split = {} if highest is None else with_logits(highest, self.memory.one, forecast.micro_batch)
         split["overhead"] = max(0.0, forecast.needed.mean - forecast.live.peak)
         return split
 
     def _largest_at(self, likely: float) -> int:
-        """Returns the largest of the sizes that fits with a probability; 0 if none does."""
+        # The largest of the sizes that fits with a probability; 0 if none does.
         low, high = 0, len(self.sizes)
         while low < high:
             middle = (low + high) // 2
@@ -203,7 +203,7 @@ class Evaluation:
 
 
 def _without_data(step: ForeseenStep) -> float:
-    """Returns how many times as fast a step is if no device waits for data."""
+    # How many times as fast a step is if no device waits for data.
     return step.seconds / max(step.seconds - step.parts["data"], 1e-9)
 
 
@@ -266,7 +266,7 @@ def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
 
 
 def _more_to_do(one: Evaluation, other: Evaluation) -> str:
-    """Returns what an arm has to do more than another one, which is alike otherwise; empty if nothing is."""
+    # What an arm has to do more than another one, which is alike otherwise; empty if nothing is.
     mine, its = one.runs.small, other.runs.small
     if switch_key(one.runs.arm.knobs) != switch_key(other.runs.arm.knobs):
         return ""

@@ -273,7 +273,7 @@ class _Same:
 
 @lru_cache(maxsize=64)
 def _replayed(same: _Same, settings: AllocatorSettings, before: tuple[int, ...]) -> tuple[Reserved, float]:
-    """Returns the replay on a device without a limit, and the least bytes that suffice. It takes about a second."""
+    # The replay on a device without a limit, and the least bytes that suffice. It takes about a second.
     found = replay(same.run, settings, before=before)
     return found, least_reserved(same.run, found, settings, before)
 

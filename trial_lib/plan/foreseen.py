@@ -157,7 +157,7 @@ _WITHOUT_DEVICES = {
 
 
 def _environment(program: Program, pretended: Pretended) -> dict[str, str]:
-    """Returns the variables that the user's launcher sets for rank 0, without the devices of this host."""
+    # The variables that the user's launcher sets for rank 0, without the devices of this host.
     local, world = str(pretended.ranks_per_host), str(pretended.world)
     numbers = {"rank": "0", "local_rank": "0", "ranks": world, "local_ranks": local}
     launcher = launcher_named(program.launched_by)
@@ -178,7 +178,6 @@ def _environment(program: Program, pretended: Pretended) -> dict[str, str]:
 
 
 def _without_record(ending: ProcessesEnd, log: Path) -> str:
-    """Returns why a process has left no record."""
     status = ending.statuses[0] if ending.statuses else None
     if ending.ended_by != "ranks" or status is None:
         return f"The foreseen run was ended from outside ({ending.ended_by}); its log is {log}."

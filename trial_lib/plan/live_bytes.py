@@ -168,7 +168,7 @@ def _thinned(points: Sequence[TimePoint], most: int) -> tuple[TimePoint, ...]:
 
 
 def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
-    """Returns the kind and the change of live bytes of each event; a change of 0 if it is in another place."""
+    # The kind and the change of live bytes of each event; a change of 0 if it is in another place.
     index = PLACES.index(place)
     sizes = [rounded(storage.size, place) if storage.place == index else 0 for storage in run.storages]
     return [
@@ -178,7 +178,6 @@ def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
 
 
 def _moments(run: ForeseenRun) -> Iterator[tuple[Moment, int, int]]:
-    """Yields each moment with its first event and the one after its last."""
     for moment, following in zip_longest(run.moments, run.moments[1:]):
         yield moment, moment.event, following.event if following else len(run.events)
 

@@ -361,7 +361,7 @@ def _would_stop_a_trial(first: ForeseenRun) -> bool:
 
 
 def _is_of_use_beside(first: ForeseenRun) -> bool:
-    """Returns whether a run ahead has what the plan needs. It lacks the flags that the first run has found."""
+    # Whether a run ahead has what the plan needs. It lacks the flags that the first run has found.
     return not first.stopped and not first.program.get("arg_mappings")
 
 
@@ -468,7 +468,7 @@ def _all(
     stop: Callable[[], None],
     end: Callable[[str], None],
 ) -> dict[str, ForeseenRun]:
-    """Foresees runs, so many at once. The first error ends all, and the first run may end those that are ahead."""
+    # Foresees runs, so many at once. The first error ends all, and the first run may end those that are ahead.
     ended = threading.Event()
 
     def one(run: WantedRun) -> ForeseenRun:

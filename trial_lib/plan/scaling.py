@@ -61,7 +61,6 @@ class Growth:
         return self._grown(run)[0]
 
     def _grown(self, run: ForeseenRun) -> tuple[ForeseenRun, float]:
-        """Returns a run at the other micro-batch, and the share of its passes that the pair has as well."""
         storages = list(run.storages)
         operations: list[Operation] = []
         alike = _Share()
@@ -105,7 +104,7 @@ class _Share:
 
 
 def _work_of(run: ForeseenRun, operation: Operation) -> tuple[int, str, float, float]:
-    """Returns kind, data type and work of an operation. Each run has a list of data types in an order of its own."""
+    # Kind, data type and work of an operation. Each run has a list of data types in an order of its own.
     dtype = run.dtypes[operation.dtype] if run.dtypes else ""
     return operation.kind, dtype, operation.flops, operation.moved
 
@@ -188,7 +187,7 @@ class _Paired:
 
 
 def _aligned(one: Sequence[_T], other: Sequence[_T], fits: Callable[[_T, _T], bool]) -> Iterator[tuple[_T, _T]]:
-    """Yields the pairs of two sequences that fit, in order. What has no partner within a few places is left out."""
+    # The pairs of two sequences that fit, in order. What has no partner within a few places is left out.
     left = right = 0
     while left < len(one) and right < len(other):
         ahead = next((step for step in range(_AHEAD) if _is_pair(one, left, other, right + step, fits)), None)
@@ -209,7 +208,7 @@ def _is_pair(one: Sequence[_T], left: int, other: Sequence[_T], right: int, fits
 
 
 def _may_be(mine: Storage, its: Storage, most: float) -> bool:
-    """Whether a storage may be the other at the other micro-batch: equal, or changed by the ratio at most."""
+    # Whether a storage may be the other at the other micro-batch: equal, or changed by the ratio at most.
     return (mine.kind, mine.place) == (its.kind, its.place) and _is_between(mine.size, its.size, most)
 
 
@@ -223,7 +222,6 @@ def _is_between(mine: float, its: float, most: float) -> bool:
 
 
 def _moments(run: ForeseenRun) -> Iterator[tuple[int, list[int], Sequence[Operation]]]:
-    """Yields each moment's name, the indexes of the storages that it makes, and its operations."""
     for moment, following in zip_longest(run.moments, run.moments[1:]):
         events = run.events[moment.event : following.event if following else len(run.events)]
         done = run.operations[moment.operation : following.operation if following else len(run.operations)]
@@ -323,7 +321,7 @@ def scaled_run(
 
 
 def _operations(base: ForeseenRun, steps: Sequence[tuple[ForeseenRun, float]], world: int) -> tuple[Operation, ...]:
-    """Returns the operations; none if they differ in more than their sizes."""
+    # The operations; none if they differ in more than their sizes.
     if not all(have_same_operations(base, run) for run, _ in steps):
         return ()
     return tuple(
@@ -450,7 +448,6 @@ def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "de
 
 
 def _micro_batches(run: ForeseenRun) -> int:
-    """Returns how many micro-batches a step of a run has."""
     return max((moment.micro_batch for moment in run.moments), default=0) + 1
 
 
@@ -505,7 +502,7 @@ def _line(live: Sequence[Sequence[float]], event: int) -> PeakLine:
 
 
 def _envelope(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    """Returns the (slope, base, event) of the lines that are the highest for some micro-batch above 0."""
+    # The (slope, base, event) of the lines that are the highest for some micro-batch above 0.
     hull: list[tuple[float, float, int]] = []
     for point in sorted(points):
         if hull and point[0] - hull[-1][0] < 1e-9:
@@ -519,7 +516,6 @@ def _envelope(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, f
 
 
 def _is_below(one: tuple[float, float, int], middle: tuple[float, float, int], other: tuple[float, float, int]) -> bool:
-    """Returns whether a line is nowhere above two others, between whose slopes its own is."""
     return (one[1] - other[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (other[0] - one[0])
 
 

@@ -285,7 +285,6 @@ def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies 
 
 
 def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None) -> ForeseenStep:
-    """Returns the step of a run whose operations are done one by one."""
     constants = efficiencies or Efficiencies()
     layer = _Layer(run, cluster, constants)
     timeline, busy = layer.lay(step_of(run))

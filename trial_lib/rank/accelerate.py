@@ -119,13 +119,12 @@ class PluginRoles:
 
 
 def _with_precision(own: DeepSpeedConfig, config: DeepSpeedConfig) -> DeepSpeedConfig:
-    """Returns the code's configuration, with the precision that the code passes to the Accelerator beside it."""
     sections = {name: config.get(name, {}) for name in ("fp16", "bf16")}
     return {**{name: section for name, section in sections.items() if section.get("enabled") is True}, **own}
 
 
 def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Takes overrides out of a configuration again. Other objects hold the configuration as well."""
+    # Takes overrides out of a configuration again. Other objects hold the configuration as well.
     for key, value in overrides.items():
         inner = config.get(key)
         if isinstance(value, Mapping) and isinstance(inner, dict) and isinstance(own.get(key), Mapping):

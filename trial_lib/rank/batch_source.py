@@ -258,7 +258,6 @@ class BatchSource:
         return f"{fed} {way} If the data set itself is that small, use more data."
 
     def _divided(self, asked: int, arrived: int) -> str:
-        """Returns the sentences for a size that the engine takes for one rank's, and the script for that of all."""
         if self.replicas == 1 or asked != arrived * self.replicas:
             return ""
         typed = [number.name for number in numbers_in_words(self.arguments) if _is_of_a_batch(number, asked)]
@@ -335,12 +334,10 @@ class BatchSource:
         )
 
     def _spelled(self, option: ProgramOption) -> str:
-        """Returns an option's name as it was typed, or else its longest name."""
         typed = (name for name in option.names for word in self.arguments if word.partition("=")[0] == name)
         return next(typed, max(option.names, key=len))
 
     def _variables_of(self, size: int) -> list[str]:
-        """Returns the environment variables that have the name of a batch size and this value."""
         return [
             name
             for name, value in sorted(self.environment.items())
@@ -348,7 +345,6 @@ class BatchSource:
         ]
 
     def _file_with(self, size: int) -> Path | None:
-        """Returns a DeepSpeed configuration in the working directory that has this micro-batch size."""
         for path in self._small_files():
             try:
                 config = json.loads(path.read_text())
@@ -378,5 +374,4 @@ def _mapping(target: str, key: str = MICRO_BATCH) -> str:
 
 
 def _written(target: str, key: str = MICRO_BATCH) -> str:
-    """Returns a mapping as a user writes it on the command line and in the YAML."""
     return f"--map {key}={target} (in a YAML: arg_mappings: {{{key}: {target}}})."

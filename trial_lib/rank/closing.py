@@ -123,7 +123,7 @@ class Closing:
         return RankEnd(kind, **self.probe.progress, waits_in=doing.waits_in, where=doing.where)
 
     def _close(self, kind: str, doing: Doing, seconds: float) -> None:
-        """Agrees with the other ranks. Returns only if a failure of this rank counts as one."""
+        # Agrees with the other ranks. Returns only if a failure of this rank counts as one.
         if not self._closes.acquire(blocking=False):
             if self._closer is threading.current_thread() and self._raised is not None:
                 # The program has caught the error, and has ended again.
@@ -170,7 +170,7 @@ class Closing:
 
 
 def _data_are_over(error: BaseException, micro_batches: int) -> bool:
-    """Returns whether an exception only means that there was no further batch, or none at all."""
+    # Whether an exception only means that there was no further batch, or none at all.
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, StopIteration):
@@ -331,7 +331,7 @@ def _bytes_of(process: psutil.Process) -> float:
 
 
 def _sleeps(thread: threading.Thread) -> int:
-    """Returns how often a thread has gone to sleep. A blocked thread does not do so again and again."""
+    # How often a thread has gone to sleep. A blocked thread does not do so again and again.
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/self/task/{thread.native_id}/status").read_text(errors="replace").splitlines():
             if line.startswith("voluntary_ctxt_switches"):
@@ -340,6 +340,5 @@ def _sleeps(thread: threading.Thread) -> int:
 
 
 def _is_busy(closing: Closing) -> bool:
-    """Returns whether the device still has work from this rank."""
     device = closing.probe.device
     return device is not None and device.is_busy()

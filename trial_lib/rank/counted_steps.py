@@ -297,7 +297,7 @@ class CountedSteps:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _samples(self, watch: EngineWatch) -> float:
-        """Returns the samples of a step on this rank; the engine's setting if the batches show none."""
+        # The samples of a step on this rank; the engine's setting if the batches show none.
         asked = float(watch.engine.train_micro_batch_size_per_gpu() * watch.engine.gradient_accumulation_steps())
         arrived = [watch.samples_in(step.arrived) for step in self.in_use]
         return (statistics.fmean(arrived) if arrived else 0.0) or asked
@@ -335,7 +335,7 @@ def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
 
 
 def _host_bytes(watch: EngineWatch) -> int:
-    """Returns the bytes that each rank may still take of its host's memory, on the host with the least; 0 on a CPU."""
+    # The bytes that each rank may still take of its host's memory, on the host with the least; 0 on a CPU.
     if not watch.device.is_apart:
         return 0
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -344,7 +344,7 @@ def _host_bytes(watch: EngineWatch) -> int:
 
 
 def _flops_per_sample(watch: EngineWatch) -> float:
-    """Returns the FLOPs of all ranks of a replica for a sample; 0 if the ranks' counts are no shares of one figure."""
+    # The FLOPs of all ranks of a replica for a sample; 0 if the ranks' counts are no shares of one figure.
     engine, samples = watch.engine, watch.samples_counted
     own = [float(watch.model.flops), samples, watch.counted_elements / samples, float(part_of_replica(engine))]
     counts = of_each(own, engine)

@@ -225,13 +225,13 @@ def own_bytes(resident: str) -> int:
 
 
 def _status_bytes(field: str) -> int:
-    """Returns a size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
+    # A size of this process from the kernel; 0 if it has none (proc_pid_status(5)).
     shown = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
     return int(shown.get(field, "0").split()[0]) * 1024
 
 
 def _spare_builds() -> None:
-    """Runs just-in-time builds without the limit from now on."""
+    # Runs just-in-time builds without the limit from now on.
     from torch.utils import cpp_extension
 
     build = cpp_extension._run_ninja_build
@@ -489,7 +489,6 @@ def require() -> None:
 
 
 def _without_gpu(kind: str) -> OtherDeviceError:
-    """Returns the message for slots that are GPUs."""
     import torch
 
     ranks = "the CPU" if kind == "cpu" else f"`{kind}`"
@@ -517,7 +516,7 @@ def _without_gpu(kind: str) -> OtherDeviceError:
 
 
 def _gpus_of_torch() -> str | None:
-    """Returns the GPUs that torch is built for, such as `CUDA 13.0`; None for a CPU alone."""
+    # The GPUs that torch is built for, such as `CUDA 13.0`; None for a CPU alone.
     import torch
 
     hip = getattr(torch.version, "hip", None)
@@ -525,7 +524,6 @@ def _gpus_of_torch() -> str | None:
 
 
 def _on_cores_of(kind: str) -> OtherDeviceError:
-    """Returns the message for slots that are cores."""
     what = f"the program's DeepSpeed trains on `{kind}`, but this host's slots are its cores"
     if kind != "cuda":
         return OtherDeviceError(

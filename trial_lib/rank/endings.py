@@ -108,7 +108,7 @@ def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
 
 
 def _by_rank(words: Sequence[str]) -> str:
-    """Returns the states of the ranks. Ranks with equal states are named together."""
+    # The states of the ranks. Ranks with equal states are named together.
     ranks: dict[str, list[int]] = {}
     for rank, said in enumerate(words):
         ranks.setdefault(said, []).append(rank)

@@ -232,7 +232,7 @@ class EngineWatch:
         self._direct_calls = direct_calls
 
     def _trains_now(self) -> bool:
-        """Returns whether a forward pass that begins is a training pass. `engine.eval()` sets only the module."""
+        # Whether a forward pass that begins is a training pass. `engine.eval()` sets only the module.
         if not torch.is_grad_enabled():
             return False
         if self.engine.module.training:
@@ -376,7 +376,6 @@ class EngineWatch:
         return torch.stack([loss.float().mean() for loss in losses]).sum() / self._losses_a_step()
 
     def _losses_a_step(self) -> int:
-        """Returns the number by which DeepSpeed divides each loss."""
         return int(self.engine.gradient_accumulation_steps())
 
     def take_arrived(self) -> dict[str, float]:

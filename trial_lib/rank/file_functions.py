@@ -91,7 +91,7 @@ class _Entries:
 
 
 def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
-    """Returns the entries that a program has to find in a folder; None for the real ones."""
+    # The entries that a program has to find in a folder; None for the real ones.
     is_open = isinstance(path, int)
     folder = f"/proc/self/fd/{path}" if is_open else os.fspath("." if path is None else path)
     where = os.readlink(folder) if is_open else files.path_of(folder)  # noqa: PTH115
@@ -176,12 +176,11 @@ def install(
 
 
 def _like(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a replacement that does not become a method of a class, as a built-in function does not."""
     return functools.update_wrapper(functools.partial(replacement), original)
 
 
 def _replace(module: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of `os`, also in Python's lists of what such functions support."""
+    # Replaces a function of `os`, also in Python's lists of what such functions support.
     original = getattr(module, name)
     setattr(module, name, replacement)
     for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):

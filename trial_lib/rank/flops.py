@@ -71,7 +71,7 @@ class OpaqueFunctions:
 
 
 def _address(value: Any) -> int:
-    """The address of a tensor's data; 0 for anything else, and for a tensor without data of its own."""
+    # The address of a tensor's data; 0 for anything else, and for a tensor without data of its own.
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_nested or value.layout is not torch.strided:
         return 0
     return int(value.untyped_storage().data_ptr())
@@ -144,7 +144,7 @@ _ATTENTION = (
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """The FLOPs of attention's two matrix products. A causal mask is not subtracted (PaLM, appendix B)."""
+    # The FLOPs of attention's two matrix products. A causal mask is not subtracted (PaLM, appendix B).
     batch, heads, queries, depth = query.shape
     keys = key.shape[2]
     return 2 * batch * heads * queries * keys * (depth + value.shape[3])
@@ -260,7 +260,7 @@ class FlopCounter(TorchDispatchMode):
         return self._counted(func, formula, func, args, kwargs)
 
     def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a function that an operator calls, so that its work counts. The operator runs outside the mode."""
+        # Wraps a function that an operator calls, so that its work counts. The operator runs outside the mode.
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -284,12 +284,10 @@ class FlopCounter(TorchDispatchMode):
 
 
 def _has_no_shape(args: Any) -> bool:
-    """Returns whether an operand is a nested tensor of the strided layout, whose sizes cannot be queried."""
     return any(isinstance(each, torch.Tensor) and each.is_nested and each.layout is torch.strided for each in args)
 
 
 def _may_be_much(func: Any) -> bool:
-    """Returns whether an operator without a formula may work as much as those that have one."""
     if isinstance(func, HigherOrderOperator):
         return str(func.name()).startswith("triton_kernel")
     if func.namespace == "aten":

@@ -69,21 +69,20 @@ def _upload_nothing(module: ModuleType) -> None:
 
 
 def _below(owner: type[Any]) -> Iterator[type[Any]]:
-    """Yields all classes that derive from a class."""
     for each in owner.__subclasses__():
         yield each
         yield from _below(each)
 
 
 def _only_save(owner: type) -> None:
-    """Makes the methods that a class itself defines save without an upload."""
+    # Makes the methods that a class itself defines save without an upload.
     _replace(owner, "save_pretrained", _without_push)
     # Some classes have a copy of their own.
     _replace(owner, _ASKS, lambda original: lambda *args, **kwargs: None)
 
 
 def _without_push(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that gets no `push_to_hub`, which callers give by position or by name."""
+    # A method that gets no `push_to_hub`, which callers give by position or by name.
     names = list(inspect.signature(original).parameters)
     place = names.index(_ASKS) if _ASKS in names else None
 
@@ -182,7 +181,7 @@ def _merge_difference(ds_config: Mapping[str, Any], module: ModuleType) -> None:
 
 
 def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
-    """Merges the overrides into a configuration before the stage or an "auto" value in it is read."""
+    # Merges the overrides into a configuration before the stage or an "auto" value in it is read.
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def read(config: Any, *args: Any, **kwargs: Any) -> None:
@@ -196,7 +195,7 @@ def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any]
 
 
 def _check_in_a_trial(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
-    """Makes the Trainer compare its arguments with a configuration, except for the training's length."""
+    # Makes the Trainer compare its arguments with a configuration, except for the training's length.
 
     def wrap_process(original: Callable[..., None]) -> Callable[..., None]:
         def process(config: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
@@ -258,7 +257,7 @@ def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scra
 
 
 def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
-    """Records the flags that set the batch, if the training arguments come from the command line."""
+    # Records the flags that set the batch, if the training arguments come from the command line.
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
@@ -277,7 +276,6 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
 
 
 def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
-    """Returns whether parsed arguments are the command line's, possibly with some added or taken out."""
     if args is None:
         return True
     ours, theirs = set(sys.argv[1:]), set(args)
@@ -285,14 +283,14 @@ def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
 
 
 def _spelling(name: str) -> str:
-    """Returns an argument's flag as the user has typed it. transformers accepts dashes for underscores."""
+    # An argument's flag as the user has typed it. transformers accepts dashes for underscores.
     dashed = f"--{name.replace('_', '-')}"
     typed = any(word.split("=")[0] == dashed for word in sys.argv[1:])
     return dashed if typed else f"--{name}"
 
 
 def _neither_save_nor_evaluate(module: ModuleType) -> None:
-    """Makes the Trainer's loop never save and never evaluate, whatever its arguments or a callback say."""
+    # Makes the Trainer's loop never save and never evaluate, whatever its arguments or a callback say.
     never = property(lambda control: False, lambda control, value: None)
     module.TrainerControl.should_save = never
     module.TrainerControl.should_evaluate = never
@@ -338,7 +336,7 @@ def _train_only(module: ModuleType) -> None:
 
 
 def _save_where(to_save: _ToSave, owner: type) -> None:
-    """Saves into the given folders alone. A program may read back what it saves before it trains."""
+    # Saves into the given folders alone. A program may read back what it saves before it trains.
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:

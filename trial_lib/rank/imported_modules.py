@@ -64,7 +64,6 @@ class ImportedModules:
 
 
 def _is_shown(name: str, value: str | None) -> bool:
-    """Returns whether a variable may be in a record: it is no secret, and text."""
     return redact({name: value})[name] == value and (value is None or value.isprintable())
 
 

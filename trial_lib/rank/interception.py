@@ -167,7 +167,7 @@ def _reading_no_weights(original: Callable[..., Any], facts: ProgramFacts) -> Ca
 
 
 def _file_with_state(folder: Path, tag: Any, is_universal: bool) -> Path | None:
-    """Returns the file of a checkpoint that has the program's own state; None if there is none."""
+    # The file of a checkpoint that has the program's own state; None if there is none.
     if tag is None:
         latest = folder / ("latest_universal" if is_universal else "latest")
         if not latest.is_file():
@@ -445,7 +445,7 @@ class _Configuration:
 
 
 def _read(value: Any) -> DeepSpeedConfig | None:
-    """Returns the configuration in a dictionary, a path or base64; None if DeepSpeed would refuse it."""
+    # The configuration in a dictionary, a path or base64; None if DeepSpeed would refuse it.
     if isinstance(value, dict):
         return value
     if not isinstance(value, (str, Path)):

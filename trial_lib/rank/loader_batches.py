@@ -118,7 +118,6 @@ def _is_tokens(tensor: torch.Tensor) -> bool:
 
 
 def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]:
-    """Returns the dimensions of a tensor along which its sequence runs."""
     if tensor.dim() < 2 or tensor.shape[0] not in (1, samples):
         return []
     axes = [1] if tensor.shape[1] == length else []
@@ -130,7 +129,7 @@ def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]
 
 
 def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a copy of nested mappings and sequences with other tensors, because a data set may keep the original."""
+    # A copy of nested mappings and sequences with other tensors, because a data set may keep the original.
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, MutableMapping):
@@ -352,7 +351,7 @@ class LoaderBatches:
         return batch
 
     def _note_place(self, iterator: Any, is_first: bool) -> None:
-        """Counts a batch that was read to train on, if a worker has made it."""
+        # Counts a batch that was read to train on, if a worker has made it.
         if not iterator._num_workers:
             return
         # Workers that stay keep their iterator for the next epoch.
@@ -369,7 +368,7 @@ class LoaderBatches:
 
 
 def _torchs_sampler(iterator: Any) -> tuple[BatchSampler | None, int]:
-    """Returns torch's own sampler of an iterator, None if it has another, and the ranks that share its batches."""
+    # Torch's own sampler of an iterator, None if it has another, and the ranks that share its batches.
     sampler: Any = getattr(iterator, "_index_sampler", None)
     ranks = 1
     # Accelerate's shards have the sampler that they divide.
@@ -389,7 +388,6 @@ def samples_of(iterator: Any) -> int | None:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Returns the states of the random generators that a data set may use."""
     numpy: Any = sys.modules.get("numpy")
     of_numpy = () if numpy is None else numpy.random.get_state()
     plain = tuple(part.tobytes() if hasattr(part, "tobytes") else part for part in of_numpy)
@@ -436,7 +434,7 @@ def _start_method(loader: DataLoader[Any]) -> str:
 
 
 def _unpicklable(loader: DataLoader[Any]) -> str:
-    """Returns why a new interpreter cannot get what it needs; empty if it can, or if that is too large to find out."""
+    # Why a new interpreter cannot get what it needs; empty if it can, or if that is too large to find out.
     try:
         pickle.dump((loader.dataset, loader.collate_fn, loader.worker_init_fn), _Limited())
     except _TooLargeError:
@@ -465,7 +463,7 @@ class _Limited:
 
 
 def _held(value: Any, depth: int, seen: set[int]) -> Iterator[str]:
-    """Yields, in words, what a value holds that another process cannot use as well."""
+    # Yields, in words, what a value holds that another process cannot use as well.
     if id(value) in seen or isinstance(value, (str, bytes, int, float, bool, type(None), type)):
         return
     seen.add(id(value))

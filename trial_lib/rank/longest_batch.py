@@ -70,7 +70,7 @@ class SequenceSurvey:
         return self._try_stretching()
 
     def _note(self, lengths: list[int]) -> bool:
-        """Records the lengths on all ranks if they vary; returns whether they do."""
+        # Records the lengths on all ranks if they vary; returns whether they do.
         arrived = (self._watch.shortest_sequence, self._watch.longest_sequence)
         own = [*lengths, *(length for length in arrived if length is not None)]
         longest, negative_shortest = self._most([float(max(own, default=0)), -float(min(own, default=2**62))])

@@ -89,14 +89,13 @@ def _experts(module: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _expert_rank(parameter: Any) -> int:
-    """Returns this rank's place among those that share a layer's experts."""
     from deepspeed.utils import groups
 
     return int(groups._get_expert_parallel_rank(expert_group(parameter)))
 
 
 def _holders(parameter: Any, replicas: int) -> int:
-    """Returns how many ranks keep a parameter. An expert's is kept by a part of the replicas."""
+    # How many ranks keep a parameter. An expert's is kept by a part of the replicas.
     name = expert_group(parameter)
     if not name:
         return replicas
@@ -106,7 +105,7 @@ def _holders(parameter: Any, replicas: int) -> int:
 
 
 def _part(parameter: Any) -> tuple[int, torch.Tensor] | None:
-    """Returns this rank's share of a parameter's first elements, and where it begins; None if not in memory."""
+    # This rank's share of a parameter's first elements, and where it begins; None if not in memory.
     partition = getattr(parameter, "ds_tensor", None)
     if partition is None:
         return None if parameter.is_meta else (0, parameter.detach().reshape(-1)[:_ELEMENTS])

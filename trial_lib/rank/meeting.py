@@ -72,7 +72,6 @@ class Files:
 
     @property
     def ranks(self) -> range:
-        """See `Board.ranks`."""
         return range(len(self._states))
 
     def put(self, rank: int, number: int, content: Any) -> None:
@@ -87,7 +86,6 @@ class Files:
         temporary.replace(path)
 
     def get(self, rank: int, number: int) -> Any:
-        """See `Board.get`."""
         try:
             return json.loads(self._path(rank, number).read_text())
         except (OSError, ValueError):
@@ -134,19 +132,16 @@ class Store:
 
     @property
     def ranks(self) -> range:
-        """See `Board.ranks`."""
         is_alone = self._store is None and not self.is_lost
         return range(self._rank, self._rank + 1) if is_alone else self._all
 
     def put(self, rank: int, number: int, content: Any) -> None:
-        """See `Board.put`."""
         self._own[number] = content
         if self._store is not None:
             with self._losing():
                 self._store.set(self._key(rank, number), json.dumps(content))
 
     def get(self, rank: int, number: int) -> Any:
-        """See `Board.get`."""
         if rank == self._rank:
             return self._own.get(number)
         key = self._key(rank, number)
@@ -156,7 +151,6 @@ class Store:
         return None
 
     def finish(self, number: int) -> None:
-        """See `Board.finish`."""
         if self._store is None:
             return
         deadline = time.monotonic() + _READ_S

@@ -99,7 +99,6 @@ class RankMemory:
         }
 
     def _of_allocator(self, device: Device) -> dict[str, int]:
-        """Returns further figures of an allocator that caches memory."""
         left, figures = device.left_bytes(), device.allocator_figures()
         may_have = min(left["free"] + left["reserved"], device.total_bytes())
         return {

@@ -147,7 +147,6 @@ class OwnPlace:
 
 
 def _reader() -> str:
-    """Returns the file whose code reads the environment."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _OF_MAPPINGS:
         frame = frame.f_back

@@ -54,7 +54,6 @@ def stand_in_for_scripts(name: str, original: Any, replacement: Callable[..., An
 
 
 def _modules_with(name: str) -> list[ModuleType]:
-    """Returns the modules that may have a name: those that were noted with it, and all that are newer."""
     if name not in _noted:
         return list(sys.modules.values())
     # Python keeps the modules in the order of their imports.
@@ -109,7 +108,7 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _call_after(self, spec: ModuleSpec) -> None:
-        """Calls back after the module's code. The loader keeps its type, because other code may look at it later."""
+        # Calls back after the module's code. The loader keeps its type, because other code may look at it later.
         loader = spec.loader
         assert loader is not None
         exec_module = loader.exec_module

@@ -57,23 +57,18 @@ class CurrentProbe:
 
     @property
     def has_engine(self) -> bool:
-        """See `InitializeObserver.has_engine`."""
         return self._probe().has_engine
 
     def initialize_called(self) -> None:
-        """See `InitializeObserver.initialize_called`."""
         self._probe().initialize_called()
 
     def engine_built(self, engine: Any) -> None:
-        """See `InitializeObserver.engine_built`."""
         self._probe().engine_built(engine)
 
     def frozen_engine_built(self) -> None:
-        """See `InitializeObserver.frozen_engine_built`."""
         self._probe().frozen_engine_built()
 
     def group_destroyed(self) -> None:
-        """See `InitializeObserver.group_destroyed`."""
         self._probe().group_destroyed()
 
 
@@ -485,7 +480,7 @@ class Probe:
         watch.clock.mark()
 
     def _decide(self) -> None:
-        """Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments."""
+        # Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments.
         assert self._watch is not None
         window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
         is_moment = len(counted) >= max(next_moment(window, counted.slowest), counted.next_covered)
@@ -528,13 +523,13 @@ class Probe:
         return self._survey
 
     def _about_to_count(self) -> None:
-        """Keeps the measurement so far, because the next step is not the training's own."""
+        # Keeps the measurement so far, because the next step is not the training's own.
         assert self._watch is not None
         self._memory.end(self._watch.device)
         self._keep(self._measurement())
 
     def _compare_with_what_was_asked(self) -> None:
-        """Ends a trial if its first optimizer step had another batch than the candidate's."""
+        # Ends a trial if its first optimizer step had another batch than the candidate's.
         watch, source = self._watch, self._source
         assert watch is not None
         if self._order.is_typed_profile:
@@ -598,7 +593,7 @@ class Probe:
         return most(values, self._watch.engine)
 
     def _measurement(self) -> dict[str, Any]:
-        """Returns the metrics. Every rank takes part, because some are sums and maxima over all ranks."""
+        # The metrics. Every rank takes part, because some are sums and maxima over all ranks.
         assert self._watch is not None
         if self._order.is_typed_profile:
             self._surveying().conclude()
@@ -611,7 +606,7 @@ class Probe:
         return measurement
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
-        """Returns the record of the counted steps, whatever ends the trial. Every rank takes part."""
+        # The record of the counted steps, whatever ends the trial. Every rank takes part.
         watch = self._watch
         assert watch is not None
         (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)

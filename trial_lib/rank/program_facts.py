@@ -39,7 +39,7 @@ def refused_options(varied: Mapping[str, Sequence[Any]], parsers: Parsers) -> di
 
 
 def _actions_of(name: str, parsers: Parsers) -> Iterator[tuple[argparse.ArgumentParser, argparse.Action]]:
-    """Yields the actions that an option stands for. A parser may take its beginning, or have it typed otherwise."""
+    # The actions that an option stands for. A parser may take its beginning, or have it typed otherwise.
     as_typed = with_underscores if _is_typed(name) else str
     for parser, _ in parsers:
         whole = [each for each in parser._actions if as_typed(name) in map(as_typed, each.option_strings)]
@@ -53,7 +53,7 @@ def _is_typed(name: str) -> bool:
 
 
 def _unknown(name: str, parsers: Parsers) -> str:
-    """Returns why a program would refuse an option that none of its parsers has; empty if it may read it otherwise."""
+    # Why a program would refuse an option that none of its parsers has; empty if it may read it otherwise.
     if not parsers or not all(is_strict for _, is_strict in parsers):
         return ""
     spellings = [each for parser, _ in parsers for action in parser._actions for each in action.option_strings]
@@ -191,7 +191,7 @@ class ProgramFacts:
         return micro
 
     def _note_adam(self, engine: Any) -> None:
-        """Keeps whether torch's Adam is fused, the code's or that of `torch_adam` in the configuration."""
+        # Keeps whether torch's Adam is fused, the code's or that of `torch_adam` in the configuration.
         optimizer = getattr(engine, "basic_optimizer", None)
         if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" in _ADAMS:
             own = bool(getattr(optimizer, "defaults", {}).get("fused"))

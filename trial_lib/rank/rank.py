@@ -108,7 +108,7 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
 
 
 def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
-    """Runs the program once; returns whether it has to run again, with the next size."""
+    # Runs the program once; returns whether it has to run again, with the next size.
     try:
         try:
             run_program(order.program, _arguments(order, sizes.size.arguments))
@@ -135,7 +135,7 @@ def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
 
 
 def _end_child(error: BaseException | None) -> None:
-    """Ends a child that the program has forked, as Python would. A child is not the rank, and leaves no record."""
+    # Ends a child that the program has forked, as Python would. A child is not the rank, and leaves no record.
     code = 1
     if error is None:
         code = 0
@@ -210,7 +210,7 @@ def _fail(
     engine_built: bool,
     as_recorded: Callable[[str], str] = str,
 ) -> None:
-    """Prints the exception to the log, as Python would, and writes it to a record that needs no parsing."""
+    # Prints the exception to the log, as Python would, and writes it to a record that needs no parsing.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     left = _left_bytes()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -241,7 +241,7 @@ def _fail(
 
 
 def _left_bytes() -> dict[str, int]:
-    """Returns the memory that the rank has left, if it can still find out. It decides cases that the error does not."""
+    # The memory that the rank has left, if it can still find out. It decides cases that the error does not.
     with contextlib.suppress(BaseException):
         if "torch" in sys.modules:
             from trial_lib.rank.device import device_in_use
@@ -251,7 +251,7 @@ def _left_bytes() -> dict[str, int]:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process at once. No code of the user's, no destructor and no other rank can delay it."""
+    # Ends the process at once. No code of the user's, no destructor and no other rank can delay it.
     for stream in (sys.stdout, sys.stderr):
         # The program may have closed or replaced it.
         with contextlib.suppress(BaseException):

@@ -37,7 +37,6 @@ def repeated_blocks(model: Any) -> list[Any]:
 
 
 def _listed(module: Any) -> Iterator[Any]:
-    """Yields the blocks of the outermost lists in a module."""
     blocks = _blocks_of(module)
     if blocks and not _are_stages(blocks):
         yield from blocks
@@ -81,7 +80,6 @@ def _is_worth_it(block: Any) -> bool:
 
 
 def _operations(block: Any) -> int:
-    """Returns the operations of a block whose inputs autograd keeps, as far as its modules show them."""
     return sum(_own_operations(module) for module in block.modules())
 
 
@@ -99,12 +97,11 @@ def _own_operations(module: Any) -> int:
 
 
 def _elements(parameter: Any) -> int:
-    """Returns the elements of a parameter, which ZeRO-3 may have partitioned."""
+    # The elements of a parameter, which ZeRO-3 may have partitioned.
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _outermost(module: Any, kinds: Collection[type], blocks: Collection[int]) -> Iterator[Any]:
-    """Yields the modules of some classes, and those with some identities, that are not within another of them."""
     for child in module.children():
         if type(child) in kinds or id(child) in blocks:
             yield child
@@ -165,7 +162,7 @@ def _recomputed(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 
 def _by_name(forward: Callable[..., Any], names: tuple[str, ...], *inputs: Any) -> Any:
-    """Calls a forward pass. The last inputs have names."""
+    # Calls a forward pass. The last inputs have names.
     first = len(inputs) - len(names)
     return forward(*inputs[:first], **dict(zip(names, inputs[first:], strict=True)))
 
@@ -200,7 +197,7 @@ def _apart(plain: list[torch.Tensor], recomputed: list[torch.Tensor]) -> float:
 
 
 def _roundoff(tensors: list[torch.Tensor]) -> float:
-    """Returns the spacing of the numbers next to 1 in the narrowest format that they may have been computed in."""
+    # The spacing of the numbers next to 1 in the narrowest format that they may have been computed in.
     formats = {each.dtype for each in tensors if each.is_floating_point()}
     for device in {each.device.type for each in tensors}:
         if torch.is_autocast_enabled(device):
@@ -211,7 +208,6 @@ def _roundoff(tensors: list[torch.Tensor]) -> float:
 def _computed(
     forward: Callable[..., Any], parameters: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the outputs of a block and the gradients of its inputs and parameters, by the same random numbers."""
     inputs = [_own(each) for each in args]
     named = {name: _own(each) for name, each in kwargs.items()}
     with torch.random.fork_rng():
@@ -226,7 +222,6 @@ def _computed(
 
 
 def _own(value: Any) -> Any:
-    """Returns a copy of a tensor that shares no graph with it."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().clone().requires_grad_(value.requires_grad)

@@ -90,8 +90,6 @@ def install(files: WrittenCopies) -> None:
 def _with_path(
     function: Callable[..., Any], position: int, name: str, redirected: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """Returns a function that redirects its argument at a position, or of a name."""
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) > position:
@@ -104,8 +102,6 @@ def _with_path(
 
 
 def _then_move(method: Callable[..., Any], redirected: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns a method of a reader or writer of checkpoints that redirects its path after the call."""
-
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
@@ -242,7 +238,7 @@ def install_trackers(scratch: Path, files: UserFiles) -> None:
 
 
 def _swap(module: ModuleType, name: str, replacement: Callable[..., Any]) -> None:
-    """Replaces a module's function, also in modules of the fork server that have imported it by name."""
+    # Replaces a module's function, also in modules of the fork server that have imported it by name.
     original = getattr(module, name)
     stand_in(name, original, functools.wraps(original)(replacement))
 
@@ -255,7 +251,7 @@ def _disable_wandb(module: ModuleType) -> None:
 
 
 def _keep_store(store: str, kind: str, module: ModuleType) -> None:
-    """Makes every way to name a store (`kind`: tracking or registry) lead to the trial's store."""
+    # Makes every way to name a store (`kind`: tracking or registry) lead to the trial's store.
     _swap(module, f"set_{kind}_uri", lambda *args, **kwargs: None)
     _swap(module, f"get_{kind}_uri", lambda: store)
     _swap(module, f"_resolve_{kind}_uri", lambda *args, **kwargs: store)
@@ -275,7 +271,7 @@ def _start_new_runs(module: ModuleType) -> None:
 
 
 def _write_elsewhere(folder: Path, files: UserFiles, module: ModuleType) -> None:
-    """Makes a `SummaryWriter` write below the trial's folder."""
+    # Makes a `SummaryWriter` write below the trial's folder.
     original: Callable[..., None] = module.SummaryWriter.__init__
 
     @functools.wraps(original)

@@ -136,7 +136,7 @@ class EndedRun:
 
 
 def _forget_models() -> None:
-    """Empties a list and a method's cache in which DeepSpeed's ZeRO 3 keeps each engine's model, and so the engine."""
+    # Empties a list and a method's cache in which DeepSpeed's ZeRO 3 keeps each engine's model, and so the engine.
     offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
     getattr(offload, "FWD_MODULE_STACK", []).clear()
     coordinator = sys.modules.get("deepspeed.runtime.zero.partitioned_param_coordinator")
@@ -280,7 +280,7 @@ class Sizes:
         self.is_last_run = True
 
     def _keep(self, measurement: dict[str, Any]) -> None:
-        """Records a measurement that counts unless another follows."""
+        # Records a measurement that counts unless another follows.
         self._record(self.size, {**measurement, "time": now(), KEPT: True})
 
     def _engine_built(self) -> None:
@@ -297,7 +297,7 @@ class Sizes:
             self._layered.note_prepared(self._files.filled)
 
     def _finished(self, measurement: dict[str, Any]) -> None:
-        """Records the measurement of the current size. Ends the process, or this run of the program."""
+        # Records the measurement of the current size. Ends the process, or this run of the program.
         if not measurement:
             # The program has caught `NextSize` somewhere, or breaks up the process group.
             self._end_group(_NOT_REPEATABLE, status=1)
@@ -325,7 +325,7 @@ class Sizes:
         self._end(status)
 
     def _next_will_fit(self, used: dict[str, int]) -> bool:
-        """Returns whether the next size is expected to fit on every rank; all of them call it."""
+        # Whether the next size is expected to fit on every rank; all of them call it.
         taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
         own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
         most, least, retries = self._probe.on_most_demanding_rank(own)
@@ -337,7 +337,7 @@ class Sizes:
         return will_fit(self._measured, samples, self._order.bytes_per_sample, self._order.headroom)
 
     def _go_on(self) -> None:
-        """Prepares the next size for code that keeps its engine."""
+        # Prepares the next size for code that keeps its engine.
         self._turn_to_next()
         compiled_programs.forget_compiled()
         self._measure_same_engine(self.size, self._training_began)
@@ -420,13 +420,13 @@ def let_nothing_interrupt() -> set[int]:
 
 
 def _meet() -> None:
-    """Waits for the other ranks."""
+    # Waits for the other ranks.
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
 
 
 def _write_to(log: str) -> None:
-    """Redirects this process's output to another log."""
+    # Redirects this process's output to another log.
     sys.stdout.flush()
     sys.stderr.flush()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)

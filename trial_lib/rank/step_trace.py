@@ -163,7 +163,7 @@ class StepTrace:
             pass
 
     def _parts(self) -> dict[str, float]:
-        """Returns the seconds of a step by part."""
+        # The seconds of a step by part.
         traced, self._profile = self._profile, None
         traced.stop()
         events = [_plain(each) for each in traced.profiler.kineto_results.events()]
@@ -172,7 +172,7 @@ class StepTrace:
         return {part: seconds / window.steps for part, seconds in found.items()}
 
     def _agreed(self, parts: dict[str, float]) -> TracedStep:
-        """Returns the mean over all ranks. One rank without a trace leaves all without."""
+        # The mean over all ranks. One rank without a trace leaves all without.
         *sums, failed, ranks = self._total([*(parts.get(part, 0.0) for part in STEP_PARTS), float(not parts), 1.0])
         spent = time.monotonic() - self._began
         if failed:
@@ -182,7 +182,7 @@ class StepTrace:
         return TracedStep(seconds=sum(means.values()), parts=means, steps=self._steps, spent=spent)
 
     def _without_loss(self, function: Callable[[], _Found]) -> _Found | None:
-        """Calls a function, unless one has failed before. The measurement is complete without a trace."""
+        # Calls a function, unless one has failed before. The measurement is complete without a trace.
         if self._failure:
             return None
         try:

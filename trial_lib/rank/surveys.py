@@ -240,7 +240,7 @@ class SizeSurvey:
 
 
 def _figures(sizes: Sequence[int]) -> list[float]:
-    """Returns the sizes of all ranks that show whether they differ. A rank without a batch changes nothing."""
+    # The sizes of all ranks that show whether they differ. A rank without a batch changes nothing.
     largest = max(sizes, default=0)
     return [float(vary(sizes)), float(largest), -float(largest or _NONE)]
 

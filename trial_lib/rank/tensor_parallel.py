@@ -94,7 +94,7 @@ def parameter_shares(engine: Any) -> list[float]:
 
 
 def _experts_on(parameter: Any) -> int:
-    """Returns the ranks over which the experts of a parameter are divided; 0 if it is of no expert."""
+    # The ranks over which the experts of a parameter are divided; 0 if it is of no expert.
     if getattr(parameter, "allreduce", True):
         return 0
     from deepspeed.utils import groups
@@ -173,7 +173,7 @@ def refuse_unequal_batches(engine: Any, digested: float | None, refuse: Callable
 
 
 def _divided_layer() -> Any:
-    """Returns the class of the layers that AutoTP has divided; None in a DeepSpeed that has no such class."""
+    # The class of the layers that AutoTP has divided; None in a DeepSpeed that has no such class.
     try:
         from deepspeed.module_inject.layers import TensorParallel_Layer
     except ImportError:

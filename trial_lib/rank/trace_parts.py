@@ -61,7 +61,6 @@ def parts_of(spans: Iterable[Span], start: int, end: int) -> dict[str, float]:
 
 
 def _layers(has_device: bool) -> list[tuple[bool, str, str]]:
-    """Returns what decides first: where, on which span, and the part that it counts as."""
     if not has_device:
         return [(False, part, part) for part in _ON_HOST]
     issued = [part for part in _ON_HOST if part not in _IDLE]
@@ -186,7 +185,6 @@ class _Host:
         return "" if event.is_annotation else "compute"
 
     def _waits_for(self, event: TraceEvent) -> str:
-        """Returns the part of a wait: that of the collective that the thread began last."""
         if _is_within(event, self._reducing):
             return "reducing"
         last = bisect_right(self._starts, event.start) - 1
@@ -213,7 +211,7 @@ def _on_device(event: TraceEvent, issuers: dict[int, TraceEvent], updates: Seque
 
 
 def _is_within(event: TraceEvent, scopes: Sequence[TraceEvent]) -> bool:
-    """Returns whether an event begins within one of some scopes, which are in order and do not overlap."""
+    # Whether an event begins within one of some scopes, which are in order and do not overlap.
     place = bisect_right(scopes, event.start, key=_by_start) - 1
     return place >= 0 and event.start < scopes[place].end
 

@@ -103,7 +103,6 @@ def turn(model: Any, kind: str) -> None:
 
 
 def _recomputable(model: Any) -> tuple[list[Any], str]:
-    """Returns the blocks that can be recomputed, and why there are none."""
     blocks = repeated_blocks(model)
     found = [block for block in blocks if not any(map(_keeps_statistics, block.modules()))]
     return found, "" if found else _STATISTICS if blocks else _NO_BLOCKS
@@ -114,7 +113,7 @@ def _of_kind(blocks: list[Any], kind: str) -> list[Any]:
 
 
 def _is_recomputed(module: Any) -> bool:
-    """Returns whether `turn` has given a module its forward pass."""
+    # Whether `turn` has given a module its forward pass.
     return isinstance(getattr(vars(module).get("forward"), "func", None), GuardedCheckpoint)
 
 
@@ -125,12 +124,10 @@ def _has_method(model: Any) -> bool:
 
 
 def _flagged(model: Any) -> list[Any]:
-    """Returns the modules that a Hugging Face model's method switches."""
     return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
 
 
 def _keeps_statistics(module: Any) -> bool:
-    """Returns whether a module changes buffers in its forward pass, as BatchNorm does."""
     return getattr(module, "running_mean", None) is not None
 
 
@@ -172,7 +169,7 @@ def turn_attention(model: Any, name: str) -> None:
 
 
 def _can_change(model: Any) -> bool:
-    """Returns whether the layers ask for the implementation in each forward pass (transformers from 4.48 on)."""
+    # Whether the layers ask for the implementation in each forward pass (transformers from 4.48 on).
     asks = getattr(model, "_can_set_attn_implementation", None)
     return hasattr(model, "set_attn_implementation") and (asks is None or bool(asks()))
 

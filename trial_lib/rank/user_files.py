@@ -165,7 +165,6 @@ class UserFiles:
         return self.new_copy(self.path_of(folder))
 
     def _lists_old(self, folder: str) -> bool:
-        """Returns whether anything in a folder is older than the study, protected or not."""
         try:
             names = _real_listdir(folder)
         except (OSError, ValueError):
@@ -173,7 +172,6 @@ class UserFiles:
         return any(self._was_before(os.path.join(folder, name)) for name in names)
 
     def _was_before(self, where: str) -> bool:
-        """Returns whether a path, or the file that it links to, is older than the study."""
         for look in (_real_lstat, _real_stat):
             # A link may lead nowhere, and another rank may remove a file meanwhile.
             with contextlib.suppress(OSError):
@@ -262,7 +260,7 @@ def is_there(path: str, as_folder: bool = False) -> bool:
 
 
 def _copy_once(original: str, copy: str) -> None:
-    """Copies a whole file, once for all the ranks that may copy it at the same time."""
+    # Copies a whole file, once for all the ranks that may copy it at the same time.
     aside = f"{copy}.{os.getpid()}"
     with _real_open(original, "rb") as source, _real_open(aside, "wb") as target:
         shutil.copyfileobj(source, target)
@@ -310,7 +308,7 @@ class LayeredFiles:
         self._restore(self._layer.noted() or set(), "")
 
     def _new(self, below: str = "") -> Iterator[str]:
-        """Yields the files that only the layer has, relative to the folder."""
+        # The files that only the layer has, relative to the folder.
         for name in os.listdir(self._layer.upper / below):  # noqa: PTH208 - names, relative to both folders
             path = str(Path(below, name))
             if path in self._hidden:
@@ -331,7 +329,6 @@ class LayeredFiles:
         return (self._layer.upper / path).is_dir() and not (self._layer.upper / path).is_symlink()
 
     def _is_changed_folder(self, path: str) -> bool:
-        """Returns whether a path is the same folder in the layer and below it."""
         original = self._layer.below / path
         is_folder = self._is_folder(path) and original.is_dir() and not original.is_symlink()
         return is_folder and not is_opaque(str(self._layer.upper / path))

@@ -98,7 +98,6 @@ def without_own_frames(error: BaseException) -> BaseException:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an exception, its causes and contexts, and the members of groups among them, each once."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
@@ -111,7 +110,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without ZeroTune's frames, and without Python's frames around them (imports and runpy)."""
     links = list(_links(trace))
     while links and _is_own_or(links[0], _RUNPY):
         links.pop(0)

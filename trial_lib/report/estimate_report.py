@@ -116,7 +116,7 @@ def estimate_report(
 
 
 def _arms(base: dict[str, Any], device: str, stages: Iterable[int]) -> list[dict[str, Any]]:
-    """Returns the knobs of each row. They withdraw the user's own offload, or set one."""
+    # The knobs of each row. They withdraw the user's own offload, or set one.
     own = base.get("zero_optimization") or {}
     neutral = {key: None for key in ("offload_optimizer", "offload_param") if key in own}
     arms: list[dict[str, Any]] = []
@@ -200,7 +200,7 @@ def _total(model: MemoryModel, candidate: Candidate, result: TrialResult) -> int
 
 
 def _own_size(base: dict[str, Any], replicas: int) -> int:
-    """Returns the user's micro-batch size; 1 if the user's code decides on it."""
+    # The user's micro-batch size; 1 if the user's code decides on it.
     try:
         return resolve_batch(base, replicas).micro_batch_size
     except InputError:

@@ -118,7 +118,6 @@ def error_bars(intervals: Sequence[Interval], unit: float) -> dict[str, Any]:
 
 
 def _beside(sizes: Sequence[int], place: int) -> list[float]:
-    """Returns sizes with an arm's small offset, so that the points of other arms do not hide it."""
     return [size * 1.015 ** (place - 1.5) for size in sizes]
 
 

@@ -81,7 +81,7 @@ def _is_measured(trial: TrialView) -> bool:
 
 
 def _columns(trials: Sequence[TrialView]) -> dict[str, list[Any]]:
-    """Returns the values of each knob that has several, by trial; None if a trial does not have the knob."""
+    # The values of each knob that has several, by trial; None if a trial does not have the knob.
     paths = dict.fromkeys(path for trial in trials for path in trial.settings)
     columns: dict[str, list[Any]] = {MICRO_BATCH: [trial.row.micro_batch_size for trial in trials]}
     columns |= {path: [_plain(trial.settings.get(path)) for trial in trials] for path in paths}
@@ -110,7 +110,6 @@ def _short(path: str) -> str:
 
 
 def _likeness(name: str, left: Sequence[Any], right: Sequence[Any]) -> Array:
-    """Returns the likeness of a knob's part between each of some values and each of others."""
     if name.startswith(MICRO_BATCH):
         octaves, others = np.log2(np.array(left, dtype=float)), np.log2(np.array(right, dtype=float))
         near: Array = np.exp(-0.5 * (np.subtract.outer(octaves, others) / _OCTAVES) ** 2)
@@ -132,7 +131,6 @@ class _Setting:
 
 
 def _settings(readings: Array, likenesses: Mapping[str, Array]) -> list[_Setting]:
-    """Returns the grid's settings that explain the readings well enough to count."""
     residual = readings - readings.mean()
     found = []
     for knob, size, noise in product(_KNOB_SCALES, _SIZE_SCALES, _NOISES):

@@ -290,12 +290,10 @@ def arms_time_figure(devices: PlannedDevices) -> Drawn:
 
 
 def _is_seen(part: str, arms: Sequence[PlannedArm]) -> bool:
-    """Returns whether a part takes a thousandth of any arm's step."""
     return any(arm.seconds.get(part, 0.0) > 1e-3 * sum(arm.seconds.values()) for arm in arms)
 
 
 def _ordered(splits: Sequence[Mapping[str, float]], known: Mapping[str, str]) -> list[str]:
-    """Returns the names of all splits, in the order of the known ones."""
     given = dict.fromkeys(name for split in splits for name, size in split.items() if size)
     return [name for name in known if name in given] + [name for name in given if name not in known]
 
@@ -312,7 +310,7 @@ def _bars(x: str, arms: Sequence[PlannedArm]) -> go.Figure:
 def _add_bars(
     figure: go.Figure, name: str, colour: str, values: list[float], arms: Sequence[PlannedArm], unit: str
 ) -> None:
-    """Adds a part of each arm's bar."""
+    # Adds a part of each arm's bar.
     figure.add_bar(
         name=name,
         x=values,
@@ -324,7 +322,7 @@ def _add_bars(
 
 
 def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, ForeseenRange]], size: float) -> None:
-    """Adds the interval of each arm's whole need."""
+    # Adds the interval of each arm's whole need.
     figure.add_scatter(
         name="the whole need, 90 %",
         x=[peak.value / size for _, peak in seen],
@@ -414,7 +412,7 @@ def fewest_text(devices: Sequence[PlannedDevices]) -> str:
 def _add_curve(
     figure: go.Figure, name: str, place: int, points: Sequence[tuple[PlannedCount, ForeseenRange]], size: float
 ) -> None:
-    """Draws a line with the band of its intervals."""
+    # Draws a line with the band of its intervals.
     x = [count.devices for count, _ in points]
     if any(value.low < value.high for _, value in points):
         figure.add_scatter(
@@ -518,7 +516,7 @@ def _hover(count: PlannedCount) -> str:
 
 
 def _table(devices: Sequence[PlannedDevices]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Returns the columns and rows of the numbers. Scaling is the speed of a device, over that on the fewest."""
+    # The columns and rows of the numbers. Scaling is the speed of a device, over that on the fewest.
     rows: list[tuple[str, ...]] = []
     others = _has_other_batches(devices)
     for each in devices:
@@ -564,7 +562,7 @@ def _other_batches_text(devices: Sequence[PlannedDevices]) -> str:
 
 
 def _missing_text(devices: Sequence[PlannedDevices]) -> str:
-    """Returns why numbers are missing, in a sentence; empty if none are."""
+    # Why numbers are missing, in a sentence; empty if none are.
     shown = [{count.devices for count in each.counts} for each in devices]
     if all(2**power in numbers for numbers in shown for power in range(MOST.bit_length())):
         return ""

@@ -73,19 +73,17 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
 
 
 def _own_settings(record: PlanRecord) -> dict[str, Any]:
-    """Returns the user's DeepSpeed configuration, with the program's switches in the section `program`."""
+    # The user's DeepSpeed configuration, with the program's switches in the section `program`.
     own = next((arm for devices in record.devices for arm in devices.arms if arm.is_own), None)
     switches = {} if own is None else switches_of(own.ds_config)
     return {**record.ds_config, **({PROGRAM: switches} if switches else {})}
 
 
 def _best_first(record: PlanRecord) -> list[PlannedDevices]:
-    """Returns the devices, those of the answer first."""
     return sorted(record.devices, key=lambda each: record.best is None or each is not record.devices[record.best])
 
 
 def _figures(devices: PlannedDevices, lines: StepLines) -> list[Drawn]:
-    """Returns the figures of some devices, in the order of the page."""
     on_device, on_host = lines
     if not any(arm.peak for arm in devices.arms):
         return []
@@ -101,7 +99,6 @@ def keeps_on_host(devices: PlannedDevices) -> bool:
 
 
 def _count_figures(record: PlanRecord) -> list[Drawn]:
-    """Returns the figures over the number of devices, with one curve for each kind."""
     kinds = list({each.device: each for each in _best_first(record)[::-1] if each.counts}.values())[::-1]
     if not kinds:
         return []
@@ -114,7 +111,6 @@ def _count_figures(record: PlanRecord) -> list[Drawn]:
 
 
 def _cards(record: PlanRecord) -> list[tuple[str, str, str]]:
-    """Returns the figures of the answer: name, value, explanation."""
     arm = record.chosen
     if record.best is None or arm is None:
         return []
@@ -135,7 +131,6 @@ def _cards(record: PlanRecord) -> list[tuple[str, str, str]]:
 
 
 def _why(arm: PlannedArm) -> list[str]:
-    """Returns what bounds an arm, or why it was not foreseen."""
     if arm.stopped:
         return [arm.stopped]
     bounds = {"memory": arm.memory_bound, "time": arm.time_bound}
@@ -144,7 +139,6 @@ def _why(arm: PlannedArm) -> list[str]:
 
 
 def _share(value: float) -> str:
-    """Returns a share in percent, with two digits."""
     return f"{100 * value:.2g}"
 
 
@@ -153,7 +147,6 @@ def _ends(figure: ForeseenRange) -> str:
 
 
 def _facts(record: PlanRecord) -> dict[str, str]:
-    """Returns the circumstances by name."""
     facts = {
         "command": " ".join(record.command),
         "folder": record.model_dir,

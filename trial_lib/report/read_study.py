@@ -90,7 +90,6 @@ def _values(found: Iterable[str]) -> str:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:
-    """Returns the arguments of a search that have a value."""
     shown = redact({name: value for name, value in arguments.items() if name not in ("command", "settings")})
     words = {**shown, **redact(arguments.get("settings") or {})}
     return " ".join(f"{name}={_word(value)}" for name, value in words.items() if value not in (None, [], {}, (), ""))
@@ -292,7 +291,7 @@ def _max_trials(record: StudyRecord, paths: StudyPaths) -> int:
 
 
 def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
-    """Returns whether a study with status `running` has no driver, because its lock is free."""
+    # Whether a study with status `running` has no driver, because its lock is free.
     if record.status is not StudyStatus.RUNNING:
         return False
     try:
@@ -306,7 +305,6 @@ def _is_interrupted(record: StudyRecord, paths: StudyPaths) -> bool:
 
 
 def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, Any]:
-    """Returns the user's DeepSpeed configuration, completed by the profile trial's findings in their code."""
     base = without_tuning_keys(record.ds_config)
     program = None if profile is None else profile.program
     complete = base if program is None else completed_config(base, program)
@@ -347,7 +345,7 @@ def _figures(measured: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _finding(measured: Mapping[str, Any]) -> Finding | None:
-    """Returns the finding of the confirming trials, from the study's answer; None without one."""
+    # The finding of the confirming trials, from the study's answer; None without one.
     document = measured.get("confirmation")
     if not isinstance(document, dict):
         return None
@@ -358,7 +356,7 @@ def _finding(measured: Mapping[str, Any]) -> Finding | None:
 
 
 def _why(measured: Mapping[str, Any]) -> tuple[StepAccount, ...]:
-    """Returns where the time goes, from the study's answer; nothing if it is of another version."""
+    # Where the time goes, from the study's answer; nothing if it is of another version.
     try:
         return tuple(StepAccount.of_document(each) for each in measured.get("why") or ())
     except (ValidationError, AttributeError, TypeError):
@@ -386,7 +384,6 @@ def _headline(record: StudyRecord, status: str, trials: tuple[TrialView, ...]) -
 
 
 def _with_switches(best_config: dict[str, Any], record: StudyRecord, state: StudyState) -> dict[str, Any]:
-    """Returns the winning configuration with the winner's switches of the program."""
     candidate = state.candidates.get(record.best_number or 0)
     if not record.switches or candidate is None:
         return best_config
@@ -396,7 +393,7 @@ def _with_switches(best_config: dict[str, Any], record: StudyRecord, state: Stud
 def _changes(
     base: Mapping[str, Any], best: Mapping[str, Any], profile: TrialResult | None
 ) -> tuple[SettingChange, ...]:
-    """Returns the changes. A batch key is none if DeepSpeed derives the same from the user's other two."""
+    # The changes. A batch key is none if DeepSpeed derives the same from the user's other two.
     own = {key: value for key, value in base.items() if key != LAYOUTS}
     if profile is not None and profile.profile is not None:
         with contextlib.suppress(InputError):
@@ -452,7 +449,6 @@ def _setting(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _throughput(result: TrialResult) -> Interval | None:
-    """Returns a trial's throughput, with the range of the middle half of its steps."""
     value = result.metrics.get("throughput")
     if value is None or result.outcome is not Outcome.COMPLETED:
         return None

@@ -135,7 +135,7 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
 
 
 def _before(run: ForeseenRun, event: int, after: Sequence[float], places: Sequence[str]) -> tuple[float, ...]:
-    """Returns the live bytes by kind before an event, from those after it."""
+    # The live bytes by kind before an event, from those after it.
     storage, is_made = run.storages[run.events[event].storage], run.events[event].is_made
     before, place = list(after), PLACES[storage.place]
     if place in places:
@@ -144,7 +144,6 @@ def _before(run: ForeseenRun, event: int, after: Sequence[float], places: Sequen
 
 
 def _without_repetitions(spans: Sequence[MomentSpan]) -> tuple[list[MomentSpan], int]:
-    """Returns the moments that have events, of the first and the last micro-batch, and the number of the others."""
     last = max((span.micro_batch for span in spans), default=0)
     return [span for span in spans if span.micro_batch in (0, last) and _events(span)], max(last - 1, 0)
 
@@ -154,7 +153,6 @@ def _events(span: MomentSpan) -> int:
 
 
 def _thinned(points: list[_Point]) -> list[_Point]:
-    """Returns fewer points: of each group the lowest and the highest, so that no peak is lost."""
     size = -(-2 * len(points) // _MOST_POINTS)
     if size <= 2:
         return points
@@ -218,7 +216,6 @@ def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
 
 
 def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
-    """Returns the areas of all kinds, one on the other, over the moments of the step."""
     figure = empty_figure("events of the step, in their order", unit)
     place = places(line)
     x = [place(event) for event in line.events]
@@ -301,7 +298,6 @@ def _skipped(line: StepLine) -> str:
 
 
 def _table(line: StepLine) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Returns the columns and rows of the numbers: evenly spaced points, and the peak."""
     stride = max(len(line.events) // _ROWS, 1)
     shown = sorted({*range(0, len(line.events), stride), line.peak, len(line.events) - 1})
     starts = [part.start for part in line.parts]

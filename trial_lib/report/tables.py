@@ -168,7 +168,6 @@ def _trials(view: StudyView) -> Table:
 
 
 def _planned(planned: PlannedTrials) -> Table:
-    """Returns the foreseen figures beside the measured ones."""
     numbers = ("memory foreseen", "measured", "off", "samples/s foreseen", "measured", "off")
     table = _table(f"the plan for {planned.devices} and its trials", "trial", "arm", "batch", *numbers, right=numbers)
     for row in planned_rows(planned):

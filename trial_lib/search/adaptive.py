@@ -363,7 +363,7 @@ class AdaptiveSearch(Search):
     # -- what to ask ---------------------------------------------------------------------------------------------
 
     def _propose(self) -> Candidate | Sweep | None:
-        """Returns the answer of `ask`, and changes nothing."""
+        # The answer of `ask`, and changes nothing.
         running = {flight.ask for flight in self._in_flight.values()}
         if self._asked >= self._budget or len(running) >= self._concurrency:
             return None
@@ -401,7 +401,6 @@ class AdaptiveSearch(Search):
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
 
     def _again(self) -> list[Point]:
-        """Returns the best possible answers that are not being measured."""
         in_flight = {flight.point for flight in self._in_flight.values()}
         may_be = {answer.point for answer in answers(self._measured, self._failed)} - in_flight
         leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
@@ -432,7 +431,7 @@ class AdaptiveSearch(Search):
         )
 
     def _first(self, racing: list[Point]) -> Candidate | Sweep | None:
-        """Returns the candidate with the lowest expected cost; if none surely fits, the likeliest to fit."""
+        # The candidate with the lowest expected cost; if none surely fits, the likeliest to fit.
         if racing:
             return self._asked_for(racing[int(np.argmin(self._model().predict(racing).mean))])
         if self._in_flight:
@@ -447,7 +446,7 @@ class AdaptiveSearch(Search):
         return max(map(self._candidate, allowed), key=self._fitting.probability, default=None)
 
     def _planned(self) -> Point | None:
-        """Returns the plan's answer, at a smaller size if less fits here; None without a plan, or if it has run."""
+        # The plan's answer, at a smaller size if less fits here; None without a plan, or if it has run.
         answer = next((each for each in self.problem.expected if each.is_first), None)
         if answer is None:
             return None
@@ -464,22 +463,21 @@ class AdaptiveSearch(Search):
         return point.size <= self._bound(point.arm) and self._fitting.host.fits(self._candidate(point))
 
     def _asked_for(self, point: Point) -> Candidate | Sweep:
-        """Returns a candidate, or a sweep to larger ones if it is the largest that surely fits."""
+        # A candidate, or a sweep to larger ones if it is the largest that surely fits.
         candidate = self._candidate(point)
         larger = [self._candidate(each) for each, _ in self._larger([point]).get(point, ())]
         return self._fitting.sweep([candidate, *larger]) if larger else candidate
 
     @property
     def _room(self) -> int:
-        """The number of larger sizes that the next sweep may have."""
+        # The number of larger sizes that the next sweep may have.
         return min(_SWEPT_SIZES, self._budget - self._asked - 1) if self._may_sweep else 0
 
     def _is_swept(self, start: Point) -> bool:
-        """Returns whether a sweep may start at a point, which is the largest size that surely fits."""
+        # Whether a sweep may start at a point, which is the largest size that surely fits.
         return self._room > 0 and self._sizes(start.arm, start.index)[:1] == [start.size]
 
     def _larger(self, starts: Sequence[Point]) -> dict[Point, list[tuple[Point, float]]]:
-        """Returns the larger sizes of the sweeps that may start at some points, each with its expected gain."""
         beyond = {start: self._foreseeable(start) for start in starts if self._is_swept(start)}
         points = [point for each in beyond.values() for point in each]
         gains = dict(zip(points, self._model().predict(points).gain.tolist(), strict=True)) if points else {}
@@ -491,14 +489,13 @@ class AdaptiveSearch(Search):
         return larger
 
     def _foreseeable(self, start: Point) -> list[Point]:
-        """Returns the larger sizes of a lineage that may fit, ascending. A sweep finds out."""
+        # The larger sizes of a lineage that may fit, ascending. A sweep finds out.
         withdrawn = self._limits[start.arm].withdrawn
         bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
         larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)
         return self._untried(replace(start, size=size) for size in larger)
 
     def _leading(self, arm: int) -> list[int]:
-        """Returns the lineages that an arm races with: its best guess that has not failed, and the best so far."""
         few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
         guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
         ours = [measured for measured in kept(self._measured) if measured.point.arm == arm]
@@ -506,7 +503,6 @@ class AdaptiveSearch(Search):
         return list(dict.fromkeys([index for index in (guess, *best) if index is not None]))
 
     def _fine_options(self) -> Iterable[Point]:
-        """Yields settings of the fine knobs of the leading arms, at sizes near their largest."""
         known = kept(self._measured)
         expected = self._model().expected([measured.point for measured in known])
         best: dict[int, float] = {}
@@ -518,7 +514,7 @@ class AdaptiveSearch(Search):
                     yield Point(arm, index, size)
 
     def _proposals(self, arm: int, known: Sequence[PointCost]) -> Iterable[int]:
-        """Returns lineages worth weighing: all if they are few, else the estimator's proposals."""
+        # Lineages worth weighing: all if they are few, else the estimator's proposals.
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
         ours = [measured for measured in known if measured.point.arm == arm]
@@ -530,7 +526,6 @@ class AdaptiveSearch(Search):
         return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS, leader, held)
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
-        """Returns the sizes of a lineage that probably fit, descending."""
         if self._failures.is_out(arm, index):
             return []
         if risk is None:
@@ -542,7 +537,6 @@ class AdaptiveSearch(Search):
         return self._fitting.policy(self._arms[arm].knobs)
 
     def _bound(self, arm: int) -> int:
-        """Returns the largest size (samples) of an arm that nothing rules out."""
         limit = self._failures.size_limit(self.problem.base_config.get(MICRO_BATCH))
         limit = max(limit, *self._policy_of(arm).sizes()[:1], 1)
         bounds = [self._limits[arm].bound, self._failures.bound]
@@ -553,7 +547,6 @@ class AdaptiveSearch(Search):
         return [point for point in dict.fromkeys(points) if point not in tried and not self._is_left_out(point)]
 
     def _is_left_out(self, point: Point) -> bool:
-        """Returns whether two trials that failed alike rule a point out."""
         largest = self._shared.largest(self._arms[point.arm].knobs)
         return largest is not None and point.size > largest
 

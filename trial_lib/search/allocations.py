@@ -168,7 +168,7 @@ def allocations(
 
 
 def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
-    """Returns the activations of a configuration divided by the profiled ones. 16-bit ones take about half."""
+    # The activations of a configuration divided by the profiled ones. 16-bit ones take about half.
     size, profiled_size = settings.precision.bytes_per_param, profiled.precision.bytes_per_param
     by_format = 1.0 if size == profiled_size else 0.5 if size < profiled_size else 2.0
     of_tensors = activation_share(settings.layout.tensor) / activation_share(profiled.layout.tensor)
@@ -177,7 +177,7 @@ def _activation_ratio(settings: ZeroSettings, profiled: ZeroSettings) -> float:
 
 
 def _plain(case: _Case) -> Allocations:
-    """Stage 0: nothing is partitioned. Gradients are reduced in flat copies, and the first step makes the states."""
+    # Stage 0: nothing is partitioned. Gradients are reduced in flat copies, and the first step makes the states.
     has_master = case.settings.precision.master_copies
     master = case.master if has_master else 0
     # Without it PyTorch keeps the states as wide as the parameters.
@@ -196,7 +196,7 @@ def _plain(case: _Case) -> Allocations:
 
 
 def _partitioned_states(case: _Case) -> Allocations:
-    """Stages 1 and 2: a copy of each rank's share is made at once, in 32-bit training too."""
+    # Stages 1 and 2: a copy of each rank's share is made at once, in 32-bit training too.
     settings, share, size = case.settings, case.share, case.size
     initialize = case.total * size + (share * case.master if case.states_here else 0)
     if case.on_cpu and settings.offload_optimizer != "none":
@@ -221,7 +221,7 @@ def _partitioned_states(case: _Case) -> Allocations:
 
 
 def _sums_apart(case: _Case) -> Allocations:
-    """Stage 1 by `BF16_Optimizer`: 32-bit sums of all gradients from the beginning, and no buckets."""
+    # Stage 1 by `BF16_Optimizer`: 32-bit sums of all gradients from the beginning, and no buckets.
     sums = case.trainable * case.gradient_size
     # On a CPU the steps write them first.
     filled = sums if case.on_cpu else 0
@@ -240,7 +240,7 @@ def _sums_apart(case: _Case) -> Allocations:
 
 
 def _partitioned_parameters(case: _Case) -> Allocations:
-    """Stage 3: bucket and gradients are allocated at once. Parameters are gathered when they are needed."""
+    # Stage 3: bucket and gradients are allocated at once. Parameters are gathered when they are needed.
     settings, share, size = case.settings, case.share, case.size
     params_here = case.on_cpu or settings.offload_param == "none"
     parameters = case.total / case.shards * size if params_here else 0

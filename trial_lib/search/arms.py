@@ -212,7 +212,6 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
 def _arms(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], catalogue: bool
 ) -> list[tuple[CoarseSetting, Arm]]:
-    """Returns every arm once, with its setting."""
     resolved = (_resolved(request, here) for request in requests)
     asked = {request.path: request for request in resolved if request.values}
     arms = list(_every_arm(zero_stages, here, asked, catalogue))
@@ -320,7 +319,7 @@ def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]
 
 
 def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here: Surroundings) -> CoarseSetting:
-    """Returns a setting without the parts that have no effect in it. They keep the user's values."""
+    # A setting without the parts that have no effect in it. They keep the user's values.
     while True:
         kept = {
             path: value
@@ -336,7 +335,6 @@ def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here
 def _fine(
     setting: CoarseSetting, here: Surroundings, unasked: Sequence[Knob], asked: Mapping[str, RequestedKnob]
 ) -> Iterator[Knob]:
-    """Yields the fine knobs of an arm: its own, replaced by the user's requests, then the user's others."""
     mine = {
         spelled(path, here.base_config): request
         for path, request in asked.items()
@@ -355,7 +353,6 @@ def _fine(
 
 
 def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
-    """Returns a setting in the shape of the DeepSpeed configuration, without values that it has already."""
     zero = {"stage": setting[STAGE], **withdrawn(setting[STAGE], here.base_config)}
     knobs: dict[str, Any] = {"zero_optimization": zero}
     for path, value in setting.items():
@@ -376,7 +373,6 @@ def _knobs_of(setting: CoarseSetting, here: Surroundings) -> dict[str, Any]:
 
 
 def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
-    """Returns the settings that DeepSpeed also needs to accept the user's optimizer in a setting."""
     permissions = {}
     named = here.own("optimizer")
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
@@ -398,7 +394,6 @@ def _is_default(path: str, value: Any) -> bool:
 
 
 def _value_of(path: str, setting: CoarseSetting, here: Surroundings) -> Any:
-    """Returns the value of a coarse knob in a candidate of a setting, set there or not."""
     if path in setting:
         return setting[path]
     own = here.own_at(setting[STAGE], path)
@@ -410,7 +405,6 @@ def _lacks(effect: Effect, setting: CoarseSetting, here: Surroundings) -> tuple[
 
 
 def _effect(path: str, setting: CoarseSetting, here: Surroundings) -> Effect | None:
-    """Returns the effect of a known knob in a setting."""
     known = KNOBS[path]
     if not has_version(here.deepspeed, known.since):
         return None
@@ -422,7 +416,6 @@ def _effect_or_unknown(path: str, setting: CoarseSetting, here: Surroundings) ->
 
 
 def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> bool:
-    """Returns whether a coarse knob has an effect in a setting, with one of its values."""
     if path not in KNOBS:
         return True
     effect = _effect(path, setting, here)
@@ -438,7 +431,7 @@ def _has(path: str, setting: CoarseSetting, arm: Arm, here: Surroundings) -> boo
 
 
 def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surroundings) -> str:
-    """Returns the reason that keeps a knob out of all settings. Of several it is the one nearest to an effect."""
+    # The reason that keeps a knob out of all settings. Of several it is the one nearest to an effect.
     place = place_of(request.path)
     if is_turned(place) and not _resolved(request, here).values:
         values = ", ".join(map(shown, here.turnable.get(place, ())))
@@ -523,7 +516,7 @@ def _surroundings(program: ProgramProfile, versions: Mapping[str, str], **of_mod
 
 
 def _fixed_length(program: ProgramProfile) -> int:
-    """Returns the tokens of every sample; 0 if samples differ, or if that is not known."""
+    # The tokens of every sample; 0 if samples differ, or if that is not known.
     longest = program.longest_sequence or 0
     return longest if longest == program.shortest_sequence else 0
 
@@ -615,7 +608,7 @@ def _word(path: str, value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Returns a value, with a unit if that loses nothing: `50M` for 50000000."""
+    # A value, with a unit if that loses nothing: `50M` for 50000000.
     if isinstance(value, list):
         return "+".join(map(str, value))
     if isinstance(value, int):

@@ -150,7 +150,7 @@ class SharedReasons:
         return tuple(found)
 
     def _cause(self, one: _Settings, failed: _Failed, other: _Settings, also: _Failed) -> SharedReason | None:
-        """Returns the settings that two failures share and no completed trial has; None if there are none."""
+        # The settings that two failures share and no completed trial has; None if there are none.
         numbers = failed.numbers[:2] if one == other else [failed.numbers[0], also.numbers[0]]
         if len(numbers) < 2:
             return None
@@ -426,7 +426,6 @@ class Search(ABC):
         return self._best
 
     def _with_own_accumulation(self, knobs: Mapping[str, Any], micro_batch_size: int) -> Candidate:
-        """Returns the candidate of some knobs at a micro-batch size, with the user's accumulation."""
         return Candidate(
             knobs=dict(knobs),
             micro_batch_size=micro_batch_size,
@@ -436,15 +435,15 @@ class Search(ABC):
         )
 
     def _allowed(self, micro_batch_size: int) -> int:
-        """Returns a size, or the largest allowed one if that is smaller."""
+        # A size, or the largest allowed one if that is smaller.
         return micro_batch_size if self._max_micro_batch is None else min(micro_batch_size, self._max_micro_batch)
 
     def _value(self, result: TrialResult) -> float | None:
-        """Returns the metric of a completed trial; None for any other."""
+        # The metric of a completed trial; None for any other.
         return result.metrics.get(self.metric.name) if result.outcome is Outcome.COMPLETED else None
 
     def _is_new_best(self, candidate: Candidate, result: TrialResult, value: float) -> bool:
-        """Remembers the best completed trial, and returns whether this one is."""
+        # Remembers the best completed trial, and returns whether this one is.
         if self._best is not None and not self.metric.better(value, than=self._best[1].metrics[self.metric.name]):
             return False
         self._best = candidate, result

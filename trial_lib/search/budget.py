@@ -118,7 +118,6 @@ class Budget:
             self._unusable[arm] = above, float(max(0, unusable))
 
     def _unusable_by(self, arm: Hashable) -> float:
-        """Returns the expected unusable memory of an arm, from its own trials or those of the others."""
         if arm in self._unusable:
             return self._unusable[arm][1]
         return sum(bytes_ for _, bytes_ in self._unusable.values()) / max(1, len(self._unusable))
@@ -144,12 +143,12 @@ class Budget:
         self._learn_slack((above - left.mean - self._slack(left.mean)) / max(spread, 1.0))
 
     def _slack(self, available: float) -> np.ndarray:
-        """Returns the slack, in bytes, at each point of the grid."""
+        # The slack, in bytes, at each point of the grid.
         mean, deviation = _CPU_SLACK if self._on_cpu else (available * share for share in _CUDA_SLACK)
         return np.asarray(mean + deviation * _GRID)
 
     def _learn_slack(self, edges: np.ndarray) -> None:
-        """Learns from the distance of each grid point to the observed side, in standard deviations."""
+        # Learns from the distance of each grid point to the observed side, in standard deviations.
         self._log_slack = self._log_slack + np.log([max(normal_below(edge), 1e-12) for edge in edges])
         self._weights = _normalised(self._log_slack)
 

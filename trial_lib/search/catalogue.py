@@ -63,7 +63,7 @@ def _cpu_or_nvme(here: Surroundings, own: Any) -> tuple[str, ...]:
 
 
 def _own(here: Surroundings, own: Any) -> tuple[str, ...]:
-    """Varies the user's own offload and nothing else. On a CPU it runs, and gains nothing."""
+    # Varies the user's own offload and nothing else. On a CPU it runs, and gains nothing.
     return ("none", own) if own in OFFLOADED else ()
 
 
@@ -88,7 +88,7 @@ def _pipelined(place: str) -> Effect:
 
 
 def _zenflow(key: str, kind: Kind) -> dict[str, KnownKnob]:
-    """Returns a setting of ZenFlow (arXiv 2505.12242), whose section turns it on: it updates some gradients later."""
+    # A setting of ZenFlow (arXiv 2505.12242), whose section turns it on: it updates some gradients later.
     source = "zenflow/zenflow_stage_1_and_2.py, zenflow/engine_stage3.py"
     effect = Effect(f"{source} {key}", (1, 2, 3), ("cuda",), when=_TO_CPU)
     known = KnownKnob(kind, (effect,), is_coarse=True, changes_mathematics=True, since="0.17.5")
@@ -357,7 +357,7 @@ def _stage_3(word: str, source: str, candidates: ValuesOf) -> KnownKnob:
 
 
 def _leaf_modules(key: str) -> dict[str, KnownKnob]:
-    """Returns a list of modules that stage 3 gathers whole. Only the user knows which modules there are."""
+    # A list of modules that stage 3 gathers whole. Only the user knows which modules there are.
     known = KnownKnob("names", (Effect(f"zero/leaf_module_config.py {key}", (3,)),), since="0.18.0", word=f"leaf-{key}")
     return {f"zero_optimization.leaf_module.{key}": known}
 
@@ -497,7 +497,6 @@ def _reasons(config: Mapping[str, Any], here: Surroundings) -> Iterable[str]:
 
 
 def _of_groups(source: str, devices: tuple[str, ...] = ("cpu", "cuda"), **when: tuple[Any, ...]) -> tuple[Effect, ...]:
-    """Returns an effect that takes tensor-parallel groups, under settings beside their size."""
     beside = {f"tensor_parallel.{key}": values for key, values in when.items()}
     return (Effect(source, devices=devices, when=beside, unless={AUTOTP: (0, 1)}),)
 
@@ -659,7 +658,7 @@ def _can_be_compiled(here: Surroundings) -> bool:
 
 
 def _of_deepcompile(key: str, **takes: Any) -> dict[str, KnownKnob]:
-    """Returns a setting that DeepCompile reads (arXiv 2504.09983)."""
+    # A setting that DeepCompile reads (arXiv 2504.09983).
     when: Mapping[str, tuple[Any, ...]] = {} if key == "deepcompile" else {DEEPCOMPILE: (True,)}
     source, stages = f"../compile/config.py {key}, engine.py get_deepcompile_backend", (1, 2, 3)
     # Either the code compiles the engine, or ZeroTune turns that on.

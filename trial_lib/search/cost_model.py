@@ -478,7 +478,7 @@ class CostModel:
         return _Relations(fixed, fine, same_arm, sizes, other_sizes)
 
     def _same_arm(self, arms: npt.NDArray[np.int64], other_arms: npt.NDArray[np.int64]) -> Array:
-        """Returns 1 for points of one arm, and less for arms that differ in switches of the program alone."""
+        # 1 for points of one arm, and less for arms that differ in switches of the program alone.
         same = np.equal.outer(arms, other_arms).astype(float)
         of_deepspeed = self._coordinates.of_deepspeed
         alike = np.equal.outer(of_deepspeed(arms), of_deepspeed(other_arms)).astype(float)
@@ -488,7 +488,6 @@ class CostModel:
     # -- the fitted numbers --------------------------------------------------------------------------------------
 
     def _fit(self, points: Sequence[Point], costs: Array) -> list[tuple[_Scales, float]]:
-        """Returns the most probable settings of a grid, each with its share of the probability."""
         settings = list(starmap(_Scales, product(_HALF_SIZES, _FINE, _NOISES)))
         scores = np.array([_prior(scales) for scales in settings])
         if points:
@@ -535,14 +534,13 @@ def _columns(points: Sequence[Point]) -> tuple[npt.NDArray[np.int64], Array]:
 
 
 def _unique(points: Sequence[Point]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Returns the distinct lineages of some points, and the index of each point's lineage."""
     places: dict[tuple[int, int], int] = {}
     at = [places.setdefault((point.arm, point.index), len(places)) for point in points]
     return list(places), at
 
 
 def _alike(left: Array, right: Array) -> Array:
-    """Returns the likeness of each row of one with each row of the other: 1 for each equal coordinate."""
+    # The likeness of each row of one with each row of the other: 1 for each equal coordinate.
     distance = np.abs(left[:, None, :] - right[None, :, :])
     alike: Array = np.where(np.isnan(distance), 0.0, np.exp(-_STEP * np.nan_to_num(distance))).sum(axis=2)
     return alike

@@ -151,7 +151,7 @@ class LineageSearch(Search):
         self._continue(lineage)
 
     def _ran_out_of_data(self, size: int) -> None:
-        """Learns that the data are too few for a size. They are the same for every lineage."""
+        # Learns that the data are too few for a size. They are the same for every lineage.
         self._max_micro_batch = self._allowed(size - 1)
         self._stopped = self._max_micro_batch < 1
         for lineage in self._lineages.values():
@@ -183,15 +183,15 @@ class LineageSearch(Search):
         """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
 
     def _is_over(self, lineage: Lineage) -> bool:
-        """Returns whether a waiting lineage is no longer worth its turn. Once true, it stays true."""
+        # Whether a waiting lineage is no longer worth its turn. Once true, it stays true.
         return False
 
     def _priority(self, lineage: Lineage) -> tuple[int, ...]:
-        """Returns a lineage's place in the queue. The smallest is served first; of equals, the earliest."""
+        # A lineage's place in the queue. The smallest is served first; of equals, the earliest.
         return ()
 
     def _stages_for_new_lineages(self) -> Collection[int]:
-        """Returns the stages that a new lineage may come from. Those without an unused lineage are skipped."""
+        # The stages that a new lineage may come from. Those without an unused lineage are skipped.
         return self._space.stages
 
     @property
@@ -203,7 +203,7 @@ class LineageSearch(Search):
             heappush(self._waiting, (self._priority(lineage), next(self._arrivals), lineage))
 
     def _propose(self) -> Proposal | None:
-        """Returns the answer of `ask`. It changes nothing, except that it drops waiting lineages that are over."""
+        # The answer of `ask`. It changes nothing, except that it drops waiting lineages that are over.
         if self._stopped or self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
             return None
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
@@ -231,13 +231,13 @@ class LineageSearch(Search):
         return lineage
 
     def _leave_out(self, lineage: Lineage) -> None:
-        """Removes from a lineage the sizes that two trials that failed alike rule out."""
+        # Removes from a lineage the sizes that two trials that failed alike rule out.
         largest = self._shared.largest(lineage.knobs)
         if largest is not None:
             lineage.hi = min(lineage.hi, largest)
 
     def _open(self, stage: int) -> list[int]:
-        """Returns the unused lineages of a stage that are not ruled out. Those of one arm are ruled out together."""
+        # The unused lineages of a stage that are not ruled out. Those of one arm are ruled out together.
         if not self._shared.found:
             return self._unused[stage]
         least = self._allowed(self._first_range(stage)[0])

@@ -127,12 +127,12 @@ def needed_above_initialize(needed: Allocations) -> float:
 
 
 def _early(needed: Allocations) -> float:
-    """Returns the bytes of no sample at the peak of the activations."""
+    # The bytes of no sample at the peak of the activations.
     return needed.states - needed.late_states + needed.buffers - needed.late_buffers
 
 
 def _last(needed: Allocations) -> float:
-    """Returns the bytes of no sample at the optimizer's update."""
+    # The bytes of no sample at the optimizer's update.
     return needed.states + needed.buffers - needed.passing_buffers
 
 

@@ -132,7 +132,7 @@ class _Case:
 
 
 def _partitioned_states(case: _Case, accumulates: bool) -> HostBytes:
-    """Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states."""
+    # Stages 1 and 2: master copies, gradients, the updated parameters on their way back, optimizer states.
     share, pins = case.share, case.option(f"{_OPTIMIZER}.pin_memory")
     tensors = [share * case.master, share * case.master, share * case.size]
     # A micro-batch that does not end a step leaves its gradients here, or among those of the master copy if that has
@@ -182,7 +182,7 @@ def _params_of_stage_3(case: _Case) -> HostBytes:
 
 
 def _block(size: float) -> float:
-    """Returns the bytes that torch locks for a tensor: a power of two (`ATen/core/CachingHostAllocator.h`)."""
+    # The bytes that torch locks for a tensor: a power of two (`ATen/core/CachingHostAllocator.h`).
     return float(2 ** (ceil(size) - 1).bit_length()) if size > 1 else size
 
 
@@ -279,7 +279,7 @@ class HostMemory:
         return self._described[key]
 
     def _held(self, config: Mapping[str, Any], accumulates: bool) -> float:
-        """Returns the bytes that a rank of a configuration keeps in the host's memory; 0 if it offloads nothing."""
+        # The bytes that a rank of a configuration keeps in the host's memory; 0 if it offloads nothing.
         by_formula = host_bytes(config, self._profile, self._slots, accumulates, Layout.of(self._base)).held
         if by_formula <= 0 or not self._foreseen:
             return by_formula

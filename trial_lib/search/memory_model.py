@@ -241,7 +241,6 @@ class MemoryModel:
         return fits
 
     def _around(self, described: Described) -> list[tuple[Beside, Described]]:
-        """Returns the same knobs with the tried switches that bound a candidate's activations."""
         if described.lineage not in self._beside:
             config, program = described.config, switches_of(described.config)
             self._beside[described.lineage] = [
@@ -251,7 +250,7 @@ class MemoryModel:
         return self._beside[described.lineage]
 
     def _decided(self, described: Described, candidate: Candidate) -> float | None:
-        """Returns whether a candidate fits, as 1 or 0, if trials with its own switches have shown it."""
+        # Whether a candidate fits, as 1 or 0, if trials with its own switches have shown it.
         record = self._arms.get(described.arm)
         if record is None:
             return None
@@ -262,7 +261,6 @@ class MemoryModel:
         return 0.0 if self._counted(described, needed) >= self._bound(record, described) else None
 
     def _fits(self, described: Described, candidate: Candidate, headroom: float) -> float:
-        """Returns the probability that an undecided candidate fits, by the trials with its own switches."""
         needed = self._allocations(described, candidate)
         left = self._budget.left(described.arm, needed.initialize)
         if left is None:
@@ -372,14 +370,13 @@ class MemoryModel:
         self._forget()
 
     def _bound(self, record: ArmRecord, described: Described) -> float:
-        """Returns the least expected need of an arm's candidate that ran out of memory."""
         if record.bound is None:
             expected = (self._counted(described, needed) for _, needed in record.failed.values())
             record.bound = min(expected, default=math.inf)
         return record.bound
 
     def _counted(self, described: Described, needed: Allocations) -> float:
-        """Returns the bytes that a candidate is expected to have allocated at its peak, as a limit counts them."""
+        # The bytes that a candidate is expected to have allocated at its peak, as a limit counts them.
         return needed.initialize + self._predict(described, needed).mean + needed.limit_correction
 
     def _forget(self) -> None:
@@ -406,7 +403,6 @@ class MemoryModel:
         return described
 
     def _is_foreseen(self, foreseen: ForeseenArm | None, config: Mapping[str, Any]) -> bool:
-        """Returns whether a foreseen arm has the activations of a configuration's switches."""
         seen = {} if foreseen is None else switches_of(foreseen.ds_config)
         others = self._unforeseen(config, seen) == self._unforeseen(self._base, seen)
         return foreseen is not None and others and switch_key(foreseen.ds_config) == switch_key(config, seen)
@@ -420,7 +416,6 @@ class MemoryModel:
         return tuple(sorted((place, repr(value)) for place, value in coarse))
 
     def _peaks(self, described: Described) -> PeakRegression:
-        """Returns the regression of all arms with a candidate's values of the coarse switches."""
         switches = described.switches
         if switches not in self._peaks_with:
             self._peaks_with[switches] = PeakRegression(other_priors(self._priors, described.keeps), _ARM_DEVIATIONS)
@@ -439,7 +434,6 @@ class MemoryModel:
         return allocations(settings, self._profiled, self._profile, self._slots, self._device, *batch)
 
     def _moments(self, needed: Allocations) -> tuple[_Moment, _Moment]:
-        """Returns the memory at the peak of the activations, and at the optimizer's update."""
         early_states, early_buffers = needed.states - needed.late_states, needed.buffers - needed.late_buffers
         last_buffers = needed.buffers - needed.passing_buffers
         unit = self._unit
@@ -449,14 +443,13 @@ class MemoryModel:
         )
 
     def _scale(self, needed: Allocations) -> float:
-        """Returns the scale of a measurement's scatter, in units."""
         moments = self._moments(needed)
         return max(sum(mean * part for mean, part in zip(self._means, moment, strict=True)) for moment in moments)
 
     def _predict(
         self, described: Described, needed: Allocations, moment: int | None = None, scatter: float = 1.0
     ) -> Mixture:
-        """Returns the bytes of the largest moment, or of the moment in one place, with a share of their scatter."""
+        # The bytes of the largest moment, or of the moment in one place, with a share of their scatter.
         peaks, scale = self._peaks(described), self._scale(needed)
         mixture = peaks.predict(self._moments(needed), described.arm, scale, moment, scatter)
         return Mixture(

@@ -71,7 +71,6 @@ class MicroBatchSearch(Search):
         return next((size for size in self._wanted() if size not in known), None)
 
     def _wanted(self) -> Iterator[int]:
-        """Yields the sizes worth a trial, the most wanted first."""
         asked = sorted(self._in_flight | self._values.keys())
         failed = self._smallest_failed
         if failed is None:
@@ -91,7 +90,6 @@ class MicroBatchSearch(Search):
             yield from self._around_fastest()
 
     def _around_fastest(self) -> Iterator[int]:
-        """Yields the middle of each wide gap beside the fastest size."""
         if not self._values:
             return
         sizes = sorted(self._values)

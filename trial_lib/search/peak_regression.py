@@ -200,7 +200,7 @@ class PeakRegression:
         return _Peak(rows, along, means @ row, along @ rows)
 
     def _join(self, group: Hashable) -> None:
-        """Gives a group weights of its own."""
+        # Gives a group weights of its own.
         if group in self._groups:
             return
         width = len(self._group_variances)
@@ -214,7 +214,7 @@ class PeakRegression:
 
 
 def _larger(one: _Peak, other: _Peak) -> _Peak:
-    """Returns the larger of two sums (Clark's equations 2 to 6)."""
+    # The larger of two sums (Clark's equations 2 to 6).
     covariance = np.sum(other.rows * one.along, axis=1)
     apart = np.sqrt(np.maximum(one.variance + other.variance - 2 * covariance, 1e-12))
     z = (one.mean - other.mean) / apart

@@ -108,7 +108,6 @@ class BatchPolicy:
 
 
 def _round_multiples(unit: int) -> Iterator[int]:
-    """Yields the multiples of a unit by numbers of few significant bits, ascending, up to the largest size."""
     step, factor = 1, 1
     while unit * factor <= _LARGEST:
         yield unit * factor

@@ -107,7 +107,7 @@ def on_a_device(
 
 
 def _expert_ranks(profile: ModelProfile, layout: Layout, profiled: Layout) -> int:
-    """Returns the devices that experts are divided over. If no switch sets them, the profile trial shows them."""
+    # The devices that experts are divided over. If no switch sets them, the profile trial shows them.
     return max(1, profile.expert_ranks * layout.expert // profiled.expert)
 
 
@@ -263,7 +263,6 @@ def different_settings(one: ArmKey, other: ArmKey) -> int:
 
 
 def _other_coarse(ds_config: Mapping[str, Any], settings: ZeroSettings) -> Iterator[tuple[str, object]]:
-    """Yields the other coarse settings that act at a stage and differ from DeepSpeed's defaults."""
     for path, value in sorted(leaves(deepspeed_part(ds_config))):
         if value is None or value == "auto" or not is_coarse(path) or path in (STAGE, *_IN_SETTINGS, *_OFFLOADS):
             continue
@@ -276,7 +275,6 @@ def _other_coarse(ds_config: Mapping[str, Any], settings: ZeroSettings) -> Itera
 
 
 def _acts(effect: Effect, ds_config: Mapping[str, Any], settings: ZeroSettings) -> bool:
-    """Returns whether an effect may be there, as far as a configuration shows it."""
     return settings.stage in effect.stages and all(
         _value_of(path, ds_config, settings) in values for path, values in effect.when.items()
     )
@@ -311,13 +309,13 @@ def _get(section: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns a section; an empty one for a value that DeepSpeed refuses there. Such a study has a report too."""
+    # A section; an empty one for a value that DeepSpeed refuses there. Such a study has a report too.
     section = config.get(key)
     return section if isinstance(section, Mapping) else {}
 
 
 def _number(section: Mapping[str, Any], key: str, default: int) -> int:
-    """Returns a number, which DeepSpeed also takes as a text; the default for anything else, and beyond 64 bits."""
+    # A number, which DeepSpeed also takes as a text; the default for anything else, and beyond 64 bits.
     try:
         number = int(_get(section, key, default))
     except (TypeError, ValueError, OverflowError):
@@ -326,7 +324,7 @@ def _number(section: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _number_of_stage_3(zero: Mapping[str, Any], key: str, default: int) -> int:
-    """Returns a number of stage 3, by its documented name or by its name without the stage."""
+    # A number of stage 3, by its documented name or by its name without the stage.
     return _number(zero, f"stage3_{key}", _number(zero, key, default))
 
 
@@ -335,7 +333,7 @@ def _offload(zero: Mapping[str, Any], key: str) -> str:
 
 
 def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
-    """Returns the bytes of one parameter's states in 32 bits. They are Adam's if the code makes the optimizer."""
+    # The bytes of one parameter's states in 32 bits. They are Adam's if the code makes the optimizer.
     name = str(optimizer.get("type", "")).lower()
     if name == "sgd":
         return 4 if _get(_section(optimizer, "params"), "momentum", 0) else 0
@@ -343,6 +341,5 @@ def _optimizer_bytes(optimizer: Mapping[str, Any]) -> int:
 
 
 def _is_torch_adam(optimizer: Mapping[str, Any]) -> bool:
-    """Returns whether PyTorch's own Adam runs: the configuration asks for it, or the code makes the optimizer."""
     name = str(optimizer.get("type", "")).lower()
     return not name or (name in ("adam", "adamw") and _get(_section(optimizer, "params"), "torch_adam", False) is True)

@@ -95,7 +95,6 @@ class Admission:
         return self._lack(plan.candidate, self._memory)
 
     def _lack(self, candidate: Candidate, memory: HostMemory) -> NotRun | None:
-        """Returns that the host has no room for a candidate, by the profile trial or by its free memory now."""
         reason = memory.lack(candidate)
         if reason:
             return NotRun(Outcome.OUT_OF_HOST_MEMORY, f"Not tried: {reason}")
@@ -117,7 +116,7 @@ def _broken_rule(
     model: ModelProfile,
     device: Literal["cpu", "cuda"],
 ) -> str | None:
-    """Returns why a candidate breaks a rule that the user's configuration keeps; None if it breaks none."""
+    # Why a candidate breaks a rule that the user's configuration keeps; None if it breaks none.
     pipeline, replicas = model.pipeline_parallel, candidate.data_parallel_size
     layout: dict[str, Any] = {"slots": candidate.slots, "shape": model.shape}
     own = {rule.name for rule in broken_rules(base_config, device, pipeline, model.data_parallel_size, **layout)}

@@ -79,7 +79,7 @@ class ConfigCheck:
 
 
 def _judged_part(experiment: Experiment) -> dict[str, Any]:
-    """Returns the decided part of the configuration. The command may set the batch."""
+    # The decided part of the configuration. The command may set the batch.
     config = without_tuning_keys(experiment.ds_config)
     if experiment.config.arg_mappings:
         return {key: value for key, value in config.items() if key not in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
@@ -97,7 +97,6 @@ def told(experiment: Experiment, judgement: Judgement) -> list[InputError]:
 
 
 def _shown(refusal: Refusal) -> Refusal:
-    """Returns a refusal without a value that looks like a secret."""
     if len(refusal.keys) > 1:
         return refusal
     (name,) = refusal.keys
@@ -105,7 +104,7 @@ def _shown(refusal: Refusal) -> Refusal:
 
 
 def _place(experiment: Experiment, keys: Sequence[str]) -> str:
-    """Returns the file of the keys: the experiment's own if it overwrites one of them."""
+    # The file of the keys: the experiment's own if it overwrites one of them.
     overwrites = experiment.config.hyperparameters.overwrite_deepspeed_args
     is_overwritten = any(_stands_in(key.split("."), overwrites) for key in keys)
     return experiment.source if is_overwritten else str(experiment.config_source)

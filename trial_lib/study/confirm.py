@@ -142,7 +142,6 @@ def _is_measured(result: TrialResult, metric: str) -> bool:
 def _repeated(
     failed: Sequence[Candidate], base_config: Mapping[str, Any], arguments: Sequence[str], mapped: Mapping[str, str]
 ) -> str:
-    """Returns the sentence on options that repeat settings in which failed candidates differ from the user's."""
     configs = [candidate.complete(base_config) for candidate in failed]
     found: dict[str, TypedNumber] = {}
     for key, name in _REPEATED.items():
@@ -371,7 +370,6 @@ def headline_of(driver: StudyDriver, status: StudyStatus) -> str:
 
 
 def _untried(driver: StudyDriver) -> str:
-    """Returns why the search tried nothing."""
     minutes, trials = driver.setup.arguments.max_minutes, driver.setup.arguments.max_trials
     if driver.state.stopped == MINUTES_OVER:
         return (

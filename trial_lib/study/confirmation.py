@@ -128,7 +128,6 @@ def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
 
 
 def _reasons_of(result: TrialResult) -> list[str]:
-    """Returns the unusual reasons that slowed a device's clock in a trial."""
     return [reason for device in result.devices for reason in unusual_reasons(device)]
 
 
@@ -242,7 +241,7 @@ class Confirmation:
             self._end_round()
 
     def _is_bad_luck(self, result: TrialResult) -> bool:
-        """Returns whether a trial may have failed by chance. Its configuration has run in the search."""
+        # Whether a trial may have failed by chance. Its configuration has run in the search.
         return result.outcome not in _NO_CHANCE and not self._is_measured(result)
 
     def end_now(self) -> None:
@@ -261,7 +260,7 @@ class Confirmation:
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def _next_heat(self) -> None:
-        """Chooses the contenders of the next heat: the next best, if none of the last heat is left."""
+        # Chooses the contenders of the next heat: the next best, if none of the last heat is left.
         self._queue: list[Contender] = []
         self._round = 0
         self._candidates: list[Contender] = []
@@ -303,7 +302,7 @@ class Confirmation:
         return [one for one in left if cuts_alike(one.candidate, own.candidate)] or left
 
     def _cost(self, candidates: Sequence[Contender]) -> float:
-        """Returns the seconds of a round. A swept reading did not pay for its start, and the user's reading did."""
+        # The seconds of a round. A swept reading did not pay for its start, and the user's reading did.
         seconds = [_seconds(one.reading) for one in self._with_own(candidates)]
         own = _seconds(self._own.reading) if self._own is not None else 0.0
         return sum(max(own, each) for each in seconds)
@@ -329,7 +328,6 @@ class Confirmation:
                 self._out[contender.key] = ("disagrees", agreement.said)
 
     def _is_settled(self) -> bool:
-        """Returns whether the look at the end of this round is the last."""
         if self._round == self._looks[-1]:
             return True
         if self._living_own is None:
@@ -362,7 +360,7 @@ class Confirmation:
         )
 
     def _rounds(self, contenders: Sequence[Contender], metric: str, smaller_is_better: bool) -> list[dict[str, float]]:
-        """Returns the measurements of the complete rounds of this heat, by contender. Larger is better."""
+        # The measurements of the complete rounds of this heat, by contender. Larger is better.
         power = -1 if smaller_is_better else 1
         kept = {one.key: self._results[one.key][-self._round :] for one in contenders}
         return [
@@ -371,7 +369,6 @@ class Confirmation:
         ]
 
     def _gains(self) -> tuple[dict[str, Ratio], dict[str, Ratio]]:
-        """Returns the gains over the user's configuration: by the deciding quantity, and by the metric."""
         assert self._living_own is not None
         own, members = self._living_own.key, self._with_own(self._live)
         metric = SEARCH_METRICS[self._metric]
@@ -456,7 +453,6 @@ class Confirmation:
         )
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:
-        """Returns a sort key: the best first, and excluded ones last."""
         if confirmed.verdict in ("failed", "disagrees"):
             return True, 0.0
         if confirmed.gain is not None:
@@ -483,19 +479,18 @@ def _verdict(gain: Ratio | None, clock: Ratio | None) -> ConfirmationVerdict:
 
 
 def _seconds(reading: TrialResult) -> float:
-    """Returns the seconds of a trial without its trace, which only the first trial of a configuration has."""
+    # The seconds of a trial without its trace, which only the first trial of a configuration has.
     return sum(seconds for phase, seconds in reading.phases.items() if phase != TRACE)
 
 
 def _filled(reading: TrialResult) -> float:
-    """Returns the share that the steps took of the memory left by initialisation; infinite if it is not known."""
+    # The share that the steps took of the memory left by initialisation; infinite if it is not known.
     memory = reading.memory
     ranks = zip(memory.above_initialize, memory.available, strict=False)
     return max((above / left if left > 0 else math.inf for above, left in ranks), default=math.inf)
 
 
 def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
-    """Returns the program's switches of a contender that the user's configuration has not, by place, as text."""
     return frozenset(other_switches(one.config, own.config))
 
 

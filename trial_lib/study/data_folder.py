@@ -55,7 +55,6 @@ def can_be_written(folder: Path) -> bool:
 
 
 def _nearest(folder: Path) -> Path:
-    """Returns the folder, or the nearest folder above it that exists."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 

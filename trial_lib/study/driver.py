@@ -185,7 +185,7 @@ class StudyDriver:
         return found
 
     def _new_plans(self, decided: Decided) -> list[TrialPlan]:
-        """Returns the plans of the candidates that no trial has measured. The search gets the others' results."""
+        # The plans of the candidates that no trial has measured. The search gets the others' results.
         plans = []
         method, alone = self.setup.arguments.method, decided.sweep is None
         to_beat = throughput_to_beat(method, self.metric, self._best) if alone else None
@@ -199,7 +199,7 @@ class StudyDriver:
         return plans
 
     def _tell_known(self, plan: TrialPlan, known: TrialResult) -> None:
-        """Ends a trial with the result of another. One configuration is not run twice because it has two names."""
+        # Ends a trial with the result of another. One configuration is not run twice because it has two names.
         own = {"number": plan.number, "name": plan.name, "purpose": plan.purpose, "trial_id": plan.trial_id}
         result = known.model_copy(update={**own, "phases": {}})
         write_unstarted(plan, result)
@@ -241,7 +241,7 @@ class StudyDriver:
         return self.plans.plan(number, purpose, candidate, self.known, profiled, self.state.names[number])
 
     def _searching(self) -> Search:
-        """Returns the search, which is opened for its first candidate."""
+        # The search, which is opened for its first candidate.
         if self.search is None:
             known, sweeps = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
             expected = () if self.plan is None else self.plan.expected
@@ -252,7 +252,7 @@ class StudyDriver:
 
     @property
     def _foreseen(self) -> tuple[ForeseenArm, ...]:
-        """The arms that a plan has foreseen, or that were foreseen beside the profile trial."""
+        # The arms that a plan has foreseen, or that were foreseen beside the profile trial.
         return self.plan.foreseen if self.plan is not None else foreseen_in(self.setup.paths.foreseen)
 
     # -- running -------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class StudyDriver:
                 keep_arms(self.plan.foreseen, self.setup.paths.foreseen)
 
     def _check_plan(self, profile: ModelProfile | None) -> None:
-        """Leaves the plan out if it is of another program than the profile trial has found."""
+        # Leaves the plan out if it is of another program than the profile trial has found.
         unlike = "" if self.plan is None or profile is None else self.plan.unlike(profile, self.known.base_config)
         if self.plan is not None and unlike:
             self._without_plan = self.plan.left_out(unlike)
@@ -396,12 +396,12 @@ class StudyDriver:
         self._write(Told(result.number, result))
 
     def _write(self, event: Event) -> None:
-        """Appends an event to the history, and takes it in."""
+        # Appends an event to the history, and takes it in.
         self.history.append(event)
         self._take_in(event)
 
     def _take_in(self, event: Event) -> None:
-        """Applies an event, new or replayed, to the state. The search learns of the ends of its trials."""
+        # Applies an event, new or replayed, to the state. The search learns of the ends of its trials.
         if isinstance(event, Withdrawn) and self.state.purposes[event.number] is Purpose.SEARCH:
             self._searching().withdraw(self.state.candidates[event.number], event.reason)
         self.state.apply(event)
@@ -429,11 +429,11 @@ class StudyDriver:
             self._searching().tell(candidate, result)
 
     def _spend(self, number: int) -> bool:
-        """Takes the second try of a trial from the budget. Returns False if it has none."""
+        # Takes the second try of a trial from the budget. Returns False if it has none.
         return number not in self._not_again and self._searching().spend()
 
     def _replay(self, events: Sequence[Event]) -> None:
-        """Brings a resumed study to where it was. Recorded asks are applied, and ended trials do not run again."""
+        # Brings a resumed study to where it was. Recorded asks are applied, and ended trials do not run again.
         self._not_again = not_tried_again(events)
         decided: list[Decided] = []
         for event in events:

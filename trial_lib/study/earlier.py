@@ -114,7 +114,6 @@ def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments
 
 
 def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRecord]]:
-    """Yields the completed studies of a name, the latest first."""
     known = ((paths, record_of(paths)) for paths in map(StudyPaths, studies_dir.glob("*")))
     completed = [
         (paths, record)
@@ -191,7 +190,7 @@ def is_measured(result: TrialResult) -> bool:
 
 
 def _brief(trial: KnownTrial) -> KnownTrial:
-    """Returns a trial without the parts that only its own study uses."""
+    # A trial without the parts that only its own study uses.
     own_study_s: dict[str, object] = {
         "step_times": [],
         "losses": [],

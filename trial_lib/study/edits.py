@@ -84,7 +84,7 @@ class Edits:
             )
 
     def _mix(self) -> None:
-        """Marks the study's fingerprint, so that later studies learn nothing from it."""
+        # Marks the study's fingerprint, so that later studies learn nothing from it.
         mixed: Fingerprint = self._begun.model_copy(update={"is_mixed": True})
         write_whole(self._paths.fingerprint, mixed.model_dump_json(indent=2))
 
@@ -94,7 +94,7 @@ def _is_same(path: Path, other: Path | None) -> bool:
 
 
 def _config_elsewhere(experiment: Experiment) -> Path | None:
-    """Returns the file of the DeepSpeed configuration if it is outside the code. A fingerprint has the code."""
+    # The file of the DeepSpeed configuration if it is outside the code. A fingerprint has the code.
     source = experiment.config_source
     is_elsewhere = source.is_file() and not source.resolve().is_relative_to(experiment.model_dir)
     return None if not is_elsewhere or _is_same(source, experiment.path) else source

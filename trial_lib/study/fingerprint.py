@@ -169,7 +169,7 @@ def fingerprint_in(paths: StudyPaths) -> Fingerprint:
 
 
 def _submitted(experiment: Experiment) -> dict[str, str]:
-    """Returns the values of the YAML, without those that are only for people and without DeepSpeed's."""
+    # The values of the YAML, without those that are only for people and without DeepSpeed's.
     config = experiment.config.model_dump(mode="json", exclude_none=True, exclude={"name", "description", "labels"})
     config["hyperparameters"].pop("deepspeed_config", None)
     # A secret may also be elsewhere, without a name that gives it away.
@@ -178,7 +178,6 @@ def _submitted(experiment: Experiment) -> dict[str, str]:
 
 
 def _hashes(root: Path) -> Iterator[tuple[str, str]]:
-    """Yields the files of code in a folder, or the one file, by their paths in it, each with its hash."""
     if root.is_file():
         yield "", file_hash(root)
         return
@@ -215,7 +214,7 @@ def _is_small_file(path: Path) -> bool:
 
 
 def _own_output() -> list[os.stat_result]:
-    """Returns the files of standard output and standard error, if they are open."""
+    # The files of standard output and standard error, if they are open.
     found = []
     for number in (1, 2):
         with contextlib.suppress(OSError):

@@ -80,7 +80,6 @@ def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
 
 
 def _has_another(original: Path, file: Path, own_id: str) -> bool:
-    """Returns whether another folder is in the record's old place and has the same id."""
     try:
         if original.samefile(file.parent):
             return False

@@ -141,7 +141,6 @@ def _take_assignments(words: list[str]) -> dict[str, str]:
 
 
 def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
-    """Returns whether a command may start its training through other commands."""
     program = words[0]
     launcher = launcher_of(words)
     if launcher is not None and launcher.is_environment:
@@ -164,12 +163,10 @@ def _is_wrapper(words: Sequence[str], folder: Path, environment: Mapping[str, st
 
 
 def _is_read(program: str) -> bool:
-    """Returns whether ZeroTune reads the commands of a program, and need not run them."""
     return is_python(program) or launcher_of_program(Path(program).name) is not None
 
 
 def _installed(module: str) -> tuple[Path, ...]:
-    """Returns the folder of an installed module's package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -180,7 +177,6 @@ def _installed(module: str) -> tuple[Path, ...]:
 
 
 def _command_of(launch: Launch, shown: str) -> list[str]:
-    """Returns the words that a person would have typed instead of the wrapper."""
     words = list(launch.words)
     if launch.ranks is not None and launch.ranks > 1:
         words = _torchrun(words, launch.ranks, shown)
@@ -192,7 +188,6 @@ def _command_of(launch: Launch, shown: str) -> list[str]:
 
 
 def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
-    """Returns the torchrun command for a program that starts its ranks itself."""
     position = python_target(words)
     of_rank = next((word for word in words if _RANK_ARGUMENT.fullmatch(word)), None)
     if position is None or of_rank is not None:
@@ -209,7 +204,6 @@ def _torchrun(words: Sequence[str], ranks: int, shown: str) -> list[str]:
 
 
 def _starts_elsewhere(found: StartedElsewhere, wrapper: str = "") -> InputError:
-    """Returns the error of a command, or of a wrapper that had come to it, that starts the training elsewhere."""
     what = f"{wrapper} comes to {found.shown}, which ZeroTune did not run. {found.what}" if wrapper else found.what
     return InputError(what, where=_WHERE, remedy=found.kind.instead)
 
@@ -224,7 +218,6 @@ def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Returns the short name of a wrapper."""
     text = _joined([Path(words[0]).name, *words[1:]])
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 

@@ -231,7 +231,7 @@ class Foresight:
             self._run_all([each for each in self._wanted(typed, requests, sizes) if each.name not in shown])
 
     def _run_all(self, wanted: Sequence["_Wanted"]) -> dict[str, ForeseenRun] | None:
-        """Returns runs by name, and keeps their steps; None if all runs have been ended."""
+        # Runs by name, and keeps their steps; None if all runs have been ended.
         found: dict[str, ForeseenRun] = {}
         for number, (name, overrides) in enumerate(wanted, start=1):
             self.doing = f"{name} ({number} of {len(wanted)})"
@@ -244,7 +244,6 @@ class Foresight:
         return found
 
     def _wanted(self, typed: ForeseenRun, requests: Sequence[RequestedKnob], sizes: Sequence[int]) -> list["_Wanted"]:
-        """Returns the runs of the arms: the user's own arm first, then the cheapest."""
         stages = self._setup.arguments.zero_stages
         arms = planned_arms(typed, self.base_config, stages, requests, self._setup.device)
         costs = prior_costs([Arm({"zero_optimization": {"stage": 0}, **arm.knobs}) for arm in arms])
@@ -252,7 +251,7 @@ class Foresight:
         return [_Wanted.of(arm, typed, size) for arm, _ in ordered for size in sizes]
 
     def _run(self, name: str, overrides: Mapping[str, Any]) -> ForeseenRun | None:
-        """Returns a run, and keeps it if it has foreseen a step; None if all runs have been ended."""
+        # A run, and keeps it if it has foreseen a step; None if all runs have been ended.
         if self._starter.has_ended:
             return None
         folder = self.folder / name
@@ -267,7 +266,7 @@ class Foresight:
         return run
 
     def _keep(self, run: ForeseenRun) -> None:
-        """Keeps a run, or the arm that it completes. A run of a large model has a hundred thousand events."""
+        # Keeps a run, or the arm that it completes. A run of a large model has a hundred thousand events.
         key = arm_key(run.ds_config)
         runs = self._runs.setdefault(key, [])
         runs.append(run)
@@ -276,7 +275,6 @@ class Foresight:
             runs.clear()
 
     def _program(self, paths: TrialPaths, overrides: Mapping[str, Any]) -> Program:
-        """Returns the user's program for one run, and writes the files that it reads."""
         experiment, is_typed = self._setup.experiment, not overrides
         base = self._known.base_config
         config = deepspeed_part(base if is_typed else overwrite_deepspeed_config(base, overrides))
@@ -333,7 +331,7 @@ class _Wanted(NamedTuple):
 
 
 def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
-    """Returns the overrides of a run. Memory does not depend on the global batch, so it need not be kept."""
+    # The overrides of a run. Memory does not depend on the global batch, so it need not be kept.
     candidate = Candidate(
         knobs=dict(arm.knobs),
         micro_batch_size=size,
@@ -419,7 +417,7 @@ def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: S
 
 
 def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: bool) -> int:
-    """Returns the bytes that the model may use on a slot; 0 if that is not known."""
+    # The bytes that the model may use on a slot; 0 if that is not known.
     if not on_gpus:
         # The budget holds for the whole process, which has its libraries before it has an engine.
         return max(0, (limit or 0) - typed.process_bytes) if typed.process_bytes else 0

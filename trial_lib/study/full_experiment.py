@@ -112,13 +112,12 @@ class SystemMonitor:
         self._sampled()
 
     def _load(self) -> dict[str, float]:
-        """Returns the load of the devices, numbered as the ranks see them."""
         loads = kind_of(self._host.device).load(self._host, self._slots)
         return {f"gpu{number}.{name}": value for number, load in enumerate(loads) for name, value in load.items()}
 
 
 def _training_memory() -> float:
-    """Returns the resident bytes of the processes below this process's guards."""
+    # The resident bytes of the processes below this process's guards.
     total = 0
     for guard in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -332,7 +331,7 @@ class FullExperiment:
             self.log.warning("processes of the training still run, and do not end")
 
     def _ask_to_save(self) -> None:
-        """Asks the training to save and stop, and waits until it has, up to a time limit."""
+        # Asks the training to save and stop, and waits until it has, up to a time limit.
         if self._thread.is_alive() and self._stop_request.is_heeded:
             self._stop_request.make()
             self.log.warning("asked the training to save a checkpoint and stop within %.0f s", _SAVE_S)
@@ -373,7 +372,7 @@ class FullExperiment:
             self._is_down = True
 
     def _train(self) -> None:
-        """Runs the training, in a thread of its own."""
+        # Runs the training, in a thread of its own.
         try:
             self._end = run_training(
                 self._plan,
@@ -396,7 +395,7 @@ class FullExperiment:
                 self._lock.release()
 
     def _attempt(self, slots: list[str]) -> None:
-        """Prepares an attempt, before its ranks start."""
+        # Prepares an attempt, before its ranks start.
         drop_torn_tail(self.paths.metrics)
         self._stop_request.clear()
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
@@ -405,7 +404,7 @@ class FullExperiment:
         self._update(attempts=self._record.attempts + 1)
 
     def _latest_checkpoint(self) -> str | None:
-        """Returns the checkpoint that a script resumes from; the loop of a trial class looks for itself."""
+        # The checkpoint that a script resumes from; the loop of a trial class looks for itself.
         if self._spec.trial is not None or not self.paths.checkpoints.exists():
             return None
         # Imported here, because they import torch, which a driver does not need otherwise.
@@ -434,7 +433,7 @@ class FullExperiment:
                 self._best = record
 
     def _answer(self) -> dict[str, Any]:
-        """Returns a trial class's record of its end; nothing for a plain script."""
+        # A trial class's record of its end; nothing for a plain script.
         with contextlib.suppress(OSError, ValueError):
             answer: dict[str, Any] = json.loads(self.paths.finished.read_text())
             return answer

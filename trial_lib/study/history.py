@@ -442,7 +442,7 @@ def _end_of_group(
     results: Mapping[int, TrialResult],
     withdrawn: Mapping[int, Withdrawal],
 ) -> Withdrawal | None:
-    """Returns why a sweep's process group would have measured no further size; None if it would have."""
+    # Why a sweep's process group would have measured no further size; None if it would have.
     next_number, next_candidate = rest.numbered[0]
     # A later size may have ended first, because its result was known already.
     measured = [

@@ -114,7 +114,7 @@ def _plain(config: Mapping[str, Any]) -> Any:
 
 
 def _trials_of(record: StudyRecord, paths: StudyPaths) -> KnownTrials | None:
-    """Returns the trials of one study; None if its history is damaged or lacks a completed profile trial here."""
+    # The trials of one study; None if its history is damaged or lacks a completed profile trial here.
     try:
         ended = [(trial.candidate, trial.result) for trial in trials_of(paths).values()]
     except (InputError, KeyError):

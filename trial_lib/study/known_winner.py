@@ -83,7 +83,6 @@ def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
 
 
 def _first_of_search(driver: StudyDriver) -> int | None:
-    """Returns the number of the search's first trial."""
     return min((number for number, purpose in driver.state.purposes.items() if purpose is Purpose.SEARCH), default=None)
 
 

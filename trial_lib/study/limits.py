@@ -173,7 +173,7 @@ def _not_tried(sizes: Mapping[str, float], disk: SwapDisk) -> str:
 
 
 def _paths(base_config: Mapping[str, Any], setup: StudySetup) -> Iterator[str]:
-    """Yields the NVMe devices that the user's configuration names, or that `search_space` does."""
+    # The NVMe devices that the user's configuration names, or that `search_space` does.
     yield from (str(path) for each in NVME_PATHS if (path := get_knob(base_config, each)))
     # A wrong space is reported where the search opens.
     with contextlib.suppress(InputError):

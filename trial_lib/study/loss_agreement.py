@@ -93,13 +93,12 @@ def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 
 def _changed_switches(own: LossCourse, other: LossCourse) -> list[str]:
-    """Returns the switches with other values that may change the training, as the user says."""
     ours, theirs = switches_of(own.config), switches_of(other.config)
     return [place for place in other.free if ours.get(place) != theirs.get(place)]
 
 
 def _said(section: Any) -> Any:
-    """Returns a section of a configuration; None if it is not enabled."""
+    # A section of a configuration; None if it is not enabled.
     return None if isinstance(section, Mapping) and not section.get("enabled", True) else section
 
 
@@ -182,7 +181,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
 
 
 def _steps_alike(own: LossCourse, other: LossCourse, steps: int) -> int:
-    """Returns how many of the first steps had equal numbers of updates before them, in all repeats of both."""
+    # How many of the first steps had equal numbers of updates before them, in all repeats of both.
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
     return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
 
@@ -194,7 +193,7 @@ def _by_updates(own: LossCourse, other: LossCourse) -> tuple[_Steps, _Steps]:
 
 
 def _tolerance(course: LossCourse) -> float:
-    """Returns the largest share of a loss that rounding may change. The code may round more than the configuration."""
+    # The largest share of a loss that rounding may change. The code may round more than the configuration.
     narrow = any(each not in _WIDE for each in course.formats)
     if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
         return _TOLERANCE_HALF
@@ -222,7 +221,7 @@ def _from_other_weights(
 
 
 def _learnt(course: _Steps) -> float:
-    """Returns the mean change of the losses since step 1."""
+    # The mean change of the losses since step 1.
     return abs(fmean(fmean(step) for step in course) - fmean(course[0]))
 
 
@@ -240,7 +239,6 @@ def _differ(said: str) -> LossAgreement:
 
 
 def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
-    """Returns whether trials started from the same weights, as far as is known."""
     return not all(weights) or all(_same_weights(each, weights[0]) for each in weights)
 
 
@@ -250,7 +248,7 @@ def _same_weights(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Returns the factor by which the program's losses change with the accumulation, from step 1."""
+    # The factor by which the program's losses change with the accumulation, from step 1.
     ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
     wanted, found = fmean(theirs), fmean(ours)
     factors = [ratio**power for power in _POWERS]
@@ -266,7 +264,7 @@ def _times(course: _Steps, factor: float) -> _Steps:
 
 
 def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, float, float] | None:
-    """Returns the first step, from 1, whose losses differ by more than the tolerance, with both means; or None."""
+    # The first step, from 1, whose losses differ by more than the tolerance, with both means; or None.
     spread = max(max(repeats) - min(repeats) for repeats in theirs)
     for step, (wanted, found) in enumerate(zip(theirs, ours, strict=True), 1):
         mine, other = fmean(wanted), fmean(found)
@@ -296,18 +294,17 @@ def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.
 
 
 def _step_agrees(theirs: _Steps, ours: _Steps) -> bool:
-    """Returns whether the losses of step 1 differ by no more than those of two batches."""
+    # Whether the losses of step 1 differ by no more than those of two batches.
     if len(theirs) < 3:
         return False
     return abs(fmean(theirs[0]) - fmean(ours[0])) <= _noise_of_a_step(theirs, ours)
 
 
 def _noise_of_a_step(theirs: _Steps, ours: _Steps) -> float:
-    """Returns the largest difference between the losses of two batches."""
     mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     return _NOISE_WIDTH * math.sqrt(_noise(mine) + _noise(other)) if len(mine) > 1 else math.inf
 
 
 def _noise(course: Sequence[float]) -> float:
-    """Returns the variance of a loss from batch to batch, from differences between steps. A trend matters little."""
+    # The variance of a loss from batch to batch, from differences between steps. A trend matters little.
     return fmean((after - before) ** 2 for before, after in itertools.pairwise(course)) / 2.0

@@ -64,7 +64,7 @@ def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unles
 
 
 def _offloads_as_once(config: Mapping[str, Any]) -> bool:
-    """Returns whether the optimizer is offloaded by DeepSpeed's first key for it, which still works."""
+    # Whether the optimizer is offloaded by DeepSpeed's first key for it, which still works.
     return get_knob(config, "zero_optimization.cpu_offload") is True
 
 
@@ -195,7 +195,6 @@ def _known_by_arm(
 
 
 def _by_arm(space: SearchSpace, base_config: Mapping[str, Any], **known: Any) -> list[tuple[Arm, tuple[str, ...]]]:
-    """Returns the arms, each with the operators that it needs."""
     return [(arm, ops_of(overwrite_deepspeed_config(base_config, arm.knobs), **known)) for arm in space.arms]
 
 

@@ -188,7 +188,6 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
 
 
 def _winners_switches(study: OpenStudy) -> list[str]:
-    """Returns the switches that differ from the user's in a study's answer, as people read them."""
     answer, driver = answer_of(study.driver), study.driver
     if answer is None:
         return []
@@ -204,7 +203,6 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
 
 
 def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
-    """Returns the experiment, the DeepSpeed configuration to train with, and the devices that it may use."""
     experiment = _read_experiment(arguments, config_path)
     keep_secret(KnownSecrets.of_experiment(experiment))
     host = slots_for(experiment)
@@ -253,7 +251,6 @@ def _refuse_change(record: FullExperimentRecord, ds_config: Mapping[str, Any], p
 
 
 def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperimentRecord]:
-    """Returns the newest full experiment of that name that has not completed."""
     found: list[tuple[tuple[float, bool], FullExperimentPaths, FullExperimentRecord]] = []
     for file in (work_dir / FULL_EXPERIMENTS).absolute().glob("*/record.json"):
         paths = FullExperimentPaths(file.parent)
@@ -303,7 +300,6 @@ def _new_record(
 
 
 def _own_hparams(experiment: Experiment) -> dict[str, Any]:
-    """Returns the hyperparameters that are not the DeepSpeed configuration."""
     hparams = experiment.config.hyperparameters.as_dict()
     inline = {} if CONFIG in hparams else experiment.ds_config
     return {key: value for key, value in hparams.items() if key not in (CONFIG, OVERWRITES) and key not in inline}
@@ -366,6 +362,5 @@ def _open(
 
 
 def _is_in_code(experiment: Experiment) -> bool:
-    """Returns whether the DeepSpeed configuration is in the user's code, and nothing hands another one over."""
     entrypoint = experiment.entrypoint
     return entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config

@@ -96,12 +96,12 @@ def open_search(
 
 
 def _divides_ranks(base_config: Mapping[str, Any]) -> bool:
-    """Returns whether a switch of the program divides the ranks. Its groups would stay when the program runs again."""
+    # Whether a switch of the program divides the ranks. Its groups would stay when the program runs again.
     return any(kind != "expert" for kind in (base_config.get(LAYOUTS) or {}).values())
 
 
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:
-    """Returns the one micro-batch size, if the program sets the samples of its batches by itself."""
+    # The one micro-batch size, if the program sets the samples of its batches by itself.
     if program is None or program.typed_batch is None or not (program.batch_varies or program.fixed_batch):
         return None
     said = program.fixed_batch or (

@@ -422,7 +422,7 @@ def resume_study(root: Path) -> OpenStudy:
 
 
 def _changes(begun: Fingerprint, now: Fingerprint) -> str:
-    """Returns a sentence on the changes of the experiment since the study began; empty if there are none."""
+    # A sentence on the changes of the experiment since the study began; empty if there are none.
     changes = "; ".join(now.changes_since(begun))
     # A study of an older version has no fingerprint.
     if not changes or begun == Fingerprint():
@@ -434,7 +434,6 @@ def _changes(begun: Fingerprint, now: Fingerprint) -> str:
 
 
 def _has_trained(paths: StudyPaths) -> bool:
-    """Returns whether a study's full experiment has completed."""
     record = FullExperimentPaths(paths.full_experiment.root).record
     with contextlib.suppress(FileNotFoundError, ValueError):
         return FullExperimentRecord.model_validate_json(record.read_text()).status is StudyStatus.COMPLETED

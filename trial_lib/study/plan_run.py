@@ -132,7 +132,6 @@ class _OfProgram:
 
 
 def _base_of(asked: Sequence[AskedDevices]) -> AskedDevices:
-    """Returns the devices that the program finds."""
     return max(asked, key=lambda each: each.count)
 
 
@@ -176,7 +175,6 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
 
 
 def _not_learned(opened: OpenPlan) -> list[str]:
-    """Returns a sentence for each kind of device that earlier studies were asked about and have not measured."""
     if not opened.read.arguments.from_earlier:
         return []
     names = dict.fromkeys(each.cluster.device.name for each in opened.read.asked)
@@ -196,13 +194,12 @@ def _command(opened: OpenPlan) -> tuple[str, ...]:
 
 
 def _kept_batch(found: Planned) -> int | None:
-    """Returns the global batch that all devices keep; None if it differs, or is free."""
+    # The global batch that all devices keep; None if it differs, or is free.
     sizes = {policy.train_batch_size for policy in found.policies.values()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
-    """Returns the asks of all runs, unknown ones first, each with the most asks of one run."""
     counts: Counter[tuple[str, str, str, bool]] = Counter()
     for run in found.runs.values():
         for ask in run.asks:
@@ -216,7 +213,7 @@ def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
 
 
 def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
-    """Returns the command to start with the answer, and writes the files that it names; empty without an answer."""
+    # The command to start with the answer, and writes the files that it names; empty without an answer.
     chosen = record.chosen
     if record.best is None or chosen is None:
         return ""
@@ -251,7 +248,7 @@ _LONGEST = 200
 
 
 def _with_last_line(stopped: str) -> str:
-    """Returns why a run was stopped with the last line of its log, which is removed with the plan's scratch folder."""
+    # Why a run was stopped with the last line of its log, which is removed with the plan's scratch folder.
     found = _LOG.search(stopped)
     if found is None:
         return stopped

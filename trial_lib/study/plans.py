@@ -142,7 +142,7 @@ class TrialPlans:
         )
 
     def _offloaded(self, candidate: Candidate, known: KnownProgram, profile: TrialResult) -> float:
-        """Returns the bytes that each rank of a candidate moves to its host. On a CPU they stay where they are."""
+        # The bytes that each rank of a candidate moves to its host. On a CPU they stay where they are.
         if profile.profile is None or kind_of(self._setup.device).computes_on_the_processor:
             return 0.0
         accumulates = candidate.gradient_accumulation_steps > 1
@@ -170,7 +170,6 @@ class TrialPlans:
         own: Mapping[str, Any] | None = None,
         may_be_refused: bool = False,
     ) -> dict[str, Any]:
-        """Returns the fields of a plan that follow from its settings and its files."""
         experiment, config = self._setup.experiment, deepspeed_part(settings)
         program_with = partial(
             program_of,
@@ -230,7 +229,7 @@ def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: Mod
 
 
 def _replicas_meant(purpose: Purpose, candidate: Candidate, base_config: Mapping[str, Any]) -> int | None:
-    """Returns the replicas that a candidate's layout makes; None if it has the layout of the user's configuration."""
+    # The replicas that a candidate's layout makes; None if it has the layout of the user's configuration.
     is_own = purpose in (Purpose.PROFILE, Purpose.SUBMITTED) or Layout.of(candidate.complete(base_config)) == Layout.of(
         base_config
     )

@@ -91,7 +91,7 @@ def run_profile(
 
 
 def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> TrialResult:
-    """Returns the result of a profile trial with a note on a run before it that failed, if one did."""
+    # The result of a profile trial with a note on a run before it that failed, if one did.
     if failed is None or result.outcome is not Outcome.COMPLETED:
         return result
     size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
@@ -139,12 +139,11 @@ def _is_cut_short(result: TrialResult) -> bool:
 
 
 def _is_ignored(result: TrialResult) -> bool:
-    """Returns whether the program ignored the requested micro-batch size."""
     return result.outcome is Outcome.INVALID and result.micro_batch_arrived is not None
 
 
 def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: ProgramProfile) -> TrialResult:
-    """Writes a result as the trial's own, with what the run of the program as typed has found. Returns it."""
+    # Writes a result as the trial's own, with what the run of the program as typed has found. Returns it.
     of_the_data: dict[str, Any] = {}
     if result.program is not None:
         of_the_data = {name: getattr(result.program, name) for name in _OF_THE_DATA}
@@ -339,7 +338,6 @@ def run_with_ops(plan: TrialPlan, place: Place, run: Callable[[TrialPlan], Trial
 
 
 def _unbuilt_ops(plan: TrialPlan) -> set[str]:
-    """Returns the builders of the ops that ended the ranks of a run."""
     found = set()
     for rank in range(plan.candidate.slots):
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -269,7 +269,6 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
 
 
 def _counts(plan: TrialPlan, profile: TrialResult, first: TrialResult, measured: TrialResult) -> bool:
-    """Returns whether a trial of its own would have measured the same."""
     if measured.trial_id != plan.trial_id or measured.outcome is not Outcome.COMPLETED or measured.note:
         return False
     if plan.longest_sequence is not None:
@@ -282,7 +281,6 @@ def _counts(plan: TrialPlan, profile: TrialResult, first: TrialResult, measured:
 
 
 def _has_read_ahead(program: ProgramProfile) -> bool:
-    """Returns whether the first run has surveyed the data, so that its steps have not waited for theirs."""
     return program.typed_batch is None or program.typed_batch.micro_batch_size == 1
 
 
@@ -293,7 +291,7 @@ def _result_in(paths: TrialPaths) -> TrialResult | None:
 
 
 def _with_flops_of(profile: TrialResult, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-    """Returns the metrics with the FLOPs of a sample that the profile has in the end, which all trials share."""
+    # The metrics with the FLOPs of a sample that the profile has in the end, which all trials share.
     of_a_sample = 0.0 if profile.profile is None else profile.profile.flops_per_sample
     counted = metrics.get("FLOPS_per_gpu")
     if not of_a_sample or not counted:

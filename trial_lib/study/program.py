@@ -176,7 +176,6 @@ def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None, f
 
 
 def _as_text(place: str, file: Path | None) -> str:
-    """Returns the words that vary a boolean option by texts, in the command or in a YAML file."""
     return f"--vary \"{place}='true','false'\"" if file is None else f"`\"{place}\": ['true', 'false']`"
 
 
@@ -257,7 +256,7 @@ def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[s
 
 
 def _settled(config: Mapping[str, Any], settled: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with each "auto" replaced by the value that the engine had, if that is known."""
+    # A configuration with each "auto" replaced by the value that the engine had, if that is known.
     return {
         key: settled[key]
         if value == "auto" and key in settled
@@ -310,7 +309,7 @@ def with_build_folder(environment: Mapping[str, str], interpreter: str) -> dict[
 
 
 def _key(environment: Mapping[str, str], interpreter: str) -> str:
-    """Returns a name for all that a build depends on. Source files that change are ninja's to notice."""
+    # A name for all that a build depends on. Source files that change are ninja's to notice.
     prefix = Path(interpreter).absolute().parent.parent
     # A virtual environment may take those of its base, and a user has some at home. Debian calls them dist-packages.
     base = Path(interpreter).resolve().parent.parent
@@ -330,7 +329,7 @@ def _key(environment: Mapping[str, str], interpreter: str) -> str:
 
 
 def _processor() -> list[str]:
-    """Returns what the compilers see of the processor. A home folder may be shared by hosts of several kinds."""
+    # What the compilers see of the processor. A home folder may be shared by hosts of several kinds.
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
@@ -405,7 +404,6 @@ def program_of(
 def _variables(
     switches: Mapping[str, SwitchValue], arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the environment variables among the switches, with their values as text."""
     return {
         place: text_of(value, environment.get(place, ""))
         for place, value in switches.items()

@@ -123,7 +123,7 @@ def _hparams(experiment: Experiment, ds_config: Mapping[str, Any], ds_config_pat
 
 
 def _length(length: Length | None) -> dict[str, int] | None:
-    """Returns a length for the ranks; None if there is none, and for a period of 0, which never comes."""
+    # A length for the ranks; None if there is none, and for a period of 0, which never comes.
     units: dict[str, int] = {} if length is None else length.model_dump(exclude_none=True)
     return units if any(units.values()) else None
 

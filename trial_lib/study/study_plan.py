@@ -205,7 +205,7 @@ class StudyPlan:
 
     @cached_property
     def _flops_per_sample(self) -> float:
-        """FLOPs of one sample in the user's own arm; 0 if the plan came without its run."""
+        # FLOPs of one sample in the user's own arm; 0 if the plan came without its run.
         own = next((runs for runs in self.runs.values() if runs.arm.is_own and not runs.stopped), None)
         return 0.0 if own is None else flops_per_sample(own.small)
 
@@ -224,7 +224,7 @@ class StudyPlan:
         return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)
 
     def _samples_per_s(self, arm: PlannedArm) -> float:
-        """Returns an arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known."""
+        # An arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known.
         runs = self.runs.get(arm.label)
         if arm.samples_per_s is None:
             return 0.0
@@ -234,7 +234,7 @@ class StudyPlan:
         return foresee_step(step, self.cluster, self.speed.constants).samples_per_s
 
     def _no_room(self, arm: PlannedArm) -> str:
-        """Returns why an arm cannot fit on the slots; empty if it may, or if the plan is for others."""
+        # Why an arm cannot fit on the slots; empty if it may, or if the plan is for others.
         if self.cluster is None or self.slots > self.devices.count or arm.peak is None:
             return ""
         if arm.fits >= _HOPELESS or arm.largest_micro_batch or arm.peak.low <= self.devices.memory:
@@ -359,7 +359,7 @@ def read_given_plan(
 
 
 def _states_precision(ds_config: Mapping[str, Any]) -> bool:
-    """Returns whether a configuration alone decides on 16 bits. Code may set what it lacks, or has as "auto"."""
+    # Whether a configuration alone decides on 16 bits. Code may set what it lacks, or has as "auto".
     stated = [ds_config[name].get("enabled") for name in _SECTIONS if isinstance(ds_config.get(name), Mapping)]
     return bool(stated) and all(type(enabled) is bool for enabled in stated)
 

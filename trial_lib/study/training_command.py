@@ -111,7 +111,7 @@ def write_best_experiment(
 
 
 def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """Returns the words before a program's arguments with variables set, each in the place of a typed assignment."""
+    # The words before a program's arguments with variables set, each in the place of a typed assignment.
     words, left = list(launcher), dict(variables)
     begin = 1 if words[:1] == ["env"] else 0
     position = begin
@@ -124,7 +124,7 @@ def _assigned(launcher: Sequence[str], variables: Mapping[str, str]) -> list[str
 
 
 def _in_copy(target: str, copies: Mapping[str, str]) -> str:
-    """Returns the target of a mapping, in the copy of its file if there is one."""
+    # The target of a mapping, in the copy of its file if there is one.
     file = FileTarget.read(target)
     return target if file is None or file.path not in copies else f"{copies[file.path]}:{file.key}"
 
@@ -186,7 +186,6 @@ def _fused(value: Any, found: ProgramProfile) -> str:
 
 
 def _adam(is_fused: Any) -> str:
-    """Returns the name that the Trainer has for a form of torch's AdamW."""
     return "adamw_torch_fused" if is_fused else "adamw_torch"
 
 
@@ -369,7 +368,6 @@ def training_command(
 
 
 def _is_told(entrypoint: Entrypoint) -> bool:
-    """Returns whether the command itself hands the program a DeepSpeed configuration."""
     return bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
 
 
@@ -397,7 +395,7 @@ def _training_arguments_in_files(
 
 
 def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
-    """Returns what you have to change in the configuration in the code; nothing if the command sets it all."""
+    # What you have to change in the configuration in the code; nothing if the command sets it all.
     base, by_command = deepspeed_part(known.base_config), set(known.arg_mappings)
     if TRAIN_BATCH not in base or {MICRO_BATCH, ACCUMULATION} <= by_command:
         # It follows from the two others, in DeepSpeed or in code that takes both from its command.
@@ -412,7 +410,7 @@ def _to_set_in_code(known: KnownProgram, config: Mapping[str, Any], paths: Study
 
 
 def _for_lightning(changes: Mapping[str, Any]) -> list[str]:
-    """Returns where Lightning takes values of DeepSpeed's configuration. It refuses the accumulation there."""
+    # Where Lightning takes values of DeepSpeed's configuration. It refuses the accumulation there.
     lines = [f"  {key}: {json.dumps(value)}" for key, value in changes.items() if key not in _BY_LIGHTNING]
     head = ["Pass DeepSpeedStrategy these values, as its own arguments or in its `config`:"] if lines else []
     set_ = [text.format(changes[key]) for key, text in _BY_LIGHTNING.items() if text and key in changes]
@@ -428,7 +426,7 @@ def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
-    """Returns the user's own words up to the script. They start as many ranks as the trials had."""
+    # The user's own words up to the script. They start as many ranks as the trials had.
     entrypoint = experiment.entrypoint
     program, *rest = entrypoint.launcher
     first = launcher_of(entrypoint.launcher)
@@ -448,7 +446,6 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
 
 
 def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
-    """Returns words that start the script of an entrypoint on the number of ranks in its YAML."""
     entrypoint = experiment.entrypoint
     ranks = kind_of(device).ranks_option
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
@@ -465,7 +462,6 @@ def _assignments(variables: Mapping[str, str]) -> str:
 
 
 def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the variables that the trials had and a shell may not have, and the names of the secret ones."""
     own = experiment.environment_variables
     secrets = [name for name, value in redact(own).items() if value != own[name]]
     wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
@@ -477,6 +473,6 @@ def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[
 
 
 def _beside(interpreter: str, name: str) -> str:
-    """Returns how to call a program of an environment: by its name, or by its path if a shell would find another."""
+    # How to call a program of an environment: by its name, or by its path if a shell would find another.
     program = Path(interpreter).with_name(name)
     return name if shutil.which(name) == str(program) else str(program)

@@ -197,12 +197,10 @@ def _as_found(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def _is_python(program: str) -> bool:
-    """Returns whether a program, by its name, is a Python or belongs to one."""
     return program in python_programs() or re.fullmatch(r"python3\.\d+", program) is not None
 
 
 def _ranks(entrypoint: Entrypoint, host: Host) -> int:
-    """Returns the number of ranks that a command starts on this host."""
     slots = entrypoint.slots
     if slots is None:
         return 1
@@ -221,7 +219,6 @@ def _ranks(entrypoint: Entrypoint, host: Host) -> int:
 
 
 def _memory_nodes() -> int:
-    """Returns the number of ranks that DeepSpeed starts on processors: one for each memory node of numactl."""
     if os.environ.get("LOCAL_SIZE", "0").isdecimal() and int(os.environ.get("LOCAL_SIZE", "0")) > 0:
         return int(os.environ["LOCAL_SIZE"])
     try:
@@ -248,6 +245,5 @@ def _experiment_text(
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as a YAML scalar that reads back exactly."""
     quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
     return quoted.rstrip("\n")

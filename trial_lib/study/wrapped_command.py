@@ -67,7 +67,6 @@ _seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
 def _started(
     entrypoint: Entrypoint, words: Sequence[str], values: tuple[Any, ...], folder: Path, check: Callable[[], None]
 ) -> tuple[str, ...]:
-    """Returns the program's arguments as the wrapper gives them."""
     key = (entrypoint.wrapper, values, folder)
     if key not in _seen:
         in_time = _within(_LONGEST_OF_VALUE_S, " ".join(entrypoint.wrapper), check)
@@ -124,7 +123,7 @@ def _comes_to(words: Sequence[str], expected: Sequence[str], folder: Path, envir
 
 
 def _within(seconds: float, wrapper: str, check: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Returns a check that ends the waiting for a wrapper after some seconds, or as another check does."""
+    # A check that ends the waiting for a wrapper after some seconds, or as another check does.
     end = time.monotonic() + seconds
 
     def in_time() -> None:
@@ -136,7 +135,7 @@ def _within(seconds: float, wrapper: str, check: Callable[[], None] = lambda: No
 
 
 def _split(words: Sequence[str]) -> tuple[set[str], list[str]]:
-    """Returns the assignments before a command, and its other words."""
+    # The assignments before a command, and its other words.
     begin = next((place for place, word in enumerate(words) if not ASSIGNMENT.match(word)), len(words))
     return set(words[:begin]), list(words[begin:])
 

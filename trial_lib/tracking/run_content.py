@@ -83,7 +83,6 @@ def step_accounts_of(answer: Mapping[str, Any]) -> list[StepAccount]:
 
 
 def _of_an_older_version(record: StudyRecord) -> str:
-    """Returns the answer of a record that holds no sentence."""
     return NO_GAIN if record.gain is None else gain_line(record.gain)
 
 
@@ -111,7 +110,7 @@ def training_description(record: FullExperimentRecord, paths: FullExperimentPath
 
 
 def _program(record: StudyRecord, paths: StudyPaths) -> str:
-    """Returns the trained program by the experiment's name for it; empty if there is none."""
+    # The trained program by the experiment's name for it; empty if there is none.
     entrypoint: Any = record.arguments.get("command") or None
     if entrypoint is None and paths.experiment.exists():
         entrypoint = yaml.safe_load(paths.experiment.read_text()).get("entrypoint")
@@ -120,7 +119,7 @@ def _program(record: StudyRecord, paths: StudyPaths) -> str:
 
 
 def _changes(record: StudyRecord, paths: StudyPaths) -> str:
-    """Returns a table of the settings that the winner changes; empty if there are none."""
+    # A table of the settings that the winner changes; empty if there are none.
     if not paths.best_ds_config.exists() or not record.ds_config:
         return ""
     own, best = flatten(redact(record.ds_config)), flatten(redact(json.loads(paths.best_ds_config.read_text())))
@@ -233,7 +232,6 @@ def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
 
 
 def _plan_metrics(planned: PlannedTrials | None) -> dict[str, float]:
-    """Returns how far off the plan was, as shares."""
     if planned is None:
         return {}
     errors, speed = planned.memory_errors, planned.speed_error
@@ -242,7 +240,7 @@ def _plan_metrics(planned: PlannedTrials | None) -> dict[str, float]:
 
 
 def _step_metrics(accounts: Sequence[StepAccount]) -> dict[str, float]:
-    """Returns the winner's shares of a step as `time.compute` and so on, and the user's as `submitted.time.compute`."""
+    # The winner's shares of a step as `time.compute` and so on, and the user's as `submitted.time.compute`.
     found: dict[str, float] = {}
     for account in accounts:
         if account.basis == "traced" and account.role in ("winner", "own"):
@@ -253,7 +251,7 @@ def _step_metrics(accounts: Sequence[StepAccount]) -> dict[str, float]:
 
 
 def _foreseen_metrics(paths: TrialPaths, number: int) -> dict[str, float]:
-    """Returns what the study's plan foresaw for a trial; nothing without a plan."""
+    # What the study's plan foresaw for a trial; nothing without a plan.
     planned = PlannedTrials.in_file(StudyPaths(paths.root.parents[1]).planned_trials)
     trial = next((each for each in (() if planned is None else planned.trials) if each.number == number), None)
     if trial is None:
@@ -263,7 +261,7 @@ def _foreseen_metrics(paths: TrialPaths, number: int) -> dict[str, float]:
 
 
 def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
-    """Returns the findings of the profile trial (bytes and counts), and the needs of each ZeRO stage."""
+    # The findings of the profile trial (bytes and counts), and the needs of each ZeRO stage.
     if not paths.profile.exists():
         return {}
     report = json.loads(paths.profile.read_text())
@@ -318,7 +316,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
 
 
 def _device_tags(devices: Sequence[TrialDevice]) -> dict[str, str]:
-    """Returns a trial's devices, and the causes that slowed them down; nothing if unknown."""
+    # A trial's devices, and the causes that slowed them down; nothing if unknown.
     found = {
         "devices": [device.device for device in devices],
         "held_down": [reason for device in devices for reason in device.held_down],
@@ -334,7 +332,7 @@ def _trial_status(outcome: Outcome) -> str:
 
 
 def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a candidate's settings, flat. Every trial has the common ones, so that charts can use them as an axis."""
+    # A candidate's settings, flat. Every trial has the common ones, so that charts can use them as an axis.
     complete = candidate.complete(base)
     knobs = {
         **{path: value for path in KNOBS if (value := get_knob(complete, path)) is not None},

@@ -80,7 +80,7 @@ def _model_dir(document: Any) -> Path:
 
 
 def _document(file: Path) -> Any:
-    """Returns the content of a JSON file; None for another file, or a damaged one."""
+    # The content of a JSON file; None for another file, or a damaged one.
     try:
         return json.loads(file.read_text()) if file.suffix == ".json" else None
     except ValueError:

@@ -95,7 +95,6 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
 
 
 def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
-    """Returns the charts above MLflow's own: the metric by trial, by micro-batch size, and by knob."""
     cards = [
         {"type": "BAR", "metricKey": metric, "displayName": metric, "runsCountToCompare": 100},
         {
@@ -169,7 +168,7 @@ class StudySync:
         return self._runs
 
     def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> bool:
-        """Sends a trial that was not sent yet; returns whether it has ended."""
+        # Sends a trial that was not sent yet; returns whether it has ended.
         if not paths.result.exists():
             return False
         fingerprint = files_hash([paths.result])
@@ -264,7 +263,7 @@ class FullExperimentSync:
         return runs
 
     def _still_there(self, mark: str) -> dict[str, int]:
-        """Returns the number of sent bytes of each file; 0 for a file that has become shorter."""
+        # The number of sent bytes of each file; 0 for a file that has become shorter.
         sent: dict[str, int] = json.loads(mark) if mark else {}
         return {
             name: size
@@ -284,7 +283,7 @@ class FullExperimentSync:
         self._sent = sent
 
     def _sendable(self, runs: Runs, content: RunContent) -> RunContent:
-        """Returns the content without the params that the run has, because MLflow accepts a param only once."""
+        # The content without the params that the run has, because MLflow accepts a param only once.
         found = runs.found.get(content.record_id)
         if found is None:
             return content
@@ -293,7 +292,7 @@ class FullExperimentSync:
 
 
 def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int]]:
-    """Returns the values of records for MLflow, under names such as `validation.loss`."""
+    # The values of records for MLflow, under names such as `validation.loss`.
     return [
         (legal_name(f"{record.kind}.{name}"), value, milliseconds(record.time), record.batch)
         for record in records
@@ -402,7 +401,7 @@ def _stage(arm: PlannedArm) -> int:
 
 
 def _metrics(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
-    """Yields an arm's figures: shares, samples, bytes, samples and tokens a second."""
+    # An arm's figures: shares, samples, bytes, samples and tokens a second.
     yield f"{prefix}.fits", arm.fits
     yield f"{prefix}.largest_micro_batch", float(arm.largest_micro_batch)
     ranges: dict[str, ForeseenRange | None] = {

@@ -68,7 +68,7 @@ def in_uri(path: Path) -> str:
 
 @functools.cache
 def _is_unquoted() -> bool:
-    """Returns whether SQLAlchemy unquotes the path of a database. It does since 2.1, which needs Python 3.11."""
+    # Whether SQLAlchemy unquotes the path of a database. It does since 2.1, which needs Python 3.11.
     try:
         return tuple(map(int, version("sqlalchemy").split(".")[:2])) >= (2, 1)
     except PackageNotFoundError:

@@ -341,7 +341,7 @@ class CheckpointStore:
         partial.mkdir(mode=OWNERS_FOLDER)
 
     def _sealed(self, folder: Path, sizes: dict[str, int]) -> dict[str, FileRecord]:
-        """Writes the files to the disk and returns their records. Each rank does its share."""
+        # Writes the files to the disk and returns their records. Each rank does its share.
         rank = self._distributed.rank
         records: dict[str, FileRecord] = {}
         problem = None
@@ -381,7 +381,7 @@ class CheckpointStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _tidy(self) -> None:
-        """Removes leftovers of killed processes. A checkpoint that was being replaced gets its name back."""
+        # Removes leftovers of killed processes. A checkpoint that was being replaced gets its name back.
         for folder in list(self.root.iterdir()) if self.root.exists() else ():
             leftover = _HIDDEN.fullmatch(folder.name)
             if leftover is None:
@@ -403,7 +403,7 @@ class CheckpointStore:
         return self._names()
 
     def _verified(self, folder: Path) -> Checkpoint | str:
-        """Returns a checkpoint, or its damage. Each rank reads its share."""
+        # A checkpoint, or its damage. Each rank reads its share.
 
         def read() -> tuple[Checkpoint, dict[str, FileRecord]] | str:
             try:
@@ -552,7 +552,6 @@ def restore(states: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a state of a numpy generator with lists instead of arrays and Python's numbers instead of numpy's."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray | np.generic):

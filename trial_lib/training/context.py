@@ -213,7 +213,6 @@ class DeepSpeedTrialContext:
         return model
 
     def _own_unit(self, model: Any) -> ModelParallelUnit:
-        """Returns the place of this rank as DeepSpeed's groups have it."""
         if model_parallel.is_pipeline(model):
             return pipeline_unit(model.grid)
         if sequence_parallel_size(model) > 1:

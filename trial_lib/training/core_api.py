@@ -302,7 +302,6 @@ def init(
 
 
 def _length(spec: TrainingSpec | None) -> tuple[int | None, str | None]:
-    """Returns the length of the training, and its unit."""
     if spec is None:
         return _LENGTH_WITHOUT_ZEROTUNE, None
     if spec.is_trial:

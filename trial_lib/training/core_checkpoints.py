@@ -91,7 +91,6 @@ class CoreProgress:
         write_whole(path, json.dumps(end, indent=2))
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the metrics that are one number each, and names the others once."""
         numbers = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
         others = {str(name) for name in metrics} - set(numbers) - self._left_out
         if others:
@@ -101,7 +100,7 @@ class CoreProgress:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a number, or an array or tensor of one element, as a float; None for anything else."""
+    # A number, or an array or tensor of one element, as a float; None for anything else.
     if isinstance(value, (str, bytes)):
         return None
     try:
@@ -220,7 +219,7 @@ class CheckpointContext(ABC):
         return folder
 
     def _merged(self, metadata: dict[str, Any], shard: bool) -> dict[str, Any]:
-        """Returns the metadata of all ranks. If two differ, that of the lower rank counts."""
+        # The metadata of all ranks. If two differ, that of the lower rank counts.
         merged: dict[str, Any] = {}
         for one in reversed(self._distributed.allgather(metadata) if shard else [metadata]):
             merged |= one
@@ -298,7 +297,6 @@ class LooseCheckpoints(CheckpointContext):
 
 
 def _place(folder: Path | None) -> tuple[int, int] | None:
-    """Returns an identity of a folder that is the same for all of its paths."""
     if folder is None:
         return None
     status = folder.stat()
@@ -306,7 +304,7 @@ def _place(folder: Path | None) -> tuple[int, int] | None:
 
 
 def _copy(source: Path, target: Path, selector: Selector | None) -> None:
-    """Copies the files below a folder that are selected."""
+    # Copies the files below a folder that are selected.
     for parent, _, names in os.walk(source):
         for name in names:
             path = Path(parent, name)

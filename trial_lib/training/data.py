@@ -396,7 +396,7 @@ class DataLoader:
             )
 
     def _epoch_batches(self, seed: int, num_replicas: int, rank: int, checked: bool = False) -> Any:
-        """Returns the batch sampler of one epoch of a replica. It, or the sampler that it wraps, has `set_epoch`."""
+        # The batch sampler of one epoch of a replica. It, or the sampler that it wraps, has `set_epoch`.
         place: dict[str, Any] = {"num_replicas": num_replicas, "rank": rank, "seed": seed, "drop_last": self.drop_last}
         own = self.batch_sampler if self.batch_sampler is not None else self.sampler
         samples: Any

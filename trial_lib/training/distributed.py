@@ -186,7 +186,7 @@ class DistributedContext:
         return self._group
 
     def _local(self) -> dist.ProcessGroup:
-        """Returns the process group of this node's ranks for objects. It is that of all ranks on a single node."""
+        # The process group of this node's ranks for objects. It is that of all ranks on a single node.
         if self.local_size == self.size:
             return self._all()
         if self._local_group is None:

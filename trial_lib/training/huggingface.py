@@ -61,7 +61,7 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
         self._resume(args)
 
     def _resume(self, args: Any) -> None:
-        """Makes the Trainer resume from the newest kept checkpoint, if there is one."""
+        # Makes the Trainer resume from the newest kept checkpoint, if there is one.
         info = get_cluster_info()
         if info is None or info.latest_checkpoint is None or getattr(args, "overwrite_output_dir", False):
             return

@@ -61,7 +61,7 @@ def get_hf_args_with_overwrites(args: Sequence[str], hparams: Mapping[str, Any])
 
 
 def _merged(path: Path, overrides: Mapping[str, Any], copies_to: Path | None) -> tuple[str, DeepSpeedConfig]:
-    """Merges overrides into a configuration's file, or into a copy in a folder. Returns the file and its content."""
+    # Merges overrides into a configuration's file, or into a copy in a folder. Returns the file and its content.
     with _locked(path):
         config = overwrite_deepspeed_config(path, {})
         merged = overwrite_deepspeed_config(config, overrides)
@@ -77,7 +77,7 @@ def _merged(path: Path, overrides: Mapping[str, Any], copies_to: Path | None) ->
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file's folder, because the file itself is replaced by a new one when it is written."""
+    # Holds the lock of a file's folder, because the file itself is replaced by a new one when it is written.
     folder = path.resolve().parent
     if not folder.is_dir():
         yield  # and reading the file says what is wrong
@@ -91,12 +91,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is(word: str, flag: str) -> bool:
-    """Returns whether a word is a flag, with or without `=` and its value. transformers also accepts dashes."""
+    # Whether a word is a flag, with or without `=` and its value. transformers also accepts dashes.
     return word.split("=", 1)[0].replace("-", "_") == flag.replace("-", "_")
 
 
 def _value(args: Sequence[str], flag: str) -> str | None:
-    """Returns the value of a flag, or the last one of several."""
     value = None
     for index, word in enumerate(args):
         if _is(word, flag):
@@ -108,7 +107,7 @@ def _value(args: Sequence[str], flag: str) -> str | None:
 
 
 def _with_value(args: Sequence[str], flag: str, value: str) -> list[str]:
-    """Returns the arguments with another value of a flag, everywhere; added at the end if it is missing."""
+    # The arguments with another value of a flag, everywhere; added at the end if it is missing.
     changed: list[str] = []
     words = iter(args)
     found = False

@@ -21,7 +21,7 @@ class Pace:
 
     @property
     def _epochs_per_batch(self) -> tuple[int, int]:
-        """The share of an epoch in a batch, as numerator and denominator; zero if unknown."""
+        # The share of an epoch in a batch, as numerator and denominator; zero if unknown.
         if self.micro_batches_per_epoch is not None:
             return self.accumulation, self.micro_batches_per_epoch
         if self.records_per_epoch is not None:

@@ -125,7 +125,7 @@ def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -
 
 
 def _of_the_engines_size(loader: Any, context: DeepSpeedTrialContext) -> Any:
-    """Returns a loader. One that `deepspeed.initialize` built for another micro-batch size is replaced."""
+    # A loader. One that `deepspeed.initialize` built for another micro-batch size is replaced.
     size = context.train_micro_batch_size_per_gpu
     engine = next((engine for engine in context.models if getattr(engine, "training_dataloader", None) is loader), None)
     if loader is None or engine is None or loader.batch_size == size:

@@ -272,7 +272,7 @@ class TrainingLoop:
                 profiler.stop()
 
     def _train_batch(self, batch_idx: int) -> None:
-        """Takes one optimizer step."""
+        # Takes one optimizer step.
         context, pace = self._context, self._pace
         context.batch_idx = batch_idx
         epoch_idx = pace.epoch_of(batch_idx)
@@ -297,7 +297,7 @@ class TrainingLoop:
             self._callbacks.call("on_training_epoch_end", epoch_idx)
 
     def _report(self) -> bool:
-        """Records the training metrics since the last report. Returns whether any rank has requested a stop."""
+        # Records the training metrics since the last report. Returns whether any rank has requested a stop.
         context = self._context
         reports = context.mpu.should_report_metrics
         metrics = self._averager.average(context.distributed, reports)
@@ -314,7 +314,7 @@ class TrainingLoop:
         return any(context.distributed.allgather(context.get_stop_requested()))
 
     def _validate(self) -> None:
-        """Validates, and saves the best checkpoint so far."""
+        # Validates, and saves the best checkpoint so far.
         context = self._context
         assert self._validator is not None
         self._validation = metrics = self._validator.validate()
@@ -345,7 +345,7 @@ class TrainingLoop:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        """Writes a checkpoint of this moment, unless an equal one exists."""
+        # Writes a checkpoint of this moment, unless an equal one exists.
         metric = self._validation.get(self._spec.metric) if self._validated_at == self._batches else None
         if self._store is None or self._saved == (self._batches, metric):
             return
@@ -359,7 +359,7 @@ class TrainingLoop:
         self._reported_at = time.perf_counter()
 
     def _write(self, folder: Path) -> None:
-        """Writes this rank's part of a checkpoint."""
+        # Writes this rank's part of a checkpoint.
         self._trial.save(self._context, folder)
         states = {
             "random": checkpoints.capture(),
@@ -370,7 +370,7 @@ class TrainingLoop:
         self._callbacks.call("on_checkpoint_write_end", str(folder))
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
-        """Loads a checkpoint. Returns this rank's random states in it; None for a rank that saved none."""
+        # Loads a checkpoint. Returns this rank's random states in it; None for a rank that saved none.
         context = self._context
         rank, size = context.distributed.rank, context.distributed.size
         if checkpoint.state["train_batch_size"] != self._pace.train_batch_size:
@@ -394,7 +394,7 @@ class TrainingLoop:
         return random
 
     def _place_on_other_ranks(self, checkpoint: Checkpoint, micro_batches_read: int) -> int:
-        """Returns the first micro-batch of each replica, with as many samples before it as at the save."""
+        # The first micro-batch of each replica, with as many samples before it as at the save.
         if micro_batches_read != checkpoint.batch * checkpoint.state["accumulation"]:
             raise InvalidTrialError(
                 f"{checkpoint.path} was saved by {checkpoint.world_size} ranks and cannot be loaded by "
@@ -405,7 +405,7 @@ class TrainingLoop:
         return checkpoint.batch * self._pace.accumulation
 
     def _finish(self) -> None:
-        """Validates and saves the last batch, and records the end of the training."""
+        # Validates and saves the last batch, and records the end of the training.
         if self._validator is not None and self._validated_at != self._batches:
             self._validate()
         self._save()
@@ -423,7 +423,7 @@ class TrainingLoop:
 
 
 def _saves_in_the_background(engine: Any) -> bool:
-    """Returns whether an engine writes checkpoints while it trains. Older versions of DeepSpeed cannot."""
+    # Whether an engine writes checkpoints while it trains. Older versions of DeepSpeed cannot.
     is_decoupled = getattr(engine.checkpoint_engine, "is_decoupled", None)
     return is_decoupled is not None and bool(is_decoupled())
 
@@ -449,7 +449,6 @@ def _check_replicas(context: DeepSpeedTrialContext) -> str:
 
 
 def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:
-    """Returns the micro-batches that the first engine has taken, for a pipeline by its whole steps."""
     engine = context.models[0]
     if context.use_pipeline_parallel:
         return int(engine.global_steps) * context.num_micro_batches_per_slot

@@ -160,7 +160,7 @@ class MetricAverager:
         total.add_(value)
 
     def _sums(self) -> dict[str, tuple[float, int]]:
-        """Returns the sum and the number of batches of each metric. It waits once for each device."""
+        # The sum and the number of batches of each metric. It waits once for each device.
         sums = dict.fromkeys(self._counts, 0.0)
         sums.update(self._numbers)
         for device in {tensor.device for tensor in self._tensors.values()}:
@@ -379,7 +379,7 @@ class Reducers:
         return agreed
 
     def _agree(self, distributed: DistributedContext) -> None:
-        """Checks once that all ranks have the same reducers. Otherwise later exchanges would be garbled."""
+        # Checks once that all ranks have the same reducers. Otherwise later exchanges would be garbled.
         if self._agreed:
             return
         mine = [(wrapped.label, wrapped.for_training, wrapped.for_validation) for wrapped in self._wrapped]
@@ -394,7 +394,6 @@ class Reducers:
 
 
 def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: bool) -> dict[str, float]:
-    """Returns the metrics of a phase's reducers from the parts of each rank that contributes."""
     metrics: dict[str, float] = {}
     if not ranks:
         return metrics
@@ -410,7 +409,7 @@ def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: boo
 
 
 def _words(failure: Exception) -> str:
-    """Returns the message that the other ranks get about a failure on rank 0."""
+    # The message that the other ranks get about a failure on rank 0.
     return str(failure) if isinstance(failure, InvalidTrialError) else f"A reducer failed on rank 0: {failure!r}."
 
 
@@ -470,7 +469,6 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Returns a value with a function applied to the tensors in it, in dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):

@@ -129,7 +129,7 @@ def _completed(
     max_length: TrainUnit | None,
     reporting_period: TrainUnit | None,
 ) -> TrainingSpec:
-    """Returns a spec, completed by the script's arguments. The spec of a trial has no length."""
+    # A spec, completed by the script's arguments. The spec of a trial has no length.
     if spec.is_trial and training_spec_of_this_rank() is not None:
         return replace(spec, length=None)
     length = spec.length or _length(max_length)

@@ -102,7 +102,7 @@ def loading_universal(engines: Sequence[Any]) -> Iterator[None]:
 
 
 def _hindrance(engine: Any) -> str | None:
-    """Returns why an engine cannot load the checkpoint of another number of ranks; None if it can."""
+    # Why an engine cannot load the checkpoint of another number of ranks; None if it can.
     if is_pipeline(engine):
         return "the stages of a pipeline and their replicas cannot be arranged anew"
     if engine.has_moe_layers:
@@ -117,7 +117,7 @@ def _hindrance(engine: Any) -> str | None:
 
 
 def _hindrance_of_stage_3(engine: Any) -> str | None:
-    """DeepSpeed's universal checkpoints of stage 3 hold the trained parameters and one set of hyperparameters."""
+    # DeepSpeed's universal checkpoints of stage 3 hold the trained parameters and one set of hyperparameters.
     if len(engine.optimizer.optimizer.param_groups) > 1:
         return "the hyperparameters of several parameter groups are lost on the way at ZeRO stage 3"
     if any(not parameter.requires_grad for parameter in engine.module.parameters()):

@@ -81,7 +81,7 @@ def _arriving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tell(arrived: dict[str, Any]) -> None:
-    """Writes the file whole, unless another process has written it."""
+    # Writes the file whole, unless another process has written it.
     path: str = arrived["environment"][ARRIVED]
     own = f"{path}.{os.getpid()}"
     with open(own, "w", encoding="ascii") as file:  # noqa: PTH123
@@ -91,7 +91,7 @@ def _tell(arrived: dict[str, Any]) -> None:
 
 
 def _run_hidden() -> None:
-    """Runs the `sitecustomize` of the environment, which this one hides."""
+    # Runs the `sitecustomize` of the environment, which this one hides.
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     others = [folder for folder in sys.path if os.path.abspath(folder or os.curdir) != here]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

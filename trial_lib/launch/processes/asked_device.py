@@ -90,7 +90,7 @@ def make_up() -> None:
 
 @contextlib.contextmanager
 def _nvml_put_off(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
-    """Puts off `pynvml.nvmlInit` in this block, if a child process shows that NVML works."""
+    # Puts off `pynvml.nvmlInit` in this block, if a child process shows that NVML works.
     try:
         import pynvml
     except ImportError:

@@ -88,7 +88,7 @@ def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
 
 
 def _links_cuda(folder: Path, unknown: bool) -> bool:
-    """Returns whether a build is linked with CUDA, by ninja's file. Without that file, the value that is passed."""
+    # Whether a build is linked with CUDA, by ninja's file. Without that file, the value that is passed.
     try:
         return "-lcudart" in (folder / "build.ninja").read_text()
     except OSError:

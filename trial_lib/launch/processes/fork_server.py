@@ -148,7 +148,7 @@ class ForkServer:
         channel.send(self._driver, {"doubt": reason})
 
     def _reap(self) -> None:
-        """Reaps ended trials, and kills what a killed keeper has left. The server is the next subreaper above."""
+        # Reaps ended trials, and kills what a killed keeper has left. The server is the next subreaper above.
         has_ended = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -192,7 +192,7 @@ def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int
 
 
 def _keep(driver: socket.socket, server: int) -> None:
-    """Stays behind as the server's parent. If the driver dies, also during a build, it ends everything below."""
+    # Stays behind as the server's parent. If the driver dies, also during a build, it ends everything below.
     poll = select.poll()
     poll.register(driver, 0)
     while os.waitpid(server, os.WNOHANG)[0] == 0:

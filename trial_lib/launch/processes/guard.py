@@ -148,7 +148,7 @@ class Guard:
         os._exit(0)
 
     def _wait(self, ranks: dict[int, int], deadline: float) -> str:
-        """Waits for all ranks, the deadline or the driver."""
+        # Waits for all ranks, the deadline or the driver.
         first_deadline, grace_ends, look_at, bound_at = deadline, float("inf"), 0.0, 0.0
         child_ends = _notice_children()
         watched: list[Any] = [self._driver, child_ends]
@@ -207,7 +207,6 @@ class Guard:
         return ""
 
     def _is_own(self, pid: int) -> bool:
-        """Returns whether a process executes a Python, or has not become a rank yet, as a wrapper of one has not."""
         with contextlib.suppress(OSError):
             program = Path(f"/proc/{pid}/exe").readlink()
             is_python = program.name.startswith("python") or program == Path(self._request["interpreter"]).resolve()
@@ -219,7 +218,7 @@ class Guard:
         return 0.0 if scratch is None else build_times.seconds(scratch)
 
     def _reap(self, ranks: dict[int, int]) -> bool:
-        """Records the ranks that have ended, and reaps adopted orphans. Returns whether a rank has failed."""
+        # Records the ranks that have ended, and reaps adopted orphans. Returns whether a rank has failed.
         failed = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -233,7 +232,6 @@ class Guard:
 
 
 def _bounded_logs(request: dict[str, Any]) -> list[Path]:
-    """Returns the logs that a guard bounds: none of a full experiment, whose log is its user's."""
     # Each host of several bounds the logs of its own ranks.
     of_others = "interpreter" not in request or math.isinf(request["deadline_s"])
     return [] if of_others else log_bounds.logs_of(request)
@@ -247,7 +245,6 @@ def _command_of(pid: int) -> str:
 
 
 def _stopped_by(pid: int) -> str:
-    """Returns the name of the signal that has stopped a child."""
     with contextlib.suppress(OSError, ValueError):
         seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if seen is not None:
@@ -299,7 +296,7 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
 
 
 def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    """Starts a rank as a fresh interpreter."""
+    # Starts a rank as a fresh interpreter.
     # An interpreter that fails to start prints the reason to the rank's log.
     with open_own(Path(own["log"]), "ab") as log:
         process = subprocess.Popen(

@@ -71,7 +71,6 @@ def is_stale(lock: Path) -> bool:
 
 
 def _builds_elsewhere(build_dir: Path) -> bool:
-    """Returns whether a process on any host holds ZeroTune's lock around torch's lock."""
     if build_dir in _building:
         return False
     with contextlib.suppress(FileNotFoundError), _lock_around(build_dir).open() as file:
@@ -129,7 +128,7 @@ def clear_stale_locks(environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(build_dir: Path) -> Iterator[None]:
-    """Holds a lock around torch's. This lock goes with its holder, and torch's does not."""
+    # Holds a lock around torch's. This lock goes with its holder, and torch's does not.
     build_dir.mkdir(parents=True, exist_ok=True)
     with _lock_around(build_dir).open("w") as file:
         if not _locks_soon(file.fileno()):
@@ -143,7 +142,7 @@ def _one_at_a_time(build_dir: Path) -> Iterator[None]:
 
 
 def _locks_soon(descriptor: int) -> bool:
-    """Locks a file, unless another process holds the lock for longer than a load takes. Returns whether."""
+    # Locks a file, unless another process holds the lock for longer than a load takes. Returns whether.
     tried_until = time.monotonic() + _LOADING_S
     while True:
         try:
@@ -199,7 +198,7 @@ def wait_for_the_living() -> None:
 
 @contextlib.contextmanager
 def _told_of(note: Callable[[str], None], only_built: bool) -> Iterator[None]:
-    """Reports, in this block, each op before it is built. Or refuses to build it."""
+    # Reports, in this block, each op before it is built. Or refuses to build it.
     from torch.utils import cpp_extension
 
     run = cpp_extension._run_ninja_build
@@ -243,7 +242,7 @@ def _build_aside(folder: Path, run: Callable[[Path], None]) -> None:
 
 
 def _torchs_own_root() -> Path | None:
-    """Returns the folder that torch would build in if ZeroTune had not named one. None if ZeroTune has not."""
+    # The folder that torch would build in if ZeroTune had not named one. None if ZeroTune has not.
     from torch.utils import cpp_extension
 
     root = os.environ.get(NAMED, "")
@@ -259,7 +258,7 @@ def _torchs_own_root() -> Path | None:
 
 
 def _copy_build(folder: Path, root: Path) -> None:
-    """Copies a built extension to another root, unless there is one. Times stay, so ninja finds nothing to do."""
+    # Copies a built extension to another root, unless there is one. Times stay, so ninja finds nothing to do.
     there = root / folder.name
     is_whole = (folder / f"{folder.name}.so").exists() and not (folder / "lock").exists()
     if not is_whole or (there / "build.ninja").exists():
@@ -322,7 +321,7 @@ def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool
 
 
 def _incompatible(builder: Any) -> str:
-    """Returns DeepSpeed's reason why an op cannot be built here. Empty if it can."""
+    # DeepSpeed's reason why an op cannot be built here. Empty if it can.
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         if builder.is_compatible(verbose=True):

@@ -133,7 +133,7 @@ def kill_descendants() -> tuple[set[str], set[int]]:
 
 
 def _has_children() -> bool:
-    """Returns whether this process has a child, running or not yet reaped. Without one it has no descendants."""
+    # Whether this process has a child, running or not yet reaped. Without one it has no descendants.
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -273,7 +273,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _hold(driver: socket.socket, words: Sequence[str], descriptors: Sequence[int], parent: int) -> int:
-    """Runs a command until it, the driver or the parent ends; returns its status."""
+    # Runs a command until it, the driver or the parent ends; returns its status.
     command = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=descriptors)
     poll = select.poll()
     poll.register(driver, 0)

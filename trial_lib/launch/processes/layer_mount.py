@@ -96,7 +96,7 @@ def _make_store(layer: Layer) -> None:
 
 
 def _make_like(original: Path, folder: Path) -> None:
-    """Makes a folder of the layer that looks as the one below it."""
+    # Makes a folder of the layer that looks as the one below it.
     if not folder.exists():
         folder.mkdir()
         found = original.stat()
@@ -174,12 +174,12 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
 
 
 def _cover(folder: str) -> None:
-    """Lets an empty folder in memory stand at a path."""
+    # Lets an empty folder in memory stand at a path.
     _call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"mode=0700")
 
 
 def _show(path: Path, original: str) -> None:
-    """Lets a file or folder be seen, read-only, at its path in a hidden folder."""
+    # Lets a file or folder be seen, read-only, at its path in a hidden folder.
     path.parent.mkdir(parents=True, exist_ok=True)
     if Path(original).is_dir():
         path.mkdir(exist_ok=True)
@@ -190,7 +190,7 @@ def _show(path: Path, original: str) -> None:
 
 
 def _show_paths(layer: Layer, record: Path) -> None:
-    """Lets the trial's processes read the driver's files with the paths that these processes have."""
+    # Lets the trial's processes read the driver's files with the paths that these processes have.
     for file in record.iterdir():
         if file.is_file() and file.stat().st_size <= _MOST_BYTES:
             text = file.read_text(errors="surrogateescape")
@@ -209,7 +209,6 @@ def _call(name: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def _held(path: str | Path) -> Iterator[str]:
-    """Yields a path of a file or folder that works whatever is mounted over it."""
     descriptor = os.open(path, os.O_PATH)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -222,7 +221,7 @@ def _bind(source: str, target: str | Path) -> None:
 
 
 def _make_read_only(mounted: Path) -> None:
-    """Forbids writing to what is mounted at a path."""
+    # Forbids writing to what is mounted at a path.
     # A user namespace may not take away flags that the mount had before.
     kept = os.statvfs(mounted).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
     _call("mount", None, os.fsencode(mounted), None, _BIND | _REMOUNT | _READ_ONLY | kept, None)
@@ -241,7 +240,7 @@ def mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
 
 
 def _drop_capabilities() -> None:
-    """Gives up the capabilities of the namespace, so that the program has no more rights than its user."""
+    # Gives up the capabilities of the namespace, so that the program has no more rights than its user.
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
     _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 

@@ -67,7 +67,7 @@ def remember_cpu_info(file: Path | None = None) -> None:
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    """Returns the kept answer of this boot. Empty if the file cannot be read or is damaged."""
+    # The kept answer of this boot. Empty if the file cannot be read or is damaged.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         seen = dict(kept["seen"])
@@ -77,7 +77,7 @@ def _kept(file: Path) -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """Identifies this boot of this machine. Machines may share a home, and a processor may be replaced."""
+    # Identifies this boot of this machine. Machines may share a home, and a processor may be replaced.
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -223,7 +223,7 @@ def doubt() -> str | None:
 
 
 def _named(threads: Iterable[str]) -> str:
-    """Returns the names of all threads but the first, in brackets. They tell which library started them."""
+    # The names of all threads but the first, in brackets. They tell which library started them.
     names = []
     for thread in threads:
         # A thread may end meanwhile.
@@ -294,7 +294,6 @@ def _forget_submodules(packages: Iterable[str]) -> None:
 
 
 def _is_of_installed(statement: str) -> bool:
-    """Returns whether all modules that a statement imports are installed, and not the user's own code."""
     parsed = ast.parse(statement).body[0]
     names = [each.name for each in parsed.names] if isinstance(parsed, ast.Import) else []
     names += [parsed.module or ""] if isinstance(parsed, ast.ImportFrom) else []

@@ -149,7 +149,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
 
 
 def _redirect(log: str) -> None:
-    """Sends standard output and error to the rank's log, and lets go of the driver's terminal."""
+    # Sends standard output and error to the rank's log, and lets go of the driver's terminal.
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNERS_FILE)
     os.dup2(nothing, 0)

@@ -297,7 +297,7 @@ class _Quantizer:
 
 
 def _note_lists(operations: OperationLog, tensors: list[list[torch.Tensor]]) -> None:
-    """Notes an update that reads the first list, and reads and writes all others."""
+    # Notes an update that reads the first list, and reads and writes all others.
     gradients, parameters, *states = tensors
     for each in (one for part in (parameters, *states) for one in part):
         known_numbers.forget(each)

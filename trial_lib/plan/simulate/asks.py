@@ -211,7 +211,6 @@ def _row_of(frame: FrameType) -> KnownAsker | None:
 
 
 def _asker() -> FrameType:
-    """Returns the frame that asks: the innermost that is neither torch's nor ZeroTune's."""
     frame: FrameType | None = sys._getframe(2)
     last = frame
     while frame is not None:
@@ -245,7 +244,7 @@ def _passing_answer(asker: FrameType) -> bool | None:
 
 @functools.cache
 def _without_error(code: CodeType, offset: int) -> bool | None:
-    """Returns the truth of the value at an instruction by which the code jumps past an error; None without one."""
+    # The truth of the value at an instruction by which the code jumps past an error; None without one.
     instructions = list(dis.get_instructions(code))
     places = {each.offset: place for place, each in enumerate(instructions)}
     place = places.get(offset)
@@ -293,7 +292,6 @@ def _raises(
 
 
 def _shown(path: str) -> str:
-    """Returns a path from the package on, or the last two parts of another."""
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in path:
             return path.split(mark, 1)[1]
@@ -339,7 +337,7 @@ def install() -> None:
 
 
 def _first_scale(scaler: Any) -> float:
-    """Replaces `GradScaler.get_scale`. A healthy training goes on with the scale that it begins with."""
+    # Replaces `GradScaler.get_scale`. A healthy training goes on with the scale that it begins with.
     return float(scaler._init_scale) if scaler.is_enabled() else 1.0
 
 
@@ -395,7 +393,7 @@ def _of_numbers(original: Any, place: int = 0) -> Callable[..., Any]:
 
 
 def _numbers_of(data: Any) -> Any:
-    """Returns a list with numbers in the place of fake tensors, which torch would read as memory of a device."""
+    # A list with numbers in the place of fake tensors, which torch would read as memory of a device.
     if type(data) not in (list, tuple) or not any(isinstance(each, _MAY_HAVE_FAKES) for each in data):
         return data
     return [_number_of(each) for each in data]

@@ -63,7 +63,7 @@ def keeping(original: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns what is saved, as it is now. The program may go on to change its containers."""
+    # What is saved, as it is now. The program may go on to change its containers.
     return with_tensors(value, lambda tensor: tensor)
 
 
@@ -88,7 +88,7 @@ def is_saved(f: Any) -> bool:
 
 
 def _name_of(f: Any) -> str:
-    """Returns what the program has saved there by; empty for what is no path and has no mark."""
+    # What the program has saved there by; empty for what is no path and has no mark.
     if isinstance(f, (str, os.PathLike)):
         return os.path.abspath(f)  # noqa: PTH100
     marked = b""
@@ -141,7 +141,7 @@ def load_real(read: Callable[[], Any]) -> Any:
 
 @functools.cache
 def _take_part() -> None:
-    """Adds a row to torch's table of devices, and replaces what makes tensors of storages."""
+    # Adds a row to torch's table of devices, and replaces what makes tensors of storages.
     # Torch's own rows begin with 10.
     torch.serialization.register_package(5, lambda storage: None, _deserialized)
     made: Any = torch._utils._rebuild_tensor
@@ -340,14 +340,14 @@ def saves_none(folder: str | os.PathLike[str]) -> None:
 
 
 def _is_unsaved(folder: Any, *files: str) -> bool:
-    """Returns whether the program would have saved a model in a folder, which has none of some files."""
+    # Whether the program would have saved a model in a folder, which has none of some files.
     if not isinstance(folder, (str, os.PathLike)) or os.path.abspath(folder) not in _unsaved:  # noqa: PTH100
         return False
     return not any(Path(folder, name).exists() for name in files)
 
 
 def _is_for_a_tokenizer() -> bool:
-    """Returns whether a tokenizer asks. It looks for the model's configuration, and goes on without one."""
+    # Whether a tokenizer asks. It looks for the model's configuration, and goes on without one.
     files = (Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_stack(None))
     return any(name.startswith("tokenization_") for name in files)
 
@@ -465,7 +465,6 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
 
 
 def _are_weights(loaded: Any) -> bool:
-    """Returns whether a pickle has the state of a model, or more than one: names with numbers that have fractions."""
     if not isinstance(loaded, Mapping):
         return False
     tensors = list(_tensors(loaded))

@@ -118,7 +118,7 @@ def _always(value: Any) -> Any:
 
 
 def _answers(memory: MemoryLog, found: AskedDevice, devices: int) -> dict[str, Any]:
-    """Returns functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own."""
+    # Functions of `torch.cuda`, by name. Dynamo keeps a table of them, so each is an object of its own.
     device_bytes, has_bfloat16 = found.memory, found.capability >= BFLOAT16_SINCE
     answers: dict[str, Any] = {
         "is_available": _always(True),
@@ -227,7 +227,7 @@ class _Properties:
 
 
 def _replace_types() -> None:
-    """Replaces the old types, and `Tensor.type`, which has their names."""
+    # Replaces the old types, and `Tensor.type`, which has their names.
     made = {name: _type_of(name, dtype) for name, dtype in _TYPES.items()}
     for name, kind in made.items():
         setattr(torch.cuda, name, kind)
@@ -296,7 +296,7 @@ class Addresses:
 
 
 def _give_addresses() -> None:
-    """Replaces `data_ptr` of fake tensors and of storages."""
+    # Replaces `data_ptr` of fake tensors and of storages.
     addresses = Addresses()
     original: Any = torch.UntypedStorage.data_ptr
 
@@ -352,7 +352,7 @@ def _replace_numpy(asks: Asks) -> None:
 
 
 def _replace_object_collectives() -> None:
-    """Replaces collectives that pickle objects. A fake tensor cannot be pickled."""
+    # Replaces collectives that pickle objects. A fake tensor cannot be pickled.
 
     def broadcast_object_list(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
         """Replaces the broadcast: rank 0 is the only source."""
@@ -381,7 +381,7 @@ def _replace_object_collectives() -> None:
 
 
 def _sum_over_ranks() -> None:
-    """Gives a sum over all ranks that many times the number of rank 0, as if every rank had the same."""
+    # Gives a sum over all ranks that many times the number of rank 0, as if every rank had the same.
     original = torch.distributed.all_reduce
     is_inside = False
 

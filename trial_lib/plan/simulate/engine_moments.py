@@ -312,7 +312,7 @@ class EngineMoments:
                 self.loading_s.append(undisturbed_time() - started)
 
     def _note_batch(self, inputs: Any) -> None:
-        """Notes the size of a micro-batch. Ulysses gives a rank its part of each sample."""
+        # Notes the size of a micro-batch. Ulysses gives a rank its part of each sample.
         parts = sequence_parallel_size(self._engine)
         tokens, sizes = tokens_in(inputs), batch_sizes(inputs)
         rows = sizes[0] if sizes else 0
@@ -389,7 +389,7 @@ class EngineMoments:
         self._begin(logs.BETWEEN)
 
     def _note_data(self) -> None:
-        """Notes the memory of the data sets, once."""
+        # Notes the memory of the data sets, once.
         if self._heap_bytes is not None:
             self.data_bytes = max(0, heap_bytes() - self._heap_bytes)
             self._heap_bytes = None
@@ -439,7 +439,7 @@ class EngineMoments:
         self._memory.begin(moment, step, number, len(self._operations))
 
     def _micro_batch(self) -> int:
-        """Returns which micro-batch of the step it is, from 0."""
+        # Which micro-batch of the step it is, from 0.
         if self._of_pipeline is not None:
             return self._of_pipeline
         engine = self._engine

@@ -96,7 +96,7 @@ def note_collective(kind: str, whole: int, memory: MemoryLog) -> None:
 
 
 def _through_blocks(memory: MemoryLog, source: torch.Tensor | None, result: torch.Tensor) -> None:
-    """Notes the copy of a source, the result in blocks, and the plain result."""
+    # Notes the copy of a source, the result in blocks, and the plain result.
     copy = None if source is None else memory.passing(_bytes(source), PROCESSOR)
     blocked = memory.passing(_bytes(result), PROCESSOR)
     if copy is not None:
@@ -110,7 +110,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor is plain. With its channels last, kernels take it as it is."""
+    # Whether a tensor is plain. With its channels last, kernels take it as it is.
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(tensor.dim())
     return last is None or not tensor.is_contiguous(memory_format=last) or tensor.is_contiguous()
@@ -199,7 +199,6 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
 
 
 def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields what a rank gathers, one tensor for all ranks or one for each, with what the rank gives."""
     outputs, inputs = (each if isinstance(each, (list, tuple)) else [each] for each in args[:2])
     for output, given in zip(outputs, inputs, strict=True):
         for gathered in _tensors(output):
@@ -207,7 +206,7 @@ def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _exchange(args: Any) -> None:
-    """Lets what rank 0 receives be known if what it gives is. All ranks give it what it gives to itself."""
+    # Lets what rank 0 receives be known if what it gives is. All ranks give it what it gives to itself.
     received, given = args[:2]
     if isinstance(given, torch.Tensor):
         sizes = args[4]
@@ -288,7 +287,6 @@ class _Operator(NamedTuple):
 
 
 def _is_in_node_of_torch() -> bool:
-    """Returns whether the backward pass of an operator of torch's own runs, with no code of Python's between."""
     if torch._C._current_autograd_node() is None:
         return False
     frame: FrameType | None = sys._getframe(1)
@@ -350,7 +348,7 @@ class FakeTensors(TorchDispatchMode):
         return self._without_fakes(func, types, args, kwargs)
 
     def _has_fake(self, types: Any) -> bool:
-        """Returns whether some classes have a fake tensor's, and keeps that. A run has a hundred thousand operators."""
+        # Whether some classes have a fake tensor's, and keeps that. A run has a hundred thousand operators.
         found = self._is_fake[types] = any(issubclass(kind, FakeTensor) for kind in types)
         if found and any(kind is not FakeTensor and not issubclass(kind, torch.nn.Parameter) for kind in types):
             self._refused.add(types)
@@ -368,7 +366,6 @@ class FakeTensors(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _is_large_block(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Returns whether a factory makes a large tensor of numbers with fractions."""
         if not args or not isinstance(args[0], (list, tuple, torch.Size)):
             return False
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
@@ -425,7 +422,7 @@ class FakeTensors(TorchDispatchMode):
         return out
 
     def _shape_only(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-        """Returns the tensor on torch's meta device that the code asks for. It has a shape, and is nowhere."""
+        # The tensor on torch's meta device that the code asks for. It has a shape, and is nowhere.
         shaped = self.fakes.dispatch(func, (FakeTensor,), args, {**kwargs, "device": torch.device("cpu")})
         assert isinstance(shaped, torch.Tensor)
         return torch.empty_strided(shaped.shape, shaped.stride(), dtype=shaped.dtype, device="meta")
@@ -440,7 +437,6 @@ class FakeTensors(TorchDispatchMode):
         made: list[torch.Tensor],
         key: Any,
     ) -> Any:
-        """Returns what torch's fake mode returns, and keeps it for the next time."""
         if key is not None:
             entry = self._by_shape(func, args, kwargs, tensors)
             if entry is not None:
@@ -527,7 +523,7 @@ class FakeTensors(TorchDispatchMode):
         return mapped(result, torch.Tensor, lambda each: self.to_fake(each, _device_in(args, kwargs)))
 
     def _of_known_shape(self, func: Any, args: Any) -> Any:
-        """Returns unknown numbers whose shape follows from a known mask or from known lengths; None for others."""
+        # Unknown numbers whose shape follows from a known mask or from known lengths; None for others.
         if func is torch.ops.aten.index.Tensor:
             places = known_numbers.places_of(args[1], self._asks.chooses_all)
             if places is None:
@@ -564,7 +560,6 @@ class FakeTensors(TorchDispatchMode):
         return self._asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))
 
     def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments with a fake tensor in the place of each real one."""
         for each in args:
             kind = type(each)
             if kind not in _PLAIN and not (kind is list and each and type(each[0]) is int):

@@ -154,7 +154,7 @@ def install(world: int) -> None:
 
 
 def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
-    """Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device."""
+    # Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device.
     return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
 
 
@@ -362,7 +362,7 @@ class Foreseeing:
 
 
 def _fake_parameters(fake: FakeTensors) -> None:
-    """Makes each new parameter fake, so that no model takes memory."""
+    # Makes each new parameter fake, so that no model takes memory.
     original = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
@@ -393,7 +393,7 @@ def _fake_parameters(fake: FakeTensors) -> None:
 
 
 def _end_with_hooks(fake: FakeTensors) -> None:
-    """Ends the run with an error in a hook of the backward pass. Torch would abort the process."""
+    # Ends the run with an error in a hook of the backward pass. Torch would abort the process.
 
     def ending(register: Any) -> Callable[..., Any]:
         @functools.wraps(register)

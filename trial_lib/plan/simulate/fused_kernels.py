@@ -344,7 +344,7 @@ def _attend(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `flash_attn_func`."""
+    # Replaces `flash_attn_func`.
     query, key, value = (each.transpose(1, 2) for each in (q, k, v))
     out = attention(query, key, value, None, dropout_p, causal, softmax_scale, enable_gqa=True)
     if out is None:
@@ -353,13 +353,13 @@ def _attend(
 
 
 def _attend_packed(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Replaces `flash_attn_qkvpacked_func`."""
+    # Replaces `flash_attn_qkvpacked_func`.
     query, key, value = qkv.unbind(2)
     return _attend(query, key, value, *args, **kwargs)
 
 
 def _attend_packed_keys(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Replaces `flash_attn_kvpacked_func`."""
+    # Replaces `flash_attn_kvpacked_func`.
     key, value = kv.unbind(2)
     return _attend(q, key, value, *args, **kwargs)
 
@@ -378,7 +378,7 @@ def _attend_to_sequences(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `flash_attn_varlen_func`."""
+    # Replaces `flash_attn_varlen_func`.
     lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
     forward = torch.ops.aten._flash_attention_forward
     out: torch.Tensor = forward(q, k, v, *lengths, dropout_p, causal, False, scale=softmax_scale)[0]

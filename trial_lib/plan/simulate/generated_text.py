@@ -79,7 +79,7 @@ class _Texts:
         mixin._has_unfinished_sequences, mixin.generate = has_unfinished_sequences, generate
 
     def _written(self, texts: torch.Tensor, token: int, prompt: Any) -> torch.Tensor:
-        """Returns texts with known tokens. A search by beams has cut them at a length that it asked."""
+        # Texts with known tokens. A search by beams has cut them at a length that it asked.
         if texts.shape[-1] < self._tokens:
             texts = texts.new_empty(*texts.shape[:-1], self._tokens)
         if known_numbers(texts) is None:
@@ -90,7 +90,6 @@ class _Texts:
 
 
 def _plain_token(model: Any, kwargs: Mapping[str, Any], args: Sequence[Any]) -> int:
-    """Returns a token from the middle of the vocabulary that neither begins nor ends a text, whoever says what does."""
     settings = [kwargs.get("generation_config"), *args, getattr(model, "generation_config", None), model.config]
     special: set[int] = set()
     for name in _SPECIAL:
@@ -101,7 +100,7 @@ def _plain_token(model: Any, kwargs: Mapping[str, Any], args: Sequence[Any]) -> 
 
 
 def _copy_prompt(texts: torch.Tensor, prompt: Any) -> None:
-    """Writes a known prompt before the generated tokens. Several texts may continue it."""
+    # Writes a known prompt before the generated tokens. Several texts may continue it.
     known = known_numbers(prompt) if isinstance(prompt, FakeTensor) else prompt
     if not isinstance(known, torch.Tensor) or known.dim() != texts.dim() or known.shape[-1] > texts.shape[-1]:
         return

@@ -103,7 +103,6 @@ def _note(operations: OperationLog, kernel: Any, arguments: list[Any]) -> None:
 
 
 def _name(kernel: Any) -> str:
-    """Returns the name of the Python function behind a kernel and its settings."""
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     return str(getattr(kernel, "__name__", ""))
@@ -134,7 +133,6 @@ def make_own_parameters(fake: FakeTensors) -> None:
 
 @functools.cache
 def _both(cls: type) -> type:
-    """Returns a class of fake tensors with the methods of another class."""
     return type(cls)(cls.__name__, (cls, FakeTensor), _WITHOUT_SHAPE if issubclass(cls, UninitializedParameter) else {})
 
 
@@ -280,12 +278,11 @@ def _choosing(original: Any, name: str, place: int, asks: Asks) -> Callable[...,
 
 
 def _may_route(scores: torch.Tensor, chosen: torch.Tensor, dimension: Any) -> bool:
-    """Returns whether scores may be those of a router, whose last dimension is the expert."""
     if not isinstance(dimension, int) or scores.dim() <= 1 or dimension not in (-1, scores.dim() - 1):
         return False
     return scores.shape[-1] <= _MOST_EXPERTS and chosen.numel() <= _MOST_CHOICES
 
 
 def _in_turn(chosen: torch.Tensor, among: int) -> torch.Tensor:
-    """Returns choices of which each goes on after those of the token before it."""
+    # Choices of which each goes on after those of the token before it.
     return (torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % among).reshape(chosen.shape)

@@ -93,7 +93,7 @@ def used_in(func: Any, real: Any) -> Any:
 
 
 def _origin(real: Any) -> Callable[[], None] | None:
-    """Returns what notes a use of arguments with real numbers; None if none of them is invented."""
+    # What notes a use of arguments with real numbers; None if none of them is invented.
     for each in leaves((real,)):
         if isinstance(each, torch.Tensor) and _INVENTED in vars(each):
             note: Callable[[], None] = vars(each)[_INVENTED]
@@ -132,7 +132,7 @@ def follow(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], o
 
 
 def _note_filled(func: Any, args: Any, out: Any) -> None:
-    """Notes that an operator has made memory with one number everywhere."""
+    # Notes that an operator has made memory with one number everywhere.
     name = func._opname
     value: Any = None
     if name in _FILLED_WITH:
@@ -146,14 +146,14 @@ def _note_filled(func: Any, args: Any, out: Any) -> None:
 
 
 def _could_be_known(value: Any) -> bool:
-    """Returns whether a value is no fake tensor, or one with numbers that cost memory only when they are asked for."""
+    # Whether a value is no fake tensor, or one with numbers that cost memory only when they are asked for.
     if not isinstance(value, FakeTensor):
         return True
     return known_numbers(value) is not None or hasattr(value.untyped_storage(), _FILLED)
 
 
 def _filled(fake: torch.Tensor) -> torch.Tensor | None:
-    """Returns the numbers of a tensor with one number everywhere; None of any other."""
+    # The numbers of a tensor with one number everywhere; None of any other.
     value, dtype = getattr(fake.untyped_storage(), _FILLED, (None, None))
     if value is None or (dtype != fake.dtype and value != 0) or fake.numel() > _MOST_OF_INVENTED:
         return None
@@ -161,7 +161,7 @@ def _filled(fake: torch.Tensor) -> torch.Tensor | None:
 
 
 def _follow_written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
-    """Computes what known numbers at known places make of memory. Returns whether all of it is known."""
+    # Computes what known numbers at known places make of memory. Returns whether all of it is known.
     if not all(_could_be_known(each) for each in leaves((args, kwargs))):
         return False
     real = real_of((args, kwargs), _filled)
@@ -179,7 +179,7 @@ def _follow_written(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> boo
 
 
 def _result(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Returns what an operator makes of known numbers; None if that stays unknown."""
+    # What an operator makes of known numbers; None if that stays unknown.
     if func.namespace != "aten" or func._opname.startswith(_LEAVE_OPEN):
         return None
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -289,7 +289,7 @@ def forget(fake: torch.Tensor) -> None:
 
 
 def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
-    """Forgets the numbers of tensors that an operator writes to."""
+    # Forgets the numbers of tensors that an operator writes to.
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)

@@ -173,7 +173,7 @@ class MemoryLog:
         return storages, events, tuple(self._moments)
 
     def _kinds_at_end(self) -> bytearray:
-        """Returns the kinds. What the forward pass makes and frees again is no activation."""
+        # The kinds. What the forward pass makes and frees again is no activation.
         kinds = bytearray(self._kinds)
         bounds = [*(moment.event for moment in self._moments), len(self._events)]
         for position, moment in enumerate(self._moments):
@@ -304,7 +304,7 @@ def cost_of(
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    """Returns whether a kernel of attention leaves out what lies behind each position. One that is unknown does."""
+    # Whether a kernel of attention leaves out what lies behind each position. One that is unknown does.
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if "custom_mask_type" in names:

@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def _replace_recurrent_layers() -> None:
-    """Replaces the functions. A version of torch without a decomposition keeps its own."""
+    # Replaces the functions. A version of torch without a decomposition keeps its own.
     for name, of_padded, of_packed in _LAYERS:
         padded, packed = (getattr(decompositions, each, None) for each in (of_padded, of_packed))
         if padded is not None and packed is not None:
@@ -104,7 +104,6 @@ def _known(numbers: torch.Tensor) -> torch.Tensor | None:
 
 
 def _places(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the step and the sample of each row of packed sequences."""
     steps = torch.repeat_interleave(_numbers_to(len(sizes)), sizes)
     return steps, torch.cat([_numbers_to(int(size)) for size in sizes])
 
@@ -146,7 +145,6 @@ def _add_shared_norms() -> None:
 
 
 def _per_channel(input_: torch.Tensor) -> torch.Tensor:
-    """Returns a number for each channel, in single precision at least."""
     return input_.new_empty(input_.shape[1], dtype=torch.float32 if input_.dtype in _HALVES else input_.dtype)
 
 

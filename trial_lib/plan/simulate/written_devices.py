@@ -42,7 +42,7 @@ def install(fake: FakeTensors, memory: MemoryLog) -> None:
 
 
 def _replace_methods(memory: MemoryLog) -> None:
-    """Replaces methods that threads call as well, such as the one of a `DataLoader` that pins batches."""
+    # Replaces methods that threads call as well, such as the one of a `DataLoader` that pins batches.
 
     def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """Replaces `Tensor.pin_memory`. Batches stay as they are: they are real, and small."""
@@ -120,7 +120,7 @@ def _reading(original: Any) -> Any:
 
 
 def _read_devices_of_generators() -> None:
-    """Replaces `torch.Generator` by one of the host. Its numbers are no part of a foreseen run."""
+    # Replaces `torch.Generator` by one of the host. Its numbers are no part of a foreseen run.
     original = torch.Generator
 
     class Kind(type):
@@ -138,7 +138,7 @@ def _read_devices_of_generators() -> None:
 
 
 def _read_devices_of_autocast() -> None:
-    """Lets `torch.autocast("cuda")` cast on the pretended device, and questions about it have that answer."""
+    # Lets `torch.autocast("cuda")` cast on the pretended device, and questions about it have that answer.
     modes = torch.amp.autocast_mode
     enter, cast = torch.autocast.__init__, modes._cast
 
@@ -174,7 +174,7 @@ def _of_own_device(original: Any) -> Any:
 
 
 def _set_data_between_places(fake: FakeTensors) -> None:
-    """Lets `tensor.data = other` go from one place to another. Torch refuses that for a device of another maker."""
+    # Lets `tensor.data = other` go from one place to another. Torch refuses that for a device of another maker.
     data: Any = torch.Tensor.data
 
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
