@@ -29,7 +29,7 @@ COMMAND = ["python", "train.py", "--size"]
 def wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper that hands the batch of its file over as an option."""
 
-    def followed(words: Any, folder: Path, tell: Any) -> Any:
+    def followed(words: Any, folder: Path, tell: Any, check: Any) -> Any:
         return SimpleNamespace(words=(*COMMAND, Path(words[-1]).read_text().split()[-1]))
 
     monkeypatch.setattr(wrapped_command, "followed", followed)
