@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
 
 # A budget: it may only fall, until something is worth the room that it takes.
-MAX_LINES = 78_913
-MAX_FILES = {"flows": 22, "tasks": 5, "trial_lib": 284}
+MAX_LINES = 78_903
+MAX_FILES = {"flows": 22, "tasks": 5, "trial_lib": 279}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.
 IMPORT_MORE = {

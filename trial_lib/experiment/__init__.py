@@ -1,1 +1,0 @@
-"""What the user wrote: the YAML of an experiment, read, checked and completed."""

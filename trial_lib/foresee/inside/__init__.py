@@ -1,9 +1,0 @@
-"""Inside a rank: the user's program under fake tensors, as rank 0 of a pretended world.
-
-`rank` is the entry, and `foreseeing` replaces what has to be replaced before the program runs. `pretended_device` and
-`accelerator` are the device that torch and DeepSpeed find, `pretended_world` the other ranks. `fake_tensors` sees every
-operator and decides what is fake; `output_memo` makes that fast. `known_numbers` has the real numbers behind fake
-tensors. `memory_log`, `operation_log` and `engine_moments` write down what happens and when. `asks` answers code that
-wants an unknown number, from the table in `known_askers`. `libraries` has what programs and their libraries take for
-granted.
-"""
