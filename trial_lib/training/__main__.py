@@ -14,18 +14,13 @@ from trial_lib.training.loop import train_built
 
 
 def main(arguments: list[str]) -> None:
-    """Trains as a spec says."""
+    """Trains by the spec in a file."""
     train(read_training_spec(Path(arguments[0])))
 
 
 def train(spec: TrainingSpec) -> None:
-    """Builds the trial, its loaders and its loop, one after another, and runs the loop.
-
-    If the ranks measure several micro-batch sizes, the trial with its engines stays. Loaders and loop are built again
-    for each size.
-
-    Raises:
-        InvalidTrialError: the trial breaks the API.
+    """If the ranks measure several micro-batch sizes, the trial and its engines stay, and loaders and loop are built
+    anew.
     """
     assert spec.trial is not None
     trial_class = load_class(spec.trial)
@@ -40,7 +35,7 @@ def train(spec: TrainingSpec) -> None:
 
 
 def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> NextSize | None:
-    """Builds the loaders and the loop, and runs it to its end. Returns the next spec if the loop was ended for one."""
+    """Trains to the end, or until the ranks measure the next size, which it returns."""
     try:
         train_built(trial, context, spec)
     except NextSize as following:
@@ -50,11 +45,7 @@ def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: Traini
 
 
 def load_class(name: str) -> type[DeepSpeedTrial]:
-    """Returns the class that `module:Class` names.
-
-    Raises:
-        InvalidTrialError: it is no `DeepSpeedTrial`.
-    """
+    """Imports the class that `module:Class` names."""
     module_name, _, class_name = name.partition(":")
     found = getattr(importlib.import_module(module_name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, DeepSpeedTrial)):
@@ -65,7 +56,7 @@ def load_class(name: str) -> type[DeepSpeedTrial]:
 
 
 def build_trial(trial_class: type[DeepSpeedTrial], spec: TrainingSpec) -> tuple[DeepSpeedTrialContext, DeepSpeedTrial]:
-    """Initialises the process group, unless the trial does, and lets the trial build its engines."""
+    """The process group is initialised first, unless the trial does that itself."""
     device = rank_device(int(os.environ.get("LOCAL_RANK", "0")))
     join_process_group(device)
     context = DeepSpeedTrialContext(spec, DistributedContext.from_torch(), device)

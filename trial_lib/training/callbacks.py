@@ -17,9 +17,8 @@ class PyTorchCallback:
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
         """Called once, before everything else. Trial and data loaders are built, and no checkpoint is loaded yet.
 
-        Args:
-            first_batch_idx: the optimizer step that the training resumes at; 0 for a new one.
-            checkpoint_uuid: the checkpoint that it resumes from; None for a new one.
+        `first_batch_idx` is the optimizer step that the training resumes at, and `checkpoint_uuid` the checkpoint that
+        it resumes from: 0 and None for a new training.
         """
 
     def on_training_start(self) -> None:
@@ -29,25 +28,16 @@ class PyTorchCallback:
         """Called once, when the training has reached its length."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Called before the first batch of an epoch; `on_training_epoch_start(self)` is accepted too.
-
-        Args:
-            epoch_idx: the epoch, from 0.
-        """
+        """Called before the first batch of an epoch, from 0; `on_training_epoch_start(self)` is accepted too."""
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """Called after the last batch of an epoch.
-
-        Args:
-            epoch_idx: the epoch, from 0.
-        """
+        """Called after the last batch of an epoch, from 0."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
         """Called at each report of training metrics.
 
-        Args:
-            avg_metrics: the metrics as reported: over all batches since the last report, and all ranks.
-            batch_metrics: what this rank's `train_batch` returned since the last report, call by call.
+        `avg_metrics` are as reported: over all batches since the last report, and all ranks. `batch_metrics` are what
+        this rank's `train_batch` returned since then, call by call.
         """
 
     def on_validation_start(self) -> None:
@@ -59,65 +49,36 @@ class PyTorchCallback:
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
         """Called after the last batch of each validation, before `on_validation_end`.
 
-        Args:
-            outputs: what this rank's `evaluate_batch` returned, call by call.
+        `outputs` are what this rank's `evaluate_batch` returned, call by call.
         """
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        """Called after each validation.
-
-        Args:
-            metrics: the validation metrics over all batches and ranks.
-        """
+        """Called after each validation, with the metrics over all batches and ranks."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called before a checkpoint is loaded.
-
-        Args:
-            checkpoint: the loop's own part of it.
-        """
+        """Called before a checkpoint is loaded, with the loop's own part of it."""
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Called before a checkpoint is written.
-
-        Args:
-            checkpoint: the loop's own part of it.
-        """
+        """Called before a checkpoint is written, with the loop's own part of it."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """Called when a checkpoint's files are written. Files that you add to the folder now belong to it.
-
-        Args:
-            checkpoint_dir: the folder of the unfinished checkpoint.
-        """
+        """Called when a checkpoint's files are written. Files that you add to this unfinished folder belong to it."""
 
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
-        """Called when a checkpoint is complete.
-
-        Args:
-            checkpoint_dir: its folder.
-        """
+        """Called when a checkpoint is complete, with its folder."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """Called when a checkpoint is in its final place, after `on_checkpoint_end`.
-
-        Args:
-            uuid: the checkpoint's name.
-        """
+        """Called when a checkpoint is in its final place, after `on_checkpoint_end`, with its name."""
 
     def on_trial_shutdown(self) -> None:
         """Called once, after everything else, even if the training failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the callback's state for a checkpoint: plain values and tensors in dicts and lists."""
+        """The callback's state for a checkpoint: plain values and tensors in dicts and lists."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the callback's state.
-
-        Args:
-            state_dict: the result of `state_dict` when the checkpoint was made.
-        """
+        """Restores what `state_dict` returned when the checkpoint was made."""
 
 
 HOOKS = tuple(name for name in vars(PyTorchCallback) if name.startswith("on_"))
@@ -127,12 +88,6 @@ class Callbacks:
     """The callbacks of a trial, called in their order.
 
     Overridden hooks are found once, here. Calling a hook that no callback overrides costs one look-up.
-
-    Args:
-        callbacks: the result of `build_callbacks`.
-
-    Raises:
-        InvalidTrialError: it is no dict of callbacks by name, or a hook does not take its arguments.
     """
 
     def __init__(self, callbacks: dict[str, PyTorchCallback]) -> None:
@@ -146,25 +101,18 @@ class Callbacks:
         self._overriding = {hook: _overriding(hook, callbacks) for hook in HOOKS}
 
     def is_overridden(self, hook: str) -> bool:
-        """Returns whether any callback overrides a hook, so that its arguments have to be collected."""
+        """If not, the hook's arguments need not be collected."""
         return bool(self._overriding[hook])
 
     def call(self, hook: str, *args: Any) -> None:
-        """Calls a hook of all callbacks that override it.
-
-        Args:
-            hook: its name, one of `HOOKS`.
-            args: the hook's arguments.
-        """
         for function in self._overriding[hook]:
             function(*args)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns the states of all callbacks, by name."""
         return {name: callback.state_dict() for name, callback in self._callbacks.items()}
 
     def load_state_dict(self, states: dict[str, dict[str, Any]]) -> None:
-        """Restores the states of the callbacks. One that is new or gone since the checkpoint is ignored."""
+        """A callback that is new or gone since the checkpoint is ignored."""
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])

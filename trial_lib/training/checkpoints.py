@@ -48,21 +48,18 @@ CHUNK_BYTES = 1 << 20
 
 
 def files_below(folder: Path) -> list[str]:
-    """Returns the paths of all files below a folder, relative to it; symbolic links to folders are not followed."""
+    """The paths of all files, relative to the folder. Symbolic links to folders are not followed."""
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
 
 
 def folders_below(folder: Path) -> list[Path]:
-    """Returns all folders below a folder, without itself."""
+    """All folders below one, without itself."""
     return [Path(parent, name) for parent, names, _ in os.walk(folder) for name in names]
 
 
 def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
-    """Deals files to the ranks, with about equal bytes: the largest first, to the rank with the least.
-
-    The same sizes are dealt alike on every rank.
-    """
+    """Deals files to the ranks, with about equal bytes and alike on every rank."""
     shares: list[list[str]] = [[] for _ in range(ranks)]
     loads = [(0, 0, rank) for rank in range(ranks)]  # bytes, files, rank
     for size, name in sorted(((size, name) for name, size in sizes.items()), key=lambda file: (-file[0], file[1])):
@@ -73,11 +70,7 @@ def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
 
 
 def seal(paths: list[Path]) -> list[FileRecord]:
-    """Writes files to the disk and returns their records.
-
-    Raises:
-        OSError: one is missing, or the disk is full or fails.
-    """
+    """Writes files to the disk."""
     # One waits for the disk and the other for the processor, so together they take half the time.
     with ThreadPoolExecutor(1) as syncing:
         synced = syncing.map(_sync, paths)
@@ -87,7 +80,7 @@ def seal(paths: list[Path]) -> list[FileRecord]:
 
 
 def problem_of_size(path: Path, name: str, record: FileRecord) -> str | None:
-    """Returns how a file's size differs from its record, or None. The file is not read."""
+    """How a file's size differs from its record. The file is not read."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -98,7 +91,7 @@ def problem_of_size(path: Path, name: str, record: FileRecord) -> str | None:
 
 
 def problem_of_content(path: Path, name: str, record: FileRecord) -> str | None:
-    """Returns how a file's content differs from its record, or None."""
+    """How a file's content differs from its record."""
     try:
         with path.open("rb") as file:
             digest = _digest(file)
@@ -130,15 +123,7 @@ def _digest(file: BinaryIO) -> str:
 
 
 def unreadable_part(value: Any, where: str = "") -> str | None:
-    """Returns the innermost part of a state that `weights_only` cannot read back, such as `callbacks.ema is a Path`.
-
-    Args:
-        value: the state, or a part of it.
-        where: the keys that lead to the part.
-
-    Returns:
-        None if everything can be read back.
-    """
+    """The innermost part of a state that `weights_only` cannot read back, such as `callbacks.ema is a Path`."""
     if isinstance(value, dict | list | tuple):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if not _reads_back(key):
@@ -186,7 +171,6 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Its folder's name, `batch-00000120`."""
         return self.path.name
 
 
@@ -198,7 +182,6 @@ class CheckpointStore:
     Args:
         root: their folder, on a file system that all ranks share. It need not exist.
         distributed: the ranks. Methods that all ranks call wait for all of them.
-        smaller_is_better: whether a smaller metric is better.
     """
 
     def __init__(self, root: Path, distributed: DistributedContext, smaller_is_better: bool) -> None:
@@ -209,14 +192,7 @@ class CheckpointStore:
     def save(
         self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
     ) -> Checkpoint:
-        """Saves a checkpoint, as `saving` does. Call it on all ranks.
-
-        Args:
-            batch: as for `saving`.
-            metric: as for `saving`.
-            state: as for `saving`.
-            write: called on every rank with the folder to write to.
-        """
+        """Saves as `saving` does. `write` is called on every rank with the folder to write to."""
         with self.saving(batch, metric, state) as (checkpoint, folder):
             write(folder)
         return checkpoint
@@ -225,23 +201,15 @@ class CheckpointStore:
     def saving(self, batch: int, metric: float | None, state: dict[str, Any]) -> Iterator[tuple[Checkpoint, Path]]:
         """Saves the files that its body writes, then removes checkpoints that are no longer needed. All ranks enter it.
 
-        A checkpoint of the same batch is replaced, because the new one may have a metric that the old one lacks.
-
-        Args:
-            batch: the optimizer steps done.
-            metric: the validation metric at this batch; None if it was not measured.
-            state: the state of the training loop, JSON.
-
-        Yields:
-            The future checkpoint, and the folder to write it to, which all ranks share.
+        It yields the future checkpoint and the folder to write it to, which all ranks share. A checkpoint of the same
+        batch is replaced, because the new one may have a metric that the old one lacks. After any error there is no
+        such checkpoint, and one of the same batch is unchanged.
 
         Raises:
             InvalidTrialError: the state is not JSON, or a file has the manifest's name; on all ranks.
             OSError: the disk is full or fails, or a rank does not see the folder; on all ranks.
             Exception: the body's own error, at once and only on the rank that failed. The others may be waiting for
                 that rank there, and fail when it ends.
-
-        After any error there is no such checkpoint, and one of the same batch is unchanged.
         """
         name = _name(batch)
         partial = self.root / f".{name}.partial"
@@ -272,27 +240,19 @@ class CheckpointStore:
             self._prune()
 
     def judge(self, batch: int, metric: float) -> None:
-        """Adds a metric that was measured later to the complete checkpoint of this batch, if there is one.
-
-        Call it on one rank.
-
-        Raises:
-            OSError: the disk is full or fails. The checkpoint is then unchanged.
-        """
+        """Adds a metric that was measured later to this batch's checkpoint, if there is one. Call it on one rank."""
         with contextlib.suppress(_DamagedError):
             checkpoint, records = _read_manifest(self.root / _name(batch))
             if math.isfinite(metric):
                 _write_manifest(checkpoint.path, dataclasses.replace(checkpoint, metric=metric), records)
 
     def newest_intact(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """Returns the newest checkpoint with intact files. Call it on all ranks, which share the reading.
+        """The newest checkpoint with intact files. Call it on all ranks, which share the reading.
 
-        A damaged one gets the name `damaged-...`. The training will reach its batch again and save it under the old
-        name. Until then it must not count as the latest or the best. It is kept, except for a later damaged one of the
-        same batch. It may be all the work since the checkpoint before, and a person may still save it.
-
-        Args:
-            note: called on rank 0 with each damaged checkpoint and its damage.
+        A damaged one gets the name `damaged-...`, because the training will save its batch again under the old name,
+        and until then it must not count as the latest or the best. It is kept, except for a later damaged one of the
+        same batch: it may be all the work since the checkpoint before, and a person may still save it. `note` is called
+        on rank 0 with each and its damage.
 
         Raises:
             OSError: a rank does not see the folder, or it cannot be written; on all ranks.
@@ -314,7 +274,7 @@ class CheckpointStore:
         return None
 
     def complete(self) -> list[Checkpoint]:
-        """Returns the complete checkpoints, oldest first, as this process sees them. Their files are not read."""
+        """Oldest first, as this process sees them. Their files are not read."""
         found = []
         for name in self._names():
             with contextlib.suppress(_DamagedError):
@@ -322,7 +282,7 @@ class CheckpointStore:
         return found
 
     def best(self) -> Checkpoint | None:
-        """Returns the complete checkpoint with the best metric, the oldest of equals; None if none has a metric."""
+        """The oldest of equals; None if no checkpoint has a metric."""
         return self._best_of(self.complete())
 
     def _best_of(self, checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -433,15 +393,10 @@ class CheckpointStore:
 
 
 def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
-    """Writes a rank's own state into a checkpoint's folder.
-
-    Args:
-        folder: the checkpoint's.
-        rank: this one.
-        state: tensors, numbers, strings, and lists, tuples and dicts of them.
+    """Writes a rank's own state: tensors, numbers, strings, and lists, tuples and dicts of them.
 
     Raises:
-        InvalidTrialError: a part of the state could not be read back without pickle. It names the keys that lead to it.
+        InvalidTrialError: a part could not be read back without pickle. It names the keys that lead to it.
     """
     path = _rank_file(folder, rank)
     try:
@@ -459,11 +414,7 @@ def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
 
 
 def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
-    """Returns the state that `save_rank_state` wrote, with all tensors on the CPU.
-
-    Raises:
-        FileNotFoundError: the checkpoint was saved by fewer ranks.
-    """
+    """Reads what `save_rank_state` wrote, with all tensors on the CPU."""
     state: dict[str, Any] = torch.load(_rank_file(folder, rank), map_location="cpu", weights_only=True)
     return state
 
@@ -523,7 +474,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """Returns the states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
+    """The states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
 
     A rank draws on one device, the current one. `cuda` is None if none is in use.
     """
@@ -538,11 +489,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any]) -> None:
-    """Restores the result of `capture`. The next draws are those that followed it.
-
-    Raises:
-        ValueError: numpy's global generator has been replaced by one of another kind.
-    """
+    """The next draws are those that followed `capture`."""
     version, internal, next_gauss = states["python"]
     random.setstate((version, tuple(internal), next_gauss))
     np.random.set_state(states["numpy"])

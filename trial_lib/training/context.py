@@ -24,8 +24,6 @@ class AttrDict(dict[str, Any]):
     It serves as the `args` of `deepspeed.initialize`. Mappings in it, also those in lists, become `AttrDict`s when they
     are put in. An object that is appended to a list afterwards stays unchanged. A key with the name of an attribute of
     dict (`items`, `update`, ...) can only be reached by index.
-
-    It takes the arguments of `dict`.
     """
 
     # Without a __dict__ nothing but a key can be an attribute.
@@ -36,43 +34,27 @@ class AttrDict(dict[str, Any]):
         self.update(*args, **kwargs)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Sets a key. Mappings in the value become `AttrDict`s."""
         super().__setitem__(key, _readable(value))
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the value of a key that is no attribute of dict.
-
-        Raises:
-            AttributeError: there is no such key. The message names the nearest known ones.
-        """
         try:
             return self[name]
         except KeyError:
             raise AttributeError(self._unknown(name)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a key.
-
-        Raises:
-            AttributeError: dict has an attribute of this name, so the key could not be read as one.
-        """
         if hasattr(type(self), name):
             raise AttributeError(f'"{name}" is an attribute of every dict: set it by index, hparams["{name}"] = ...')
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
-        """Removes a key.
-
-        Raises:
-            AttributeError: there is no such key.
-        """
         try:
             del self[name]
         except KeyError:
             raise AttributeError(self._unknown(name)) from None
 
     def __or__(self, other: Any) -> Any:
-        """Returns the union as an AttrDict. dict's own would be a plain dict."""
+        """The union of plain dicts would be one."""
         if not isinstance(other, dict):
             return NotImplemented
         merged = self.copy()
@@ -80,21 +62,18 @@ class AttrDict(dict[str, Any]):
         return merged
 
     def __ior__(self, other: Any) -> "AttrDict":  # type: ignore[override]
-        """Sets the other's keys, as `update`. dict's own would leave its mappings unchanged."""
+        """As `update`, which changes the other's mappings."""
         self.update(other)
         return self
 
     def copy(self) -> "AttrDict":
-        """Returns a shallow copy."""
         return type(self)(self)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Sets several keys, as `dict.update`."""
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Returns the value of a key, which is set to `default` if it is missing."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -126,7 +105,6 @@ class DeepSpeedTrialContext:
     """
 
     def __init__(self, spec: TrainingSpec, distributed: DistributedContext, device: torch.device) -> None:
-        """Starts with no engine registered."""
         self.distributed = distributed
         self.device = device
         self.models: list[Any] = []
@@ -151,49 +129,36 @@ class DeepSpeedTrialContext:
 
     @property
     def spec(self) -> TrainingSpec:
-        """This rank's training spec."""
         return self._spec
 
     # -- the experiment --------------------------------------------------------------------------------
 
     def get_hparams(self) -> AttrDict:
-        """Returns a copy of the hyperparameters, with keys and attributes."""
+        """A copy of the hyperparameters, with keys and attributes."""
         return AttrDict(self._spec.hparams)
 
     def get_hparam(self, name: str) -> Any:
-        """Returns one hyperparameter.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
         return self.get_hparams()[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """Returns the experiment's YAML as a dict, without values of secrets."""
+        """The experiment's YAML as a dict, without values of secrets."""
         return AttrDict(self._spec.experiment_config)
 
     def get_data_config(self) -> dict[str, Any]:
-        """Returns the YAML's `data` section."""
         data: dict[str, Any] = self.get_experiment_config().get("data") or {}
         return data
 
     def get_trial_seed(self) -> int:
-        """Returns the seed of the training."""
         return self._spec.seed
 
     # -- engines -------------------------------------------------------------------------------------------------
 
     def wrap_model_engine(self, model: Any) -> Any:
-        """Registers an engine with the loop, which saves it, loads it and counts its batches.
+        """Registers an engine, the first result of `deepspeed.initialize`, and returns it.
 
-        The first engine's batch size is the training's. A pipeline engine finds the loop's data by itself from then on.
-        You may call its `train_batch()` and `eval_batch()` without an iterator.
-
-        Args:
-            model: the engine, which is the first result of `deepspeed.initialize`.
-
-        Returns:
-            The engine.
+        The loop saves it, loads it and counts its batches. The first engine's batch size is the training's. A pipeline
+        engine finds the loop's data by itself from then on. You may call its `train_batch()` and `eval_batch()` without
+        an iterator.
 
         Raises:
             InvalidTrialError: it is no engine, or is registered already.
@@ -222,8 +187,7 @@ class DeepSpeedTrialContext:
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
         """Sets the ranks that hold replicas, build loaders and report metrics, if the engine cannot tell.
 
-        Raises:
-            InvalidTrialError: no engine is registered, one was set already, or it is something else.
+        Call it once, after an engine is registered.
         """
         if not isinstance(mpu, ModelParallelUnit):
             raise InvalidTrialError(
@@ -239,16 +203,11 @@ class DeepSpeedTrialContext:
 
     @property
     def has_own_mpu(self) -> bool:
-        """Whether the trial has set its ModelParallelUnit itself."""
         return self._mpu_is_custom
 
     @property
     def mpu(self) -> ModelParallelUnit:
-        """This rank's part in the model parallelism.
-
-        Raises:
-            InvalidTrialError: no engine is registered yet.
-        """
+        """This rank's part in the model parallelism. An engine has to be registered."""
         self._first_engine("the model parallel unit")
         assert self._mpu is not None
         return self._mpu
@@ -275,11 +234,9 @@ class DeepSpeedTrialContext:
         return int(self._first_engine("num_micro_batches_per_slot").gradient_accumulation_steps())
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
-        """Returns `train_micro_batch_size_per_gpu`, under Determined's latest name for it."""
         return self.train_micro_batch_size_per_gpu
 
     def get_num_micro_batches_per_slot(self) -> int:
-        """Returns `num_micro_batches_per_slot`, under Determined's latest name for it."""
         return self.num_micro_batches_per_slot
 
     def _first_engine(self, what: str) -> Any:
@@ -306,7 +263,7 @@ class DeepSpeedTrialContext:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Registers a metric that is not an average.
+        """Registers a metric that is not an average. Returns the reducer, whose `update(value)` the trial calls.
 
         Args:
             reducer: a `MetricReducer`, or a function of the list of all values that were given to `update` on all
@@ -314,9 +271,6 @@ class DeepSpeedTrialContext:
             name: of the metric. Without one the reducer returns a dict of metrics.
             for_training: whether it is a training metric.
             for_validation: whether it is a validation metric.
-
-        Returns:
-            The reducer. The trial calls its `update(value)`.
 
         Raises:
             InvalidTrialError: it is neither, it would never be used, or the name is taken.
@@ -332,15 +286,11 @@ class DeepSpeedTrialContext:
         self.profiler = torch.profiler.profile(*args, **kwargs)
 
     def get_stop_requested(self) -> bool:
-        """Returns whether this rank has asked the training to stop."""
+        """Whether this rank has asked the training to stop."""
         return self._stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Requests the training to stop, from any rank. At the next report it validates, saves and ends.
-
-        Raises:
-            InvalidTrialError: the argument is not a bool.
-        """
+        """Requests the training to stop, from any rank. At the next report it validates, saves and ends."""
         if not isinstance(stop_requested, bool):
             raise InvalidTrialError(f"set_stop_requested takes True or False, not {stop_requested!r}.")
         self._stop_requested = stop_requested
@@ -348,28 +298,25 @@ class DeepSpeedTrialContext:
     # -- moving data ---------------------------------------------------------------------------------------------
 
     def to_device(self, data: Any) -> Any:
-        """Returns data on this rank's device: tensors, and containers of them to any depth.
-
-        Other values stay unchanged.
-        """
+        """Moves tensors, and containers of them to any depth, to this rank's device. Other values stay unchanged."""
         return move_to(self.device, data)
 
     # -- progress -------------------------------------------------------------------------------
 
     def is_epoch_start(self) -> bool:
-        """Returns whether the current batch is the first that begins in its epoch."""
+        """Whether the current batch is the first that begins in its epoch."""
         return self._pace.is_epoch_start(self.batch_idx)
 
     def is_epoch_end(self) -> bool:
-        """Returns whether the current batch ends its epoch."""
+        """Whether the current batch ends its epoch."""
         return self._pace.is_epoch_end(self.batch_idx)
 
     def current_train_epoch(self) -> int:
-        """Returns the epoch of the current batch, from 0."""
+        """The epoch of the current batch, from 0."""
         return self._pace.epoch_of(self.batch_idx)
 
     def current_train_batch(self) -> int:
-        """Returns the current batch since the start of training, from 0."""
+        """The current batch since the start of training, from 0."""
         return self.batch_idx
 
     @property
@@ -381,7 +328,7 @@ class DeepSpeedTrialContext:
     # -- TensorBoard ---------------------------------------------------------------------------------------------
 
     def get_tensorboard_path(self) -> Path:
-        """Returns this rank's folder for TensorBoard's files. Rank 0 has the training's, the others one in it."""
+        """This rank's folder for TensorBoard's files. Rank 0 has the training's, the others one in it."""
         root = Path(self._spec.tensorboard or "tensorboard")
         rank = self.distributed.rank
         path = root if rank == 0 else root / f"rank{rank}"
@@ -389,11 +336,7 @@ class DeepSpeedTrialContext:
         return path
 
     def get_tensorboard_writer(self) -> Any:
-        """Returns this rank's `torch.utils.tensorboard.SummaryWriter`, the same each time.
-
-        Raises:
-            InvalidTrialError: the package tensorboard is not installed.
-        """
+        """This rank's `torch.utils.tensorboard.SummaryWriter`, the same each time."""
         if self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -405,6 +348,5 @@ class DeepSpeedTrialContext:
         return self._writer
 
     def close(self) -> None:
-        """Closes everything that the trial has opened through the context."""
         if self._writer is not None:
             self._writer.close()

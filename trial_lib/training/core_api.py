@@ -44,11 +44,7 @@ class PreemptMode(enum.Enum):
 
 
 class SearcherOperation:
-    """One request to train up to `length`, and then to report.
-
-    Attributes:
-        length: the whole length of the training, in the unit of `searcher.max_length`.
-    """
+    """One request to train up to `length`, in the unit of `searcher.max_length`, and then to report."""
 
     def __init__(self, length: int, unit: str | None, distributed: DistributedContext, progress: CoreProgress) -> None:
         self.length = length
@@ -57,11 +53,7 @@ class SearcherOperation:
         self._progress = progress
 
     def report_progress(self, length: float) -> None:
-        """Reports the progress of the training, in the unit of `length`; on rank 0.
-
-        Raises:
-            RuntimeError: another rank has called it.
-        """
+        """Reports the progress of the training, in the unit of `length`; on rank 0."""
         self._must_be_chief("report_progress")
         if self._unit == "batches":
             self._progress.batch = max(self._progress.batch, int(length))
@@ -69,14 +61,7 @@ class SearcherOperation:
             self._progress.epoch = int(length)
 
     def report_completed(self, searcher_metric: Any) -> None:
-        """Ends the operation; on rank 0.
-
-        Args:
-            searcher_metric: the result, usually the validation metric that `searcher.metric` names.
-
-        Raises:
-            RuntimeError: another rank has called it, or it was called before.
-        """
+        """Ends the operation with its result, usually the validation metric of `searcher.metric`; once, on rank 0."""
         self._must_be_chief("report_completed")
         if self._progress.is_completed:
             raise RuntimeError("op.report_completed was called twice: once for each operation.")
@@ -88,16 +73,7 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """The length of the training.
-
-    Args:
-        spec: this rank's training spec; None without ZeroTune.
-        distributed: the ranks.
-        progress: gets the progress.
-
-    Attributes:
-        metric: the validation metric that decides which checkpoint is best.
-    """
+    """The length of the training, and the name of the validation metric that decides which checkpoint is best."""
 
     def __init__(self, spec: TrainingSpec | None, distributed: DistributedContext, progress: CoreProgress) -> None:
         self.metric = _DEFAULT_METRIC if spec is None else spec.metric
@@ -107,7 +83,6 @@ class SearcherContext:
 
     @property
     def has_length(self) -> bool:
-        """Whether the length of the training is known."""
         return self._length is not None
 
     def operations(self, *_: Any, **__: Any) -> Iterator[SearcherOperation]:
@@ -125,17 +100,12 @@ class SearcherContext:
         yield SearcherOperation(self._length, self._unit, self._distributed, self._progress)
 
     def get_configured_units(self) -> str | None:
-        """Returns the unit of `op.length`: `batches`, `records`, `epochs`, or None if there is none."""
+        """The unit of `op.length`: `batches`, `records`, `epochs`, or None if there is none."""
         return self._unit
 
 
 class TrainContext:
-    """Reports metrics. Those of rank 0 count.
-
-    Args:
-        progress: gets the metrics.
-        tensorboard: the folder for TensorBoard's files.
-    """
+    """Reports metrics. Those of rank 0 count."""
 
     def __init__(self, progress: CoreProgress, tensorboard: Path) -> None:
         self._progress = progress
@@ -144,41 +114,24 @@ class TrainContext:
     def report_training_metrics(
         self, steps_completed: int, metrics: Mapping[str, Any], batch_metrics: list[dict[str, Any]] | None = None
     ) -> None:
-        """Reports training metrics.
+        """Reports training metrics, one number each by name, after `steps_completed` optimizer steps.
 
-        Args:
-            steps_completed: the optimizer steps done.
-            metrics: one number each, by name.
-            batch_metrics: those of each batch. Determined keeps them, and ZeroTune does not.
+        `batch_metrics`, those of each batch, are for Determined and not kept.
         """
         self._progress.training(steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Reports validation metrics. The one that `searcher.metric` names decides which checkpoint is best.
-
-        Args:
-            steps_completed: the optimizer steps done.
-            metrics: one number each, by name.
-        """
+        """Reports validation metrics. The one that `searcher.metric` names decides which checkpoint is best."""
         self._progress.validation(steps_completed, metrics)
 
     def get_tensorboard_path(self) -> Path:
-        """Returns the folder for TensorBoard's files."""
+        """The folder for TensorBoard's files."""
         self._tensorboard.mkdir(parents=True, exist_ok=True)
         return self._tensorboard
 
 
 class PreemptContext:
-    """Requests to save and stop.
-
-    Args:
-        request: of the full experiment; None if there is none.
-        distributed: the ranks.
-        mode: the ranks that ask.
-
-    Attributes:
-        was_told: whether the program has received the request.
-    """
+    """Requests to save and stop."""
 
     def __init__(self, request: StopRequest | None, distributed: DistributedContext, mode: PreemptMode) -> None:
         self.was_told = False
@@ -188,12 +141,10 @@ class PreemptContext:
         self._heeds = False
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
-        """Returns whether to save a checkpoint and return, because a user stops the full experiment to resume it later.
+        """Whether to save a checkpoint and return, because a user stops the full experiment to resume it later.
 
         A full experiment that calls this gets some seconds to save when it is stopped (Ctrl-C). Another does not.
-
-        Args:
-            auto_ack: for Determined's cluster; has no effect.
+        `auto_ack` is for Determined's cluster and has no effect.
 
         Raises:
             RuntimeError: another rank than 0 asks in the mode `ChiefOnly`.
@@ -259,7 +210,6 @@ class Context:
             self.checkpoint = KeptCheckpoints(distributed, together, alone, progress)
 
     def __enter__(self) -> "Context":
-        """Returns itself."""
         return self
 
     def __exit__(
@@ -280,15 +230,12 @@ def init(
     checkpoint_storage: str | Path | None = None,
     preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
 ) -> Context:
-    """Returns the Core API of this rank, a context manager to train in.
+    """The Core API of this rank, a context manager to train in.
 
     Args:
         distributed: the ranks. Default: those of the launcher's environment.
         checkpoint_storage: the folder of the checkpoints in a run without ZeroTune. Default: `checkpoints`.
         preempt_mode: the ranks that will call `preempt.should_preempt`.
-
-    Raises:
-        InvalidTrialError: the environment contradicts itself about the ranks.
     """
     spec = training_spec_of_this_rank()
     scratch = None if spec is None else spec.scratch
@@ -352,7 +299,7 @@ class ClusterInfo:
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Returns ZeroTune's information for this rank; None without ZeroTune."""
+    """ZeroTune's information for this rank; None without ZeroTune."""
     spec = training_spec_of_this_rank()
     return None if spec is None else _info(spec)
 

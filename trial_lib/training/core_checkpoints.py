@@ -21,15 +21,7 @@ from trial_lib.training.records import Recorder
 class CoreProgress:
     """The metrics, checkpoints and end of one training. Every rank keeps them, and rank 0 records them.
 
-    Args:
-        recorder: appends to the full experiment's metrics. In a trial and without ZeroTune it appends to nothing.
-        store: the full experiment's checkpoints, as one rank alone sees them; None if it keeps none.
-        metric: the validation metric that decides which checkpoint is best.
-
-    Attributes:
-        batch: the optimizer steps done, as far as the program has reported.
-        epoch: from 0, if the program reports its progress in epochs.
-        is_completed: whether the program has reported its operation complete.
+    `store` is the full experiment's, as one rank alone sees it; None if nothing is kept.
     """
 
     def __init__(self, recorder: Recorder, store: CheckpointStore | None, metric: str) -> None:
@@ -43,12 +35,11 @@ class CoreProgress:
         self._left_out: set[str] = set()
 
     def training(self, batch: int, metrics: Mapping[str, Any]) -> None:
-        """Records training metrics."""
         self.batch = max(self.batch, batch)
         self._recorder.training(batch, self.epoch, self._numbers(metrics))
 
     def validation(self, batch: int, metrics: Mapping[str, Any]) -> None:
-        """Records validation metrics. They also judge a checkpoint of the same batch, whichever came first."""
+        """Also judges a checkpoint of the same batch, whichever came first."""
         self.batch = max(self.batch, batch)
         numbers = self._numbers(metrics)
         self._validation = batch, numbers
@@ -57,28 +48,22 @@ class CoreProgress:
             self._store.judge(batch, numbers[self._metric])
 
     def metric_at(self, batch: int) -> float | None:
-        """Returns the metric of the last validation, if that was at this batch."""
+        """The metric of the last validation, if that was at this batch."""
         validated_at, metrics = self._validation
         return metrics.get(self._metric) if validated_at == batch else None
 
     def checkpoint(self, batch: int, name: str) -> None:
-        """Records a complete checkpoint."""
         self.batch = max(self.batch, batch)
         self._recorder.checkpoint(batch, name, self.metric_at(batch))
 
     def completed(self, metric: Any) -> None:
-        """Notes the end of the operation.
-
-        Args:
-            metric: the program's result. It counts if no validation was reported.
-        """
+        """Notes the end of the operation. The program's result counts if no validation was reported."""
         self.is_completed = True
         number = _number(metric)
         if self._validation[0] < 0 and number is not None:
             self._validation = self.batch, {self._metric: number}
 
     def write_end(self, path: Path) -> None:
-        """Records the end of the training; on rank 0."""
         checkpoints = [] if self._store is None else self._store.complete()
         best = None if self._store is None else self._store.best()
         end = {
@@ -117,11 +102,7 @@ Selector = Callable[[str], bool]
 
 
 class CheckpointContext(ABC):
-    """Stores and restores checkpoints by storage ids.
-
-    Args:
-        distributed: the ranks.
-    """
+    """Stores and restores checkpoints by storage ids."""
 
     def __init__(self, distributed: DistributedContext) -> None:
         self._distributed = distributed
@@ -129,14 +110,11 @@ class CheckpointContext(ABC):
     def store_path(
         self, metadata: dict[str, Any] | None = None, *, shard: bool = False
     ) -> AbstractContextManager[tuple[Path, str]]:
-        """Stores the files that its body writes as a checkpoint.
+        """Stores the files that its body writes as a checkpoint. It yields the folder to write to, and the storage id.
 
         Args:
             metadata: JSON. In a full experiment it has `steps_completed`, the optimizer steps done.
             shard: whether all ranks write to the one folder. Then all of them enter and leave. Otherwise rank 0 alone.
-
-        Returns:
-            A context manager. It yields the folder to write to, and the storage id.
 
         Raises:
             RuntimeError: another rank than 0 stores without `shard`.
@@ -152,10 +130,8 @@ class CheckpointContext(ABC):
     def restore_path(self, storage_id: str, *_: Any, **__: Any) -> Iterator[Path]:
         """Yields the folder of a checkpoint. Read it, and leave it unchanged.
 
-        Determined's further arguments are about downloads. Nothing is downloaded here, so they have no effect.
-
-        Args:
-            storage_id: from `store_path`, or `get_cluster_info().latest_checkpoint`.
+        The id is from `store_path`, or `get_cluster_info().latest_checkpoint`. Determined's further arguments are about
+        downloads. Nothing is downloaded here, so they have no effect.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
@@ -188,29 +164,25 @@ class CheckpointContext(ABC):
     def download(
         self, storage_id: str, ckpt_dir: str | os.PathLike[str], *_: Any, selector: Selector | None = None
     ) -> None:
-        """Copies a checkpoint into a folder. Call it on all ranks. The first rank of each node copies.
+        """Copies a checkpoint, or its selected files, into a folder, which is made if needed.
 
-        Args:
-            storage_id: as for `restore_path`.
-            ckpt_dir: the folder, which is made if it does not exist.
-            selector: the files to copy; all for None.
+        Call it on all ranks. The first rank of each node copies.
         """
         if self._distributed.local_rank == 0:
             _copy(self._existing(storage_id), Path(ckpt_dir), selector)
         self._distributed.barrier()
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """Returns the metadata of a checkpoint."""
         metadata: dict[str, Any] = json.loads((self._existing(storage_id) / METADATA).read_text(encoding="utf-8"))
         return metadata
 
     @abstractmethod
     def _storing(self, metadata: dict[str, Any], shard: bool) -> AbstractContextManager[tuple[Path, str]]:
-        """Does what `store_path` does, with the ranks' metadata merged."""
+        """`store_path` with the ranks' metadata merged."""
 
     @abstractmethod
     def _folder(self, storage_id: str) -> Path:
-        """Returns the folder of a checkpoint, which need not exist."""
+        """It need not exist."""
 
     def _existing(self, storage_id: str) -> Path:
         folder = self._folder(str(storage_id))
@@ -229,11 +201,7 @@ class CheckpointContext(ABC):
 class KeptCheckpoints(CheckpointContext):
     """The checkpoints of a full experiment. It keeps the best and the last two, each complete or absent.
 
-    Args:
-        distributed: the ranks.
-        store: the checkpoints as all ranks write them.
-        store_of_one: the same as rank 0 writes them alone.
-        progress: gets each checkpoint.
+    All ranks together write through `store`, and rank 0 alone through `store_of_one`.
     """
 
     def __init__(
@@ -268,12 +236,7 @@ class KeptCheckpoints(CheckpointContext):
 
 
 class LooseCheckpoints(CheckpointContext):
-    """Checkpoints that ZeroTune does not keep: those of a trial, and those of a run without ZeroTune.
-
-    Args:
-        distributed: the ranks.
-        root: their folder, which is made with the first.
-    """
+    """Checkpoints that ZeroTune does not keep: those of a trial, and those of a run without ZeroTune."""
 
     def __init__(self, distributed: DistributedContext, root: Path) -> None:
         super().__init__(distributed)

@@ -28,7 +28,7 @@ OWN_LOADER = (
 
 
 def derived_seed(*entropy: object) -> int:
-    """Returns a seed of 63 bits that follows from the representations of some values."""
+    """A seed of 63 bits that follows from the representations of some values."""
     return int.from_bytes(blake2b(repr(entropy).encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -46,12 +46,7 @@ _SPARE = np.random.MT19937(0)
 
 @contextmanager
 def forked_random_states(*entropy: object, generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
-    """Runs its body with random states from `entropy`, and then restores the process's random states.
-
-    Args:
-        entropy: the source of the draws.
-        generators: further torch generators to treat so.
-    """
+    """Runs its body with random states from `entropy`, in further torch generators too, and restores the process's."""
     python_state, numpys_own = random.getstate(), _numpy.get_bit_generator()
     # Swapped instead of read and written back. numpy takes a tenth of a millisecond for that, and each batch does
     # it.
@@ -71,14 +66,14 @@ def forked_random_states(*entropy: object, generators: Sequence[torch.Generator]
 
 
 def with_wrapped_samplers(sampler: Any) -> Iterator[Any]:
-    """Yields a sampler, then the one in its `sampler`, and so on; nothing for None."""
+    """Yields a sampler, then the one in its `sampler`, and so on."""
     while sampler is not None:
         yield sampler
         sampler = getattr(sampler, "sampler", None)
 
 
 def set_epoch(sampler: Any, epoch: int) -> None:
-    """Tells a sampler, and those it wraps, the next epoch, if they have a method for it."""
+    """Tells the next epoch to a sampler and those it wraps, if they have a method for it."""
     for each in with_wrapped_samplers(sampler):
         if callable(getattr(each, "set_epoch", None)):
             each.set_epoch(epoch)
@@ -101,15 +96,8 @@ class ShardedSampler(Sampler[Any]):
         rank: int,
         drop_last: bool,
     ) -> None:
-        """Reads the length of the source, and nothing else.
-
-        Args:
-            source: the user's, with a length.
-            of_batches: whether it yields batches of indices.
-            seed: of the draws.
-            num_replicas: the number of shares.
-            rank: this replica.
-            drop_last: leaves incomplete rounds out instead of repeating samples.
+        """`of_batches` says that the source yields batches. `drop_last` leaves incomplete rounds out instead of
+        repeating samples.
         """
         self._source = source
         self._of_batches = of_batches
@@ -119,15 +107,10 @@ class ShardedSampler(Sampler[Any]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next pass."""
         self._epoch = epoch
 
     def check(self) -> None:
-        """Checks that the source yields the same twice for the same epoch.
-
-        Raises:
-            InvalidTrialError: it does not, or its length is wrong.
-        """
+        """Refuses a source that yields two orders for the same epoch."""
         if self._draw() != self._draw():
             raise InvalidTrialError(
                 f"The {_name(self._source)} gave two different orders for one epoch, so neither a resumed training nor "
@@ -136,12 +119,10 @@ class ShardedSampler(Sampler[Any]):
             )
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields this replica's share of the epoch that was set."""
         drawn = self._draw()
         return iter([drawn[place] for place in self._places])
 
     def __len__(self) -> int:
-        """Returns the length of a replica's share."""
         return len(self._places)
 
     def _draw(self) -> list[Any]:
@@ -166,18 +147,14 @@ class EndlessBatches:
     """The batches of indices that a replica reads in training, epoch after epoch, from any micro-batch on."""
 
     def __init__(self, epoch_batches: Any, first: int) -> None:
-        """Takes the batches of an epoch.
+        """`epoch_batches` is a batch sampler of at least one batch. It, or the sampler that it wraps, has `set_epoch`.
 
-        Args:
-            epoch_batches: a batch sampler with a length of at least 1. It, or the sampler that it wraps, has
-                `set_epoch`.
-            first: the first micro-batch, from 0 at the start of training.
+        `first` is the first micro-batch, from 0 at the start of training.
         """
         self._epoch_batches = epoch_batches
         self._first = first
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields without an end."""
         first_epoch, skipped = divmod(self._first, len(self._epoch_batches))
         for epoch in itertools.count(first_epoch):
             set_epoch(self._epoch_batches, epoch)
@@ -192,13 +169,11 @@ class BatchesForWorkers:
     """
 
     def __init__(self, batches: Iterable[Any], entropy: tuple[object, ...], first: int) -> None:
-        """Takes the batches, the source of their random draws, and the first one's number."""
         self._batches = batches
         self._entropy = entropy
         self._first = first
 
     def __iter__(self) -> Iterator["_BatchForWorker"]:
-        """Yields the batches, packed."""
         for number, indices in enumerate(self._batches, self._first):
             yield _BatchForWorker(indices, derived_seed(*self._entropy, number))
 
@@ -313,15 +288,9 @@ class DataLoader:
         self._validation: tuple[tuple[int, int], _SeededLoader] | None = None
 
     def training_iterator(self, seed: int, num_replicas: int, rank: int, first_micro_batch: int) -> Iterator[Any]:
-        """Returns the endless training data of one replica, epoch after epoch.
+        """The endless training data of a data-parallel rank, from a micro-batch (from 0 at the start of training) on.
 
         Skipped data are neither read nor collated. Workers start at once.
-
-        Args:
-            seed: of the experiment.
-            num_replicas: the data-parallel world size.
-            rank: the data-parallel rank.
-            first_micro_batch: the first one, from 0 at the start of training, on each replica.
 
         Raises:
             InvalidTrialError: an epoch is empty, or the sampler's order cannot be repeated.
@@ -330,11 +299,7 @@ class DataLoader:
         return iter(_SeededLoader(self, batches, ("training", seed, rank), first_micro_batch))
 
     def validation_batches(self, num_replicas: int, rank: int) -> Iterable[Any]:
-        """Returns the validation data of one replica. Each pass over it is the same.
-
-        Args:
-            num_replicas: the data-parallel world size.
-            rank: the data-parallel rank.
+        """The validation data of a data-parallel rank. Each pass over it is the same.
 
         Raises:
             InvalidTrialError: it is empty, or the sampler's order cannot be repeated.
@@ -345,15 +310,11 @@ class DataLoader:
         return self._validation[1]
 
     def micro_batches_per_epoch(self, num_replicas: int) -> int:
-        """Returns the batches in an epoch of each replica, the same on all; at least 1.
-
-        Raises:
-            InvalidTrialError: the data are too few for one batch on each.
-        """
+        """The batches in an epoch of each replica, the same on all; at least 1."""
         return len(self._epoch_batches(0, num_replicas, rank=0))
 
     def has_short_batch(self, num_replicas: int) -> bool:
-        """Returns whether the last batch of an epoch is smaller than the others; never for a batch sampler."""
+        """Whether the last batch of an epoch is smaller than the others; never for a batch sampler."""
         if self.batch_sampler is not None or self.drop_last:
             return False
         assert self.batch_size is not None
@@ -361,7 +322,7 @@ class DataLoader:
         return -(-samples // num_replicas) % self.batch_size != 0
 
     def __len__(self) -> int:
-        """Returns the batches in an epoch of a single replica."""
+        """The batches in an epoch of a single replica."""
         return self.micro_batches_per_epoch(1)
 
     def _check_data(self) -> None:
@@ -458,7 +419,7 @@ class _BatchesInProcess:
 
 
 def custom_iterator(loader: Any, first_micro_batch: int) -> Iterator[Any]:
-    """Returns the endless data of a loader that is no `DataLoader`, pass after pass.
+    """The endless data of a loader that is no `DataLoader`, pass after pass, from a micro-batch on.
 
     A sampler with `set_epoch` is told the epoch before each pass. To start in the middle of a pass, that pass is read
     from its beginning and the first part is dropped. Earlier passes are left out if the loader has a length, and read
@@ -467,13 +428,6 @@ def custom_iterator(loader: Any, first_micro_batch: int) -> Iterator[Any]:
     A pass starts under random states that follow from this process's seed (`torch.initial_seed()`) and the epoch. So
     the shuffling of a torch loader repeats after a resume. Starting the pass and dropping from it leave the process's
     random states unchanged.
-
-    Args:
-        loader: an object that can be iterated over repeatedly.
-        first_micro_batch: the first one, from 0 at the start of training.
-
-    Raises:
-        InvalidTrialError: from the iterator, when a pass has no batch.
     """
     try:
         length = len(loader)

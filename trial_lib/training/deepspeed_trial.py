@@ -21,24 +21,19 @@ class DeepSpeedTrial(ABC):
 
     @abstractmethod
     def __init__(self, context: DeepSpeedTrialContext) -> None:
-        """Builds models and engines.
-
-        Args:
-            context: the loop's side. Keep it as `self.context`.
-        """
+        """Builds models and engines. Keep the context as `self.context`."""
 
     @abstractmethod
     def build_training_data_loader(self) -> Any:
-        """Returns the training data: a `trial_lib.DataLoader` with batches of the engine's micro-batch size.
+        """The training data: a `trial_lib.DataLoader` with batches of `context.train_micro_batch_size_per_gpu`.
 
-        That is `context.train_micro_batch_size_per_gpu`. Another kind of loader is refused unless
-        `context.disable_dataset_reproducibility_checks()` was called. The method runs on the ranks that build loaders.
-        With pipeline parallelism these are the first and the last stage.
+        Another kind of loader is refused unless `context.disable_dataset_reproducibility_checks()` was called. The
+        method runs on the ranks that build loaders. With pipeline parallelism these are the first and the last stage.
         """
 
     @abstractmethod
     def build_validation_data_loader(self) -> Any:
-        """Returns the validation data, as `build_training_data_loader` does for training."""
+        """The validation data, as `build_training_data_loader` for training."""
 
     @abstractmethod
     def train_batch(
@@ -75,25 +70,19 @@ class DeepSpeedTrial(ABC):
         """
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Returns callbacks by name; the names identify their states in a checkpoint."""
+        """Callbacks by name; the names identify their states in a checkpoint."""
         return {}
 
     def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
-        """Saves the engines into a folder; called on every rank.
+        """Saves the engines into an empty folder that all ranks share; called on every rank.
 
-        Args:
-            context: this trial's.
-            path: an empty folder that all ranks share. Whatever is written there becomes part of the checkpoint.
+        Whatever is written there becomes part of the checkpoint.
         """
         for index, engine in enumerate(context.models):
             engine.save_checkpoint(str(path), tag=f"model{index}")
 
     def load(self, context: DeepSpeedTrialContext, path: Path) -> None:
-        """Loads the engines from a folder that `save` has written; called on every rank.
-
-        Raises:
-            RuntimeError: DeepSpeed finds no checkpoint of an engine there.
-        """
+        """Loads the engines from a folder that `save` has written; called on every rank."""
         for index, engine in enumerate(context.models):
             loaded, _ = engine.load_checkpoint(str(path), tag=f"model{index}")
             if loaded is None:

@@ -56,15 +56,12 @@ class DistributedContext:
 
     @classmethod
     def from_torch(cls) -> "DistributedContext":
-        """Returns the context of this process.
+        """The context of this process. Nothing is sent.
 
         Rank and size are the process group's. If the trial makes the group itself and there is none yet, they are RANK
         and WORLD_SIZE of the environment. The node's numbers come from LOCAL_RANK and LOCAL_WORLD_SIZE (DeepSpeed's
         launcher: LOCAL_SIZE), and from CROSS_RANK and CROSS_SIZE or GROUP_RANK and GROUP_WORLD_SIZE if a launcher sets
-        them. Nothing is sent.
-
-        Raises:
-            InvalidTrialError: the environment contradicts itself.
+        them.
         """
         initialized = _is_initialized()
         rank = dist.get_rank() if initialized else _environment("RANK", default=0)
@@ -90,74 +87,59 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> "DistributedContext":
-        """Returns the context of this process: Determined's name for `from_torch`.
-
-        Args:
-            chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.
-        """
+        """Determined's name for `from_torch`. The ranks meet in torch's process group, so `chief_ip` is not needed."""
         return cls.from_torch()
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> "DistributedContext":
-        """Returns the context of this process: Determined's name for `from_torch`.
-
-        Args:
-            chief_ip: not needed, since the ranks meet in torch's process group; for code that passes it.
-        """
+        """As `from_deepspeed`."""
         return cls.from_torch()
 
     def get_rank(self) -> int:
-        """Returns the rank of this process."""
         return self.rank
 
     def get_size(self) -> int:
-        """Returns how many ranks train."""
         return self.size
 
     def get_local_rank(self) -> int:
-        """Returns the rank of this process among those of its node."""
         return self.local_rank
 
     def get_local_size(self) -> int:
-        """Returns how many ranks this node has."""
         return self.local_size
 
     def get_cross_rank(self) -> int:
-        """Returns the rank of this node among all nodes."""
         return self.cross_rank
 
     def get_cross_size(self) -> int:
-        """Returns how many nodes there are."""
         return self.cross_size
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Returns the values of all ranks, by rank, on rank 0; None on the others."""
+        """The values of all ranks, by rank, on rank 0; None on the others."""
         return self._gather(value, 0, self.size, self._all()) if self._has_peers() else [value]
 
     def gather_local(self, value: Any) -> list[Any] | None:
-        """Returns the values of this node's ranks, by rank, on its first rank; None on the others."""
+        """The values of this node's ranks, by rank, on its first rank; None on the others."""
         if not self._has_local_peers():
             return [value]
         return self._gather(value, self._first_local, self.local_size, self._local())
 
     def allgather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, by rank, on every rank."""
+        """The values of all ranks, by rank, on every rank."""
         return self._allgather(value, self.size, self._all()) if self._has_peers() else [value]
 
     def allgather_local(self, value: Any) -> list[Any]:
-        """Returns the values of this node's ranks, by rank, on each of them."""
+        """The values of this node's ranks, by rank, on each of them."""
         return self._allgather(value, self.local_size, self._local()) if self._has_local_peers() else [value]
 
     def broadcast(self, value: Any) -> Any:
-        """Returns rank 0's value on every rank."""
+        """Rank 0's value on every rank."""
         return self._broadcast(value, 0, self._all()) if self._has_peers() else value
 
     def broadcast_local(self, value: Any) -> Any:
-        """Returns the value of this node's first rank on each of its ranks."""
+        """The value of this node's first rank on each of its ranks."""
         return self._broadcast(value, self._first_local, self._local()) if self._has_local_peers() else value
 
     def barrier(self) -> None:
-        """Waits for every rank."""
         if self._has_peers():
             dist.barrier(group=self._all())
 
@@ -177,10 +159,6 @@ class DistributedContext:
         return self._has_peers() and self.local_size > 1
 
     def _all(self) -> dist.ProcessGroup:
-        """Returns the process group of all ranks for objects.
-
-        All ranks make it at its first use, because the trial may initialise `torch.distributed` after this object.
-        """
         if self._group is None:
             self._group = _object_group(None)
         return self._group
@@ -210,11 +188,6 @@ class DistributedContext:
 
 
 def _object_group(ranks: list[int] | None) -> dist.ProcessGroup:
-    """Returns a new process group of some ranks; None means all. Only its members call it.
-
-    Raises:
-        InvalidTrialError: they do not reach each other.
-    """
     try:
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=_PATIENCE, backend="gloo", use_local_synchronization=ranks is not None
@@ -242,14 +215,9 @@ _Result = TypeVar("_Result")
 
 
 def on_rank_0(distributed: DistributedContext, work: Callable[[], _Result]) -> _Result:
-    """Does something on rank 0 while the others wait. Call it on all ranks.
+    """Does something on rank 0 and gives its result to every rank. Call it on all ranks.
 
-    Returns:
-        The result of `work`, on every rank.
-
-    Raises:
-        OSError: `work` raised it; on every rank, with the same words.
-        InvalidTrialError: likewise.
+    An OSError or InvalidTrialError is raised on every rank, with the same words.
     """
     result: _Result | None = None
     failure: OSError | InvalidTrialError | None = None
@@ -268,11 +236,7 @@ def on_rank_0(distributed: DistributedContext, work: Callable[[], _Result]) -> _
 
 
 def must_be_seen(distributed: DistributedContext, folder: Path) -> None:
-    """Checks that all ranks see a folder that rank 0 has made. Call it on all ranks.
-
-    Raises:
-        OSError: one does not; on every rank.
-    """
+    """Raises an OSError on every rank if one does not see a folder that rank 0 has made."""
     sees = distributed.allgather(folder.is_dir())
     if not all(sees):
         raise OSError(
@@ -289,7 +253,7 @@ _MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED
 
 
 def rank_device(local_rank: int) -> torch.device:
-    """Returns the device of a rank and makes it the current one: its accelerator if it has one, else the CPU."""
+    """Makes a rank's accelerator the current one, if it has one; else the CPU."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
@@ -309,13 +273,7 @@ def join_process_group(device: torch.device) -> None:
 
 
 def move_to(device: torch.device, data: Any) -> Any:
-    """Returns data on a device.
-
-    Args:
-        device: the device.
-        data: a tensor, an object with its own `to` (a packed sequence, a tokenizer's output), or mappings, lists and
-            tuples of those to any depth. Other values stay unchanged.
-    """
+    """Moves tensors, objects with their own `to`, and mappings, lists and tuples of those to any depth."""
     if isinstance(data, torch.Tensor):
         # A copy from pinned memory runs beside the computation. The device's stream keeps the order.
         return data.to(device, non_blocking=device.type != "cpu")

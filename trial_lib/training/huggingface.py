@@ -31,7 +31,6 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
     `DetCallback` is Determined's name of this class.
 
     Args:
-        core_context: the result of `core.init`.
         args: the Trainer's `TrainingArguments`. When a training is resumed, `args.resume_from_checkpoint` is set. Pass
             it to `trainer.train(resume_from_checkpoint=...)`.
         filter_metrics: report only metrics whose names contain one of these, and the experiment's own; None for all.
@@ -81,7 +80,6 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Reports the metrics of an evaluation."""
         if not metrics:
             return
         self._result = metrics.get(self._core.searcher.metric, self._result)
@@ -111,7 +109,6 @@ class ZeroTuneCallback(TrainerCallback):  # type: ignore[misc] # transformers ha
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ends the training at its length in epochs."""
         if self._unit == "epochs":
             self._end_at(round(state.epoch), args, state, control)
 

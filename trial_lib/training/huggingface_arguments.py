@@ -23,19 +23,15 @@ _FLAGS = {key: f"--{name}" for key, name in TRAINING_ARGUMENTS.items()}
 
 
 def get_hf_args_with_overwrites(args: Sequence[str], hparams: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments of a Trainer script, adapted to the overrides of its DeepSpeed configuration.
+    """Adapts the arguments of a Trainer script to the overrides of its DeepSpeed configuration.
 
-    The overrides are merged into the JSON file that `--deepspeed` names. `--per_device_train_batch_size` and
-    `--gradient_accumulation_steps` get its values, and are added if they are missing. "auto" is never copied. Without
-    overrides, nothing is changed. Every rank may call it at once. The file is read and written under a lock, so a
-    reader finds it whole.
+    The overrides, `overwrite_deepspeed_args` in the hyperparameters, are merged into the JSON file that `--deepspeed`
+    names. `--per_device_train_batch_size` and `--gradient_accumulation_steps` get its values, and are added if they are
+    missing. "auto" is never copied. Without overrides, nothing is changed. Every rank may call it at once. The file is
+    read and written under a lock, so a reader finds it whole.
 
     In a full experiment the user's own file stays unchanged. If the overrides are not in it already, `--deepspeed`
     names a merged copy. In a trial there is nothing to do, because the Trainer's own arguments follow it.
-
-    Args:
-        args: of the command line, without the script.
-        hparams: the experiment's hyperparameters. `overwrite_deepspeed_args` in them are the overrides.
 
     Raises:
         InputError: there are overrides, but no `--deepspeed` names a file, or it is missing, or is no JSON.

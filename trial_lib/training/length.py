@@ -41,11 +41,7 @@ class Pace:
         )
 
     def done(self, batches: int, unit: str) -> int:
-        """Returns how many of a unit are complete after so many batches.
-
-        Args:
-            batches: since the start of training.
-            unit: `batches`, `records` or `epochs`.
+        """How many of a unit (`batches`, `records` or `epochs`) are complete after so many batches.
 
         Raises:
             InvalidTrialError: epochs are asked for, and their length is not known.
@@ -63,34 +59,30 @@ class Pace:
         return batches * part // whole
 
     def batches_for(self, length: UnitLength) -> int:
-        """Returns the first number of batches that reaches a length.
-
-        Raises:
-            InvalidTrialError: it counts in epochs, and their length is not known.
-        """
+        """The first number of batches that reaches a length."""
         unit, count = _only(length)
         self.done(0, unit)
         part, whole = {"batches": (1, 1), "records": (self.train_batch_size, 1)}.get(unit, self._epochs_per_batch)
         return -(-count * whole // part)
 
     def is_due(self, period: UnitLength | None, batches: int) -> bool:
-        """Returns whether the last batch has completed a period; never for None or 0."""
+        """Whether the last batch has completed a period; never for None or 0."""
         if period is None:
             return False
         unit, count = _only(period)
         return count > 0 and self.done(batches, unit) // count > self.done(batches - 1, unit) // count
 
     def epoch_of(self, batch_idx: int) -> int:
-        """Returns the epoch, from 0, that a batch begins in; 0 if unknown."""
+        """The epoch, from 0, that a batch begins in; 0 if unknown."""
         part, whole = self._epochs_per_batch
         return batch_idx * part // whole
 
     def is_epoch_start(self, batch_idx: int) -> bool:
-        """Returns whether a batch is the first that begins in its epoch."""
+        """Whether a batch is the first that begins in its epoch."""
         return batch_idx == 0 or self.epoch_of(batch_idx) != self.epoch_of(batch_idx - 1)
 
     def is_epoch_end(self, batch_idx: int) -> bool:
-        """Returns whether a batch takes the last micro-batch of its epoch."""
+        """Whether a batch takes the last micro-batch of its epoch."""
         return self.epoch_of(batch_idx + 1) != self.epoch_of(batch_idx)
 
 

@@ -21,11 +21,6 @@ class Loaders:
 def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_validation: bool) -> Loaders:
     """Lets the trial build its loaders, on the ranks that do.
 
-    Args:
-        trial: the trial, with its engines registered.
-        context: the trial's.
-        with_validation: whether a validation will come.
-
     Raises:
         InvalidTrialError: a loader is of a kind that is not reproducible, and the checks are not disabled.
     """
@@ -40,22 +35,16 @@ def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_va
 
 
 class CountedData:
-    """The training data with the trial's position. A call may take any number of micro-batches.
-
-    Attributes:
-        read: micro-batches that this rank has taken since the start of training.
-    """
+    """The training data, with the number of micro-batches that this rank has taken. A call may take any number."""
 
     def __init__(self, batches: Iterator[Any], first: int) -> None:
         self._batches = batches
         self.read = first
 
     def __iter__(self) -> "CountedData":
-        """Returns itself."""
         return self
 
     def __next__(self) -> Any:
-        """Returns the next micro-batch."""
         batch = next(self._batches)
         self.read += 1
         return batch
@@ -64,7 +53,7 @@ class CountedData:
 def training_iterator(
     loader: Any, context: DeepSpeedTrialContext, seed: int, first_micro_batch: int
 ) -> CountedData | None:
-    """Returns the endless training data from a micro-batch of this replica on; None on a rank without loaders."""
+    """The endless training data from a micro-batch of this replica on; None on a rank without loaders."""
     if loader is None:
         return None
     if isinstance(loader, DataLoader):
@@ -78,7 +67,7 @@ def training_iterator(
 
 
 def validation_iterator(loader: Any, context: DeepSpeedTrialContext) -> Iterator[Any] | None:
-    """Returns one pass over the validation data; None on a rank without loaders."""
+    """One pass over the validation data; None on a rank without loaders."""
     if loader is None:
         return None
     if isinstance(loader, DataLoader):
@@ -89,7 +78,7 @@ def validation_iterator(loader: Any, context: DeepSpeedTrialContext) -> Iterator
 
 
 def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
-    """Returns the micro-batches of one pass on each replica, the same on every rank; None if unknown.
+    """The micro-batches of one pass on each replica, the same on every rank; None if unknown.
 
     The trial's own loaders may differ between ranks. The shortest counts, because all must take part in each step.
     """

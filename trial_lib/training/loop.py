@@ -36,17 +36,7 @@ from trial_lib.training.universal import loadable
 class Validator:
     """Evaluates a trial, as often as it is called.
 
-    Args:
-        trial: the trial.
-        context: the trial's.
-        loader: the validation loader; None on a rank without loaders.
-        callbacks: called when a validation begins and ends.
-
-    Attributes:
-        left_out: batches of each replica that do not fill a call of `evaluate_batch`.
-
-    Raises:
-        InvalidTrialError: the loader has no length, or has too little for one call of `evaluate_batch`.
+    `left_out` are the batches of each replica that do not fill a call of `evaluate_batch`.
     """
 
     def __init__(
@@ -74,12 +64,7 @@ class Validator:
         self.left_out = batches % needed
 
     def validate(self) -> dict[str, float]:
-        """Returns the metrics of one validation, the same on every rank.
-
-        Raises:
-            InvalidTrialError: `evaluate_batch` returns no metrics or other names than before, or takes more batches
-                than there are.
-        """
+        """The metrics of one validation, the same on every rank."""
         context, callbacks = self._context, self._callbacks
         context.reducers.reset(for_training=False)
         callbacks.call("on_validation_start")
@@ -118,16 +103,7 @@ class Validator:
 
 
 def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> None:
-    """Builds the loaders and the loop of a trial with engines, and runs the loop to its end.
-
-    Args:
-        trial: the trial.
-        context: the trial's.
-        spec: length, periods and places of the training.
-
-    Raises:
-        InvalidTrialError: the trial has registered no engine, or breaks the API otherwise.
-    """
+    """Builds the loaders and the loop of a trial with engines, and runs the loop to its end."""
     if not context.models:
         raise InvalidTrialError(
             f"{spec.trial or type(trial).__name__} has registered no engine. Call context.wrap_model_engine(engine) in "
@@ -140,17 +116,7 @@ def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: Tra
 
 
 class TrainingLoop:
-    """Trains a trial to its length, from the newest intact checkpoint on.
-
-    Args:
-        trial: the trial, with its engines registered.
-        context: the trial's.
-        loaders: the trial's.
-        spec: length, periods and places of the training.
-
-    Raises:
-        InvalidTrialError: lengths cannot be converted to batches.
-    """
+    """Trains a trial to its length, from the newest intact checkpoint on."""
 
     def __init__(
         self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, loaders: Loaders, spec: TrainingSpec

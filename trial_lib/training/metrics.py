@@ -13,15 +13,7 @@ from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
 def as_metrics(returned: Any, where: str) -> dict[str, Any]:
-    """Returns the result of a batch as metrics by name.
-
-    Args:
-        returned: a dict, which is kept, or, from `train_batch`, the loss as a tensor.
-        where: the method that returned it, `train_batch` or `evaluate_batch`.
-
-    Raises:
-        InvalidTrialError: it is something else.
-    """
+    """The result of `train_batch` or `evaluate_batch` (`where`) as metrics by name. A lone tensor is the loss."""
     if isinstance(returned, dict):
         return returned
     if where == "train_batch":
@@ -34,15 +26,14 @@ def as_metrics(returned: Any, where: str) -> dict[str, Any]:
 
 
 def detached(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Returns metrics without their graphs, and so without activations, to keep for a while."""
+    """Metrics without their graphs, and so without activations, to keep for a while."""
     return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
 
 
 def as_number(value: Any) -> float | None:
-    """Returns a scalar as a float; None for other values.
+    """A scalar as a float; None for other values. It waits for a tensor's device.
 
-    Scalars are numbers (including bool), numpy's scalars, and tensors and arrays of one element. It waits for a
-    tensor's device.
+    Scalars are numbers (including bool), numpy's scalars, and tensors and arrays of one element.
     """
     if isinstance(value, torch.Tensor):
         return None if value.numel() != 1 or value.is_complex() else float(value.item())
@@ -52,7 +43,7 @@ def as_number(value: Any) -> float | None:
 
 
 def described(value: Any) -> str:
-    """Returns a description of a value for a message: its type, and the shape of a tensor or an array."""
+    """A value for a message: its type, and the shape of a tensor or an array."""
     if value is None:
         return "None"
     if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -70,9 +61,8 @@ class MetricAverager:
     loss that is not finite makes its mean not finite. Adding never waits for a device: tensors are summed on it, in
     double precision if it has that.
 
-    Args:
-        strict_keys: whether every batch and every rank has to return the same metrics. True for `evaluate_batch`. A
-            metric of `train_batch` may come and go.
+    With strict keys, every batch and every rank has to return the same metrics, as `evaluate_batch` does. A metric of
+    `train_batch` may come and go.
     """
 
     def __init__(self, strict_keys: bool = False) -> None:
@@ -88,12 +78,6 @@ class MetricAverager:
         self._numbers: dict[str, float] = {}
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """Adds the metrics of one batch.
-
-        Raises:
-            InvalidTrialError: a metric is not a scalar, its name is not a string, or, with strict keys, this batch
-                returned others than the first.
-        """
         counts = self._counts
         if self._strict_keys and self._batches and metrics.keys() != counts.keys():
             raise InvalidTrialError(
@@ -115,14 +99,9 @@ class MetricAverager:
         self._batches += 1
 
     def average(self, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
-        """Returns the mean of each metric since the last call, the same on every rank. Call it on every rank.
+        """The mean of each metric since the last call, the same on every rank. Call it on every rank.
 
-        Args:
-            distributed: the ranks.
-            contributes: whether this rank's batches count.
-
-        Raises:
-            InvalidTrialError: with strict keys, contributing ranks had other metrics than the first of them.
+        `contributes` says whether this rank's batches count.
         """
         mine = self._sums() if contributes and self._batches else None
         self._start_anew()
@@ -206,25 +185,22 @@ class MetricReducer(ABC):
 
     @abstractmethod
     def per_slot_reduce(self) -> Any:
-        """Returns this rank's contribution, which is pickled. Tensors in containers arrive as CPU tensors."""
+        """This rank's contribution, which is pickled. Tensors in containers arrive as CPU tensors."""
 
     @abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Returns the metric (one number), or several in a dict if the reducer has no name.
+        """The metric (one number), or several in a dict if the reducer has no name.
 
-        It runs on rank 0 alone. The others receive its result.
-
-        Args:
-            per_slot_metrics: the results of `per_slot_reduce`, by rank, for each rank that contributes.
+        It runs on rank 0 alone, and the others receive its result. `per_slot_metrics` are the results of
+        `per_slot_reduce`, by rank, for each rank that contributes.
         """
 
 
 class FunctionReducer(MetricReducer):
     """Keeps all values and passes them to a function.
 
-    Args:
-        function: takes the list of all values since the last reset, rank by rank, in the order of the updates. Tensors
-            in it are detached and on the CPU. It returns as `cross_slot_reduce` does, and runs on rank 0 alone.
+    It takes the list of all values since the last reset, rank by rank, in the order of the updates. Tensors in it are
+    detached and on the CPU. It returns as `cross_slot_reduce` does, and runs on rank 0 alone.
     """
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
@@ -240,17 +216,14 @@ class FunctionReducer(MetricReducer):
         self._values.append(_map_tensors(_leaving_the_device, value))
 
     def reset(self) -> None:
-        """Forgets all values."""
         self._values = []
 
     def per_slot_reduce(self) -> list[Any]:
-        """Returns this rank's values."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # some may still be on their way
         return self._values
 
     def cross_slot_reduce(self, per_slot_metrics: list[list[Any]]) -> Any:
-        """Returns the function's result for all ranks' values."""
         return self._function([value for values in per_slot_metrics for value in values])
 
 
@@ -303,19 +276,8 @@ class Reducers:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Adds a reducer; every rank has to add the same ones in the same order.
-
-        Args:
-            reducer: a `MetricReducer`, or a function for a `FunctionReducer`.
-            name: of its metric, for a reducer that returns one number; None: it returns a dict of numbers by name.
-            for_training: whether it makes a training metric.
-            for_validation: whether it makes a validation metric.
-
-        Returns:
-            The reducer itself, or, for a function, the `FunctionReducer` whose `update` takes the values.
-
-        Raises:
-            InvalidTrialError: it is neither, has a name that another one has, or is for neither phase.
+        """Adds a reducer, as `DeepSpeedTrialContext.wrap_reducer`. Every rank has to add the same ones in the same
+        order.
         """
         label = _label(reducer, name)
         if isinstance(reducer, type):
@@ -345,9 +307,7 @@ class Reducers:
                 wrapped.reducer.reset()
 
     def reduce(self, for_training: bool, distributed: DistributedContext, contributes: bool = True) -> dict[str, float]:
-        """Returns the metrics of a phase's reducers since the last reset, the same on every rank.
-
-        Call it on every rank.
+        """The metrics of a phase's reducers since the last reset, the same on every rank. Call it on every rank.
 
         A rank that does not contribute is not asked for its part, because it may have no values. The values of all
         ranks go to rank 0, which alone needs room for them.

@@ -58,12 +58,11 @@ class ModelParallelUnit:
 
     @property
     def should_build_dataloader(self) -> bool:
-        """Another spelling of `should_build_data_loader`."""
         return self.should_build_data_loader
 
 
 def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
-    """Returns the place of a rank that is a replica by itself. It reads data and reports."""
+    """The place of a rank that is a replica by itself. It reads data and reports."""
     return ModelParallelUnit(
         data_parallel_rank=distributed.rank,
         data_parallel_world_size=distributed.size,
@@ -73,7 +72,7 @@ def data_parallel_unit(distributed: DistributedContext) -> ModelParallelUnit:
 
 
 def sequence_unit(engine: Any, distributed: DistributedContext) -> ModelParallelUnit:
-    """Returns the place of this rank under Ulysses. All ranks of a replica read its samples, and take some tokens each.
+    """The place of this rank under Ulysses. All ranks of a replica read its samples, and take some tokens each.
 
     Each has the loss of its own tokens, so all report. Their mean is the replica's.
     """
@@ -87,13 +86,10 @@ def sequence_unit(engine: Any, distributed: DistributedContext) -> ModelParallel
 
 
 def pipeline_unit(grid: Any) -> ModelParallelUnit:
-    """Returns the place of this rank in a pipeline.
+    """The place of this rank in a pipeline, by DeepSpeed's `PipelineParallelGrid`.
 
     The first stage reads the inputs and the last one the labels. Only the last stage has the loss. If layers are sliced
     over several ranks, all slices have it, and the first of them reports it.
-
-    Args:
-        grid: DeepSpeed's `PipelineParallelGrid`, a pipeline engine's `grid`.
     """
     stage = grid.get_pipe_parallel_rank()
     is_last = stage == grid.get_pipe_parallel_world_size() - 1
@@ -112,7 +108,7 @@ Iterators = Callable[[], Iterator[Any] | None]
 
 
 def is_pipeline(engine: Any) -> bool:
-    """Returns whether an engine is DeepSpeed's `PipelineEngine`."""
+    """Whether an engine is DeepSpeed's `PipelineEngine`."""
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     return isinstance(engine, PipelineEngine)
@@ -122,11 +118,6 @@ def supply_iterators(engine: Any, training: Iterators, validation: Iterators) ->
     """Lets `train_batch()` and `eval_batch()` of a pipeline engine be called without an iterator.
 
     DeepSpeed's `eval_batch` needs one, but Determined's documents call it without.
-
-    Args:
-        engine: the pipeline engine, whose two methods are replaced.
-        training: returns the loop's training data; None on a stage that reads none.
-        validation: the same for the present validation.
     """
     train_batch, eval_batch = engine.train_batch, engine.eval_batch
 

@@ -18,31 +18,22 @@ from trial_lib.messages.files import append
 
 
 class Recorder:
-    """Appends to the file of records on rank 0, and prints each record. It does nothing on other ranks.
-
-    Args:
-        path: the file; None keeps no record.
-        is_writer: whether this rank writes.
-    """
+    """Appends to the file of records on rank 0, and prints each record. Without a file it does nothing."""
 
     def __init__(self, path: Path | None, is_writer: bool) -> None:
         self._path = path
         self._is_writer = is_writer
 
     def training(self, batch: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Records the training metrics since the last report."""
         self._append({"kind": "training", "batch": batch, "epoch": epoch, "metrics": dict(metrics)})
 
     def validation(self, batch: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of a validation."""
         self._append({"kind": "validation", "batch": batch, "epoch": epoch, "metrics": dict(metrics)})
 
     def checkpoint(self, batch: int, name: str, metric: float | None) -> None:
-        """Records a complete checkpoint."""
         self._append({"kind": "checkpoint", "batch": batch, "name": name, "metric": metric})
 
     def note(self, text: str) -> None:
-        """Records a note for the user."""
         self._append({"kind": "note", "text": text})
 
     def _append(self, record: dict[str, Any]) -> None:

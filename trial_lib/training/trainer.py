@@ -23,11 +23,7 @@ class TrainUnit:
 
     @property
     def length(self) -> UnitLength:
-        """The length as an experiment's YAML has it.
-
-        Raises:
-            InvalidTrialError: the value is no positive whole number.
-        """
+        """The length as an experiment's YAML has it."""
         if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < 1:
             raise InvalidTrialError(
                 f"{type(self).__name__}({self.value!r}) is no length: give it one whole number from 1 on."
@@ -84,12 +80,7 @@ def init(
 
 
 class Trainer:
-    """Trains a trial that a script has built.
-
-    Args:
-        trial: its engines are registered with the context.
-        context: from `init`.
-    """
+    """Trains a trial that a script has built. Its engines are registered with the context, which is from `init`."""
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
         self._trial = trial

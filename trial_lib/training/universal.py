@@ -31,11 +31,6 @@ def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: Distri
 
     It is the checkpoint's own if as many ranks saved it. If not, it is a converted copy, which is removed afterwards.
 
-    Args:
-        checkpoint: the checkpoint.
-        engines: the training's, freshly built.
-        distributed: the present ranks.
-
     Raises:
         InvalidTrialError: this number of ranks cannot resume from it; on all ranks.
         OSError: the copy cannot be written, or a rank does not see it; on all ranks.
@@ -54,7 +49,7 @@ def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: Distri
 
 
 def world_size_problem(checkpoint: Checkpoint, world_size: int, engines: Sequence[Any]) -> str | None:
-    """Returns why a number of ranks cannot resume from a checkpoint, and the remedy; None if they can."""
+    """Why a number of ranks cannot resume from a checkpoint, and the remedy."""
     if checkpoint.world_size == world_size:
         return None
     reasons = [reason for reason in map(_hindrance, engines) if reason is not None]
@@ -72,10 +67,6 @@ def convert(checkpoint: Checkpoint, distributed: DistributedContext) -> Path:
 
     The copy has the checkpoint's layout. Folders with ZeRO's states are converted, and all other files are links to the
     checkpoint's. It is hidden beside it, `.batch-00000120.universal`. The store removes leftovers of a killed process.
-
-    Raises:
-        InvalidTrialError: DeepSpeed cannot convert it; on all ranks.
-        OSError: it cannot be written, or a rank does not see it; on all ranks.
     """
     copy = checkpoint.path.with_name(f".{checkpoint.name}.universal")
     on_rank_0(distributed, lambda: _write_copy(checkpoint.path, copy))
