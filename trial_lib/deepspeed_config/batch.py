@@ -7,7 +7,6 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.messages.errors import InputError
 
-# The name of the configuration in errors.
 _WHERE = "the DeepSpeed configuration"
 
 
@@ -24,10 +23,6 @@ def resolve_batch(config: Mapping[str, Any], data_parallel_size: int) -> BatchSi
     """Returns the batch triple of a DeepSpeed configuration, its missing parts derived as DeepSpeed derives them.
 
     "auto" counts as missing, so that accumulation is 1 unless the other two give another number.
-
-    Args:
-        config: a DeepSpeed configuration.
-        data_parallel_size: model replicas that train side by side.
 
     Raises:
         InputError: the parts contradict each other, one of them is not a whole number above 0, or too few are given.
@@ -83,8 +78,7 @@ def replicas_of(engine: Any) -> int:
     return max(1, int(engine.seq_dp_world_size) // sequence_parallel_size(engine))
 
 
-# The format in which DeepSpeed adds gradients up over micro-batches: `data_types.grad_accum_dtype`. Pure.
-
+# The format in which DeepSpeed adds gradients up over micro-batches: `data_types.grad_accum_dtype`.
 
 # deepspeed/runtime/config.py `DtypeEnum` (0.19.8).
 _SHORT_NAMES = {

@@ -48,12 +48,7 @@ class Layout:
         return cls().changed(config, config.get(LAYOUTS) or {})
 
     def changed(self, settings: Mapping[str, Any], kinds: Mapping[str, str]) -> "Layout":
-        """Returns this layout with the sizes that some settings have.
-
-        Args:
-            settings: in sections or by path.
-            kinds: of the switches that are layouts, by their places.
-        """
+        """Takes the sizes of some settings, in sections or by path, and of the switches that have kinds."""
         sizes = {kind: _size(settings, path, path.split(".")) for path, kind in _OF_SETTINGS.items()}
         for place, kind in kinds.items():
             size = _size(settings, f"{PROGRAM}.{place}", [PROGRAM, place])
@@ -62,7 +57,6 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """The ranks that hold one replica together."""
         return self.tensor * self.sequence * self.pipeline
 
 
@@ -101,11 +95,7 @@ class Replicas:
     base_config: Mapping[str, Any]
 
     def of(self, settings: Mapping[str, Any]) -> int:
-        """Returns the replicas of a candidate. If its groups do not divide the devices, some devices have no replica.
-
-        Args:
-            settings: its knobs or its complete configuration, in sections or by path.
-        """
+        """Returns a candidate's replicas. If its groups do not divide the devices, some devices have no replica."""
         base = Layout.of(self.base_config)
         layout = base.changed(settings, self.base_config.get(LAYOUTS) or {})
         if replace(layout, expert=base.expert) == base:
@@ -135,7 +125,7 @@ def _size(settings: Mapping[str, Any], flat: str, keys: list[str]) -> int | None
     return size_of(value)
 
 
-# What the groups of a layout have to divide: devices, heads, tokens, layers, experts. Pure.
+# What the groups of a layout have to divide: devices, heads, tokens, layers, experts.
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from trial_lib.messages.files import read_bounded
 
 # Reads a DeepSpeed configuration from a file, or from the text that DeepSpeed accepts instead.
 
-
 _NAME = re.compile(r"[A-Za-z][\w-]{0,254}")  # what is longer names no file
 # A bracket, after comments.
 _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
@@ -52,11 +51,8 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
 def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]:
     """Returns the DeepSpeed configuration that the value of an argument names.
 
-    Args:
-        value: the path of a file, or the configuration itself: as JSON, which Hugging Face takes, or as the base64 of
-            its JSON, which DeepSpeed takes.
-        folder: the folder that relative paths start from.
-        where: the place of the value, for errors.
+    It is the path of a file, or the configuration itself: as JSON, which Hugging Face takes, or as the base64 of its
+    JSON, which DeepSpeed takes. Relative paths start from the folder. Errors name the place `where` it stands.
 
     Raises:
         InputError: it is none of them, or is not usable (see `read_deepspeed_json`).
@@ -81,11 +77,6 @@ def is_programs_own_name(value: str, folder: Path, script: str | None = None) ->
     """Returns whether a value names a configuration that only the program can find, as `zero2` does in ms-swift.
 
     Such a name is one word, or a file beside the script. Any other path with a folder or an ending is mistyped.
-
-    Args:
-        value: of an argument.
-        folder: the folder that relative paths start from.
-        script: the script, relative to the folder; None if there is none.
     """
     try:
         is_beside = bool(value and script) and (folder / str(script)).parent.joinpath(value).is_file()
@@ -99,11 +90,6 @@ def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:
     """Returns the value that names another configuration in the form that the user chose.
 
     Code that decodes its configuration itself takes no path.
-
-    Args:
-        value: the user's, of any form that `read_named_config` reads.
-        config: the other configuration.
-        path: the file of the other configuration.
     """
     if value.lstrip().startswith("{"):
         return json.dumps(config)
@@ -211,10 +197,6 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
     would refuse the true number. A ZeRO section that is `true` or `false`, and the deprecated names `cpu_offload`
     and `cpu_offload_param`, become what DeepSpeed makes of them. An offload section that is None is left out.
 
-    Args:
-        base: a DeepSpeed configuration, or the path of its JSON file.
-        overrides: the part to set, in the shape of the configuration (`overwrite_deepspeed_args`).
-
     Raises:
         InputError: the file is missing, is not JSON, or has a key twice.
     """
@@ -239,10 +221,7 @@ def with_open_batch(config: Mapping[str, Any], own: Mapping[str, Any]) -> DeepSp
 
     It is the product of the two other sizes and the ranks, and DeepSpeed checks it. Code may read a configuration
     before the process group exists, as `zero.Init` does within `from_pretrained`. Then DeepSpeed counts one rank.
-
-    Args:
-        config: the configuration.
-        own: the user's. If it is empty, it is in the code.
+    The user's is empty if it is in the code.
     """
     typed = own.get(TRAIN_BATCH)
     if typed == "auto":
@@ -309,12 +288,8 @@ def setting_at(config: Mapping[str, Any], path: str) -> Any:
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
     """Returns the DeepSpeed configuration of an experiment's hyperparameters.
 
-    As `determined.pytorch.dsat.get_ds_config_from_hparams`.
-
-    Args:
-        hparams: the experiment's `hyperparameters`, with `deepspeed_config` (a path below `base_dir`, or the
-            configuration itself) or DeepSpeed's own keys among the others, and, optionally, `overwrite_deepspeed_args`.
-        base_dir: the model directory that a relative path starts from.
+    As `determined.pytorch.dsat.get_ds_config_from_hparams`: `deepspeed_config` (a path below `base_dir`, or the
+    configuration itself) or DeepSpeed's own keys among the others, and, optionally, `overwrite_deepspeed_args`.
 
     Raises:
         KeyError: there is neither `deepspeed_config` nor a batch size of DeepSpeed's.

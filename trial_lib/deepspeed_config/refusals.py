@@ -14,7 +14,6 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAI
 
 # DeepSpeed's refusals of a configuration as sentences: the key, the fault and the remedy.
 
-
 # "3 validation errors for DeepSpeedZeroConfig", by pydantic 1 and 2.
 _VALIDATION = re.compile(r"\d+ validation errors? for (\w+)\n")
 # `  Input should be ... [type=int_parsing, input_value='2e8', input_type=str]`, or `  ... (type=value_error.extra)`.
@@ -53,16 +52,11 @@ class Refusal:
 
     @property
     def is_unknown_key(self) -> bool:
-        """Whether DeepSpeed has no such key."""
         return self.what == ""
 
 
 def complaints_in(text: str) -> list[Complaint]:
-    """Returns the keys that a section's class refuses; none for any other text.
-
-    Args:
-        text: of an exception. A `ValidationError` of pydantic 1 or 2 lists the keys.
-    """
+    """Returns the keys that a section's class refuses; none for any other text."""
     found = _VALIDATION.match(text)
     if found is None:
         return []
@@ -80,14 +74,7 @@ def complaints_in(text: str) -> list[Complaint]:
 
 
 def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots: int) -> tuple[str, str]:
-    """Returns the fault and the remedy.
-
-    Args:
-        refusal: of a configuration.
-        deepspeed: the name of the refusing program, such as `DeepSpeed 0.19.8`.
-        known: valid keys, to suggest for one that does not exist.
-        slots: devices that train together.
-    """
+    """Returns the fault and the remedy. Known keys are suggested for one that does not exist."""
     names, value = " and ".join(refusal.keys), refusal.value
     if TRAIN_BATCH in refusal.keys and len(refusal.keys) > 1 and all(type(each) is int for each in value.values()):
         parts = " * ".join(f"{key} ({value[key]})" for key in (MICRO_BATCH, ACCUMULATION) if key in value)
@@ -173,7 +160,6 @@ def _is_number(text: str) -> bool:
 # The check of a configuration by the installed DeepSpeed. DeepSpeed's own class judges, and each refusal gets its
 # key.
 
-
 _BATCH = (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)
 _MOST = 20  # refusals that are looked for, one after the other
 
@@ -184,11 +170,8 @@ KeyPath = tuple[str, ...]
 def refusals_of(ds_config: Mapping[str, Any], slots: int) -> list[Refusal]:
     """Returns the installed DeepSpeed's refusals of a configuration, as far as they concern its keys.
 
-    Parts that the code still has to fill in ("auto", a missing batch size) do not count.
-
-    Args:
-        ds_config: a complete DeepSpeed configuration.
-        slots: devices that train together. The model may have any number of replicas that divides them.
+    Parts that the code still has to fill in ("auto", a missing batch size) do not count. The model may have any number
+    of replicas that divides the slots.
     """
     return _refusals_with(ds_config, _replicas_of(slots))
 
@@ -211,13 +194,7 @@ def _refusals_with(ds_config: Mapping[str, Any], sizes: list[int]) -> list[Refus
 
 
 def refusal_behind(error: Exception, ds_config: Mapping[str, Any], slots: int) -> Refusal | None:
-    """Returns the refusal behind an error of `deepspeed.initialize`; None if it is not about the configuration.
-
-    Args:
-        error: the error.
-        ds_config: the configuration that DeepSpeed was given.
-        slots: devices that train together.
-    """
+    """Returns the refusal behind an error of `deepspeed.initialize`; None if it is not about the configuration."""
     with contextlib.suppress(Exception):
         # DeepSpeed names its number of replicas, which the model's own parallelism may reduce.
         for size in _replicas_of(slots):

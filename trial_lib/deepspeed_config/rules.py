@@ -43,7 +43,6 @@ def processor_computes_fp16() -> bool:
 
 # The optimizers that DeepSpeed accepts: those of the configuration, and those that the user's code makes.
 
-
 _CPU_ADAM = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 _DEEPSPEEDS_ON_CPU = frozenset(
     {
@@ -82,9 +81,8 @@ _ELEMENTWISE = frozenset({"adadelta", "adamax", "asgd", "nadam", "radam", "rmspr
 def untested_under_zero(config_type: str, code_class: str) -> str:
     """Returns the optimizer that ZeRO accepts only with `zero_allow_untested_optimizer`; empty if it needs none.
 
-    Args:
-        config_type: the type in the DeepSpeed configuration, in lower case; empty if there is none.
-        code_class: the class that the user's code makes. DeepSpeed uses it if there are both.
+    The configuration's type is in lower case, and empty if there is none. DeepSpeed uses the code's class if there are
+    both.
     """
     if code_class:
         return "" if code_class in _TESTED_UNDER_ZERO else code_class
@@ -92,10 +90,7 @@ def untested_under_zero(config_type: str, code_class: str) -> str:
 
 
 def is_elementwise(config_type: str, code_class: str) -> bool:
-    """Returns whether an optimizer of PyTorch's treats pieces of a tensor as it treats the whole.
-
-    Args: as for `untested_under_zero`.
-    """
+    """Returns whether an optimizer of PyTorch's treats pieces of a tensor as it treats the whole."""
     if not code_class:
         return config_type in _ELEMENTWISE
     package, _, name = code_class.rpartition(".")
@@ -103,13 +98,10 @@ def is_elementwise(config_type: str, code_class: str) -> bool:
 
 
 def is_deepspeeds_cpu_adam(config: Mapping[str, Any], code_class: str) -> bool:
-    """Returns whether an offloaded optimizer is `DeepSpeedCPUAdam`.
+    """Returns whether an offloaded optimizer is `DeepSpeedCPUAdam` (`deepspeed/runtime/engine.py`
+    `_configure_basic_optimizer`).
 
-    See `deepspeed/runtime/engine.py` `_configure_basic_optimizer`.
-
-    Args:
-        config: the DeepSpeed configuration.
-        code_class: the class that the user's code makes. DeepSpeed uses it if there are both.
+    DeepSpeed uses the code's class if there are both.
     """
     if code_class:
         return code_class == _CPU_ADAM
@@ -125,11 +117,6 @@ def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:
 
     DeepSpeed's optimizers for offload update only in a CPU's memory (`deepspeed/ops/adam/cpu_adam.py` step). Those with
     CUDA kernels cannot update there.
-
-    Args:
-        code_class: the class that the user's code makes.
-        device: `cpu` or `cuda`.
-        is_offloaded: whether DeepSpeed keeps the optimizer's part on the host.
     """
     if device != "cuda":
         return True
@@ -165,15 +152,8 @@ def broken_rules(
 ) -> list[Rule]:
     """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason.
 
-    Args:
-        ds_config: a complete DeepSpeed configuration. It may have the sections of switches and of layouts.
-        device: the ranks' kind of device.
-        pipeline_parallel: whether the model is a pipeline; None if that is not known yet.
-        data_parallel_size: model replicas; None if that is not known yet.
-        code_optimizer: the class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or
-            if that is not known.
-        slots: devices of a trial; None if that is not known.
-        shape: the numbers of the model that groups divide.
+    The configuration may have the sections of switches and of layouts. None stands for what is not known yet. The
+    code's optimizer is a class as in `optimizers`; empty if it makes none, or if that is not known.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
@@ -201,16 +181,13 @@ class Setting:
 
     @cached_property
     def layout(self) -> Layout:
-        """How the ranks share a replica of the model."""
         return Layout.of(self.config)
 
     def section(self, key: str) -> Mapping[str, Any]:
-        """Returns a section of the configuration, or an empty one."""
         section = self.config.get(key)
         return section if isinstance(section, Mapping) else {}
 
     def on(self, section: str, key: str = "enabled") -> bool:
-        """Returns whether a switch in a section is on."""
         return self.section(section).get(key) is True
 
     @property
@@ -225,7 +202,6 @@ class Setting:
         return int(stage) if str(stage) in ("0", "1", "2", "3") else 0 if stage == "auto" else -1
 
     def offload(self, what: str) -> Mapping[str, Any]:
-        """Returns the section `offload_param` or `offload_optimizer`; an empty one if nothing is offloaded."""
         section = self.zero.get(what)
         return section if isinstance(section, Mapping) and section.get("device") in ("cpu", "nvme") else {}
 
@@ -236,7 +212,6 @@ class Setting:
 
     @property
     def dtype(self) -> str:
-        """The type that the model computes in."""
         return "fp16" if self.on("fp16") else "bf16" if self.on("bf16") else "fp32"
 
 

@@ -20,9 +20,6 @@ from trial_lib.deepspeed_config.overrides import (
 )
 from trial_lib.records.switches import deepspeed_part, switches_of
 
-# The base of all records.
-
-
 # A longer integer is nothing that ZeroTune has written. No float and no array can hold it.
 _LARGEST = 2**63 - 1
 
@@ -84,7 +81,6 @@ class Candidate(FrozenRecord):
 
     @cached_property
     def switches(self) -> dict[str, Any]:
-        """The program's switches that this candidate sets, by their places."""
         return switches_of(self.knobs)
 
     @cached_property
@@ -95,7 +91,6 @@ class Candidate(FrozenRecord):
 
     @property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage that this candidate sets; None if it keeps the user's."""
         # A candidate of a damaged study may have anything there.
         section = self.knobs.get("zero_optimization")
         stage = section.get("stage") if isinstance(section, dict) else None
@@ -108,15 +103,10 @@ class Candidate(FrozenRecord):
         return size if self.zero_stage is None else f"z{self.zero_stage}-{size}"
 
     def complete(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the complete settings of this candidate: the DeepSpeed configuration, merged into the user's.
-
-        Args:
-            base: the user's. If it has the section `program`, so has the result, which DeepSpeed does not read.
-        """
+        """Returns the settings merged into the user's. A section `program` stays, which DeepSpeed does not read."""
         return overwrite_deepspeed_config(base, self.settings)
 
     def config_hash(self, base: Mapping[str, Any]) -> str:
-        """Returns the hash of the complete settings, by which the same trial is recognised."""
         return config_hash(self.complete(base))
 
 
@@ -152,11 +142,6 @@ class Purpose(str, Enum):
     RECORD = "record"
 
     def label(self, name: str) -> str:
-        """Returns the name of a trial.
-
-        Args:
-            name: the name of its candidate.
-        """
         if self is Purpose.CONFIRM:
             return f"confirm-{name}"
         return self.value if self in (Purpose.PROFILE, Purpose.SUBMITTED) else name
@@ -176,11 +161,9 @@ class NameOf:
     table: Mapping[str, Any]  # the records by name
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Returns how pydantic reads the field."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Returns how a form shows it."""
         return {**handler(schema), "enum": list(self.table)}
 
     def _check(self, name: str) -> str:

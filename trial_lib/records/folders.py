@@ -28,7 +28,6 @@ def whereabouts_of(root: Path) -> Whereabouts:
 
 # The files of a study and of its trials, and the study's record. No other module names these files.
 
-
 STUDIES, FULL_EXPERIMENTS, PLANS = "zerotune-studies", "zerotune-experiments", "zerotune-plans"
 """The folders, in that where a command runs, which have one for each study, each full experiment and each plan."""
 

@@ -59,7 +59,6 @@ class PlannedTrials(FrozenRecord):
 
     @property
     def memory_errors(self) -> list[float]:
-        """The sizes of the errors of memory, as shares."""
         return [abs(trial.memory_off) for trial in self.trials if trial.memory_off is not None]
 
     @property
@@ -70,7 +69,6 @@ class PlannedTrials(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """How far off the plan was, in a sentence or two."""
         errors, speed = self.memory_errors, self.speed_error
         if not errors and speed is None:
             return "No trial that the plan foresaw has completed, so nothing shows how far off it was."
@@ -90,7 +88,6 @@ class PlannedTrials(FrozenRecord):
         return f"{found} It was for {self.devices}, which this host does not have, so speeds are not compared."
 
     def document(self) -> dict[str, Any]:
-        """Returns it as JSON, with the sentence."""
         return {"sentence": self.sentence, **self.model_dump(mode="json")}
 
 

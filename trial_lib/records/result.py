@@ -67,7 +67,6 @@ class ModelProfile(FrozenRecord):
 
     @property
     def shape(self) -> ModelShape:
-        """The numbers of the model that groups of ranks divide, without the length of samples."""
         return ModelShape(tuple(self.head_counts), self.layer_count, tuple(self.expert_counts))
 
 
@@ -163,7 +162,6 @@ class ProgramProfile(FrozenRecord):
 
     @property
     def arrival(self) -> Arrival:
-        """How the samples of a trial show in the batches that arrive."""
         if self.typed_batch is None:
             return Arrival()
         return Arrival(
@@ -206,7 +204,6 @@ class Memory(FrozenRecord):
 
     @property
     def was_short(self) -> bool:
-        """Whether an allocator had to make room in some of the counted steps."""
         return any(self.counted_retries)
 
     @property
@@ -314,12 +311,10 @@ class TrialResult(FrozenRecord):
 
     @property
     def had_company(self) -> bool:
-        """Whether another process computed on its devices during the trial."""
         return any(device.company for device in self.devices)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Number formats that the program computes with, as a profile trial found them; empty if unknown."""
         return () if self.program is None else tuple(self.program.formats)
 
 
@@ -340,11 +335,9 @@ class Metric:
     instead: str = ""
 
     def better(self, value: float, than: float) -> bool:
-        """Returns whether `value` is strictly better than `than`."""
         return value < than if self.smaller_is_better else value > than
 
     def shown(self, value: float | None) -> str:
-        """Returns a value for people; nothing for None."""
         return "" if value is None else quantity(value, self.unit)
 
 
@@ -363,7 +356,6 @@ MetricName = Annotated[str, NameOf("metric", SEARCH_METRICS)]
 
 
 # The common part of the reasons of trials that ended the same way.
-
 
 # Paths and numbers differ between such reasons.
 _PATH = re.compile(r"(?<![\w.])/[^\s:;,'\")]+")

@@ -49,7 +49,6 @@ class StepAccount(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """Where the time goes, with figures, or why that is not known."""
         if not self.shares:
             return f"Nothing shows where the time of a step goes with {self.name}: {self.failure}"
         is_foreseen = self.basis == "foreseen"
@@ -60,20 +59,14 @@ class StepAccount(FrozenRecord):
 
     @property
     def sentences(self) -> str:
-        """The sentence with its advice."""
         return " ".join(filter(None, (self.sentence, self.advice)))
 
     def document(self) -> dict[str, Any]:
-        """Returns it as JSON, with its sentence."""
         return {"sentence": self.sentence, **self.model_dump(mode="json")}
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> "StepAccount":
-        """Returns the account that a document was made of.
-
-        Raises:
-            ValidationError: it is of another version.
-        """
+        """Returns the account that a document was made of. One of another version is a `ValidationError`."""
         return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
 
 
@@ -82,13 +75,8 @@ def advice_on(
 ) -> str:
     """Returns what the largest part beside the computation suggests; empty if none is worth saying.
 
-    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/search/catalogue.py`.
-
-    Args:
-        shares: of a step, by the names of `STEP_PARTS`.
-        settings: the complete DeepSpeed configuration.
-        device: `cpu` or `cuda`.
-        measured: the ZeRO stages that the study has measured to the end. They are not suggested.
+    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/search/catalogue.py`. ZeRO stages that the
+    study has measured to the end are not suggested.
     """
     waits = {part: share for part, share in shares.items() if part != "compute" and share >= WORTH_SAYING}
     if not waits:

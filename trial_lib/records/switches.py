@@ -55,10 +55,8 @@ def own_switches(
 ) -> dict[str, Any]:
     """Returns the values of the varied switches in the user's configuration, by their places.
 
-    Args:
-        typed: the values in the command as typed. None stands for one that was not typed. A boolean option is then off.
-        defaults: the values of options as the program's own parser has read them.
-        turnable: the values of switches that ZeroTune turns, the program's own first.
+    They are typed, or (None) left to the defaults that the program's own parser has read, and to the first value of
+    what ZeroTune turns. A boolean option that was not typed is off.
     """
     # If the search tries words for a boolean, its own word for the default is not known.
     known = {place: value for place, value in defaults.items() if not isinstance(value, bool)}
@@ -80,9 +78,7 @@ def is_foreseeable(place: str) -> bool:
 def switch_key(settings: Mapping[str, Any], places: Collection[str] | None = None) -> tuple[tuple[str, str], ...]:
     """Returns the switches among some settings in the order of their places: place and value, as text.
 
-    Args:
-        settings: the settings. A switch as typed is left out.
-        places: of the switches that count; None for all.
+    A switch as typed is left out, and one whose place is not among the places, if there are any.
     """
     return tuple(
         (place, repr(value))
@@ -94,13 +90,7 @@ def switch_key(settings: Mapping[str, Any], places: Collection[str] | None = Non
 def unforeseen_switches(
     settings: Mapping[str, Any], own: Mapping[str, Any], foreseen: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Returns those of `other_switches` whose places no foreseen run has set.
-
-    Args:
-        settings: as there.
-        own: as there.
-        foreseen: the places of the switches that foreseen runs have set.
-    """
+    """Returns those of `other_switches` whose places no foreseen run has set."""
     return tuple(each for each in other_switches(settings, own) if each[0] not in foreseen)
 
 
@@ -124,12 +114,7 @@ def shown_switch(place: str, value: SwitchValue) -> str:
 
 
 def text_of(value: SwitchValue, typed: str = "") -> str:
-    """Returns the text of a value in a command. A boolean follows the typed one: `True` becomes `False`, 1 becomes 0.
-
-    Args:
-        value: the value.
-        typed: the text in its place, as typed. Empty if there is none.
-    """
+    """Returns a value's text in a command. A boolean follows the typed text: `True` becomes `False`, 1 becomes 0."""
     if not isinstance(value, bool):
         return str(value)
     pair = next((pair for pair in _WORDS if typed.lower() in pair), _WORDS[0])

@@ -50,7 +50,6 @@ class TableRow(FrozenRecord):
 
     @classmethod
     def of(cls, candidate: Candidate, repeat: int, result: TrialResult) -> "TableRow":
-        """Returns the row of a trial that has ended."""
         shared = {name: getattr(result, name) for name in cls.model_fields if name not in ("candidate", "repeat")}
         return cls(candidate=candidate, repeat=repeat, **shared)
 
@@ -64,7 +63,6 @@ class RecordedTable:
     rows: dict[str, list[TableRow]] = field(default_factory=dict)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yields each candidate once."""
         for rows in self.rows.values():
             yield rows[0].candidate
 

@@ -9,11 +9,7 @@ _KIB, _MIB, _GIB, _TIB = 2**10, 2**20, 2**30, 2**40
 
 
 def quantity(value: float, unit: str) -> str:
-    """Returns a value with its unit.
-
-    Args:
-        value: in that unit.
-        unit: FLOP/s get a prefix, and seconds below one become milliseconds.
+    """Returns a value with its unit. FLOP/s get a prefix, and seconds below one become milliseconds.
 
     Example:
         >>> quantity(61_300_000_000.0, "FLOP/s"), quantity(0.0123, "s"), quantity(1234.5, "samples/s")
@@ -25,14 +21,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def interval(value: float, low: float, high: float, unit: str, level: str = "") -> str:
-    """Returns a value with its interval, in one unit.
-
-    Args:
-        value: in that unit.
-        low: the lower end.
-        high: the upper end.
-        unit: as for `quantity`.
-        level: words ahead of the ends, such as `95 % CI`.
+    """Returns a value with its interval, in one unit. The level, such as `95 % CI`, stands ahead of the ends.
 
     Example:
         >>> interval(2.53e9, 2.19e9, 2.92e9, "FLOP/s")
@@ -96,7 +85,6 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
 
 # The wording of a study's answer, for every place that gives it: terminal, report, Prefect, MLflow, records.
 
-
 NO_GAIN = "There is no measurement of your configuration, so there is no gain to state."
 NONE_FASTER = "No configuration was faster than yours."
 _ONCE = "one measurement, not confirmed"
@@ -114,12 +102,8 @@ def gain_line(
 ) -> str:
     """Returns the answer of a study with a faster configuration.
 
-    Args:
-        gain: how many times faster the configuration is than the user's.
-        name: the configuration, by `name_of`. Empty if it is unknown.
-        interval: the ends of the gain's confidence interval. None for a gain from one measurement each.
-        error: the probability that the interval misses the true gain.
-        by: `PROCESSOR_TIME` if that was compared, and not the clock.
+    The interval, which misses the true gain with the probability `error`, is None for a gain from one measurement each.
+    `by` is `PROCESSOR_TIME` if that was compared, and not the clock.
 
     Example:
         >>> gain_line(2.534, "ZeRO 0, micro-batch 64, accumulation 2", (2.185, 2.919))

@@ -34,9 +34,6 @@ from trial_lib.search.sizes import (
     worth_of_sweep,
 )
 
-# The records that `adaptive` keeps of its trials.
-
-
 # The models get the best and the latest trials of a long history.
 _BEST_KEPT, LATEST_KEPT = 120, 80
 # The assumed extra cost of a trial that was stopped as too slow before any of its steps was timed.
@@ -83,16 +80,9 @@ def stopped(
 
 
 def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
-    """Returns the cost of a trial that was stopped because it could not win, by the steps that it made.
+    """Returns the cost of a trial that was stopped because it could not win, by its steps beside a measured one's.
 
-    Its steps are compared with those of a trial that was measured to its end. The cost then holds for any metric,
-    however lucky the reading to beat was.
-
-    Args:
-        measured: the known costs, at least one.
-        candidate: the candidate that ran.
-        result: how it ended.
-        by_sample: whether the cost is that of a sample, not of a step.
+    The cost then holds for any metric, however lucky the reading to beat was. At least one cost has to be known.
     """
     step = _step_seconds(result)
     # The steps of an earlier study's trials are unknown.
@@ -132,12 +122,6 @@ def best_free_batch(
 
     A larger micro-batch shares the overhead of a pass among more samples, by the cost model. A larger batch shares the
     optimizer's step among more samples, by the time that the best trial took for it.
-
-    Args:
-        best: the best candidate with the kept batch, and its trial.
-        others: candidates with a free batch.
-        point: the best candidate's place in the space.
-        model: of the costs.
     """
     candidate, result = best
     step = min(1.0, result.metrics.get("step", 0.0) / result.metrics["latency"]) if "latency" in result.metrics else 0.0
@@ -174,11 +158,6 @@ class AdaptiveSearch(Search):
     """
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for.
-
-        Raises:
-            InputError: no micro-batch size satisfies the batch policy.
-        """
         super().__init__(settings, problem)
         policy = BatchPolicy.of(problem, settings.divisible_by, settings.max_micro_batch)
         policy.check()
@@ -203,16 +182,12 @@ class AdaptiveSearch(Search):
     # -- ask and tell --------------------------------------------------------------------------------------------
 
     def ask(self) -> Candidate | Sweep | None:
-        """Returns the next candidate or sweep; None when `finished`, or while it needs the result of a running
-        trial.
-        """
         asked = self._propose()
         if asked is not None:
             self.apply(asked)
         return asked
 
     def apply(self, asked: Candidate | Sweep) -> None:
-        """Takes an ask from a record instead of asking."""
         self._asks += 1
         for candidate in asked.candidates if isinstance(asked, Sweep) else (asked,):
             self._asked += 1
@@ -220,11 +195,6 @@ class AdaptiveSearch(Search):
         self._changes += 1
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
         in_flight = self._in_flight.pop(_key(candidate))
         value = self._value(result)
         if value is not None:
@@ -233,11 +203,7 @@ class AdaptiveSearch(Search):
         self._learn(in_flight.point, candidate, result)
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """Learns that a size of a sweep was not measured. It costs no trial, and may be asked for again.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
+        """A size that was not measured costs no trial, and may be asked for again."""
         point = self._in_flight.pop(_key(candidate)).point
         self._asked -= 1
         self._changes += 1
@@ -247,15 +213,11 @@ class AdaptiveSearch(Search):
             self._limits[point.arm].withdraw(point.size, reason)
 
     def keep_size(self, size: int) -> None:
-        """Proposes only this micro-batch size (samples) from now on, because the program feeds no other."""
         self._fitting.keep_size(size)
         self._changes += 1
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones.
-
-        Such a trial is never the search's best. Without the metric, only its memory counts.
-        """
+        """Such a trial is never the search's best. Without the metric, only its memory counts."""
         super().observe(candidate, result)
         if result.purpose is Purpose.PROFILE:
             self._fitting.memory.observe_profile(candidate, result)
@@ -269,7 +231,6 @@ class AdaptiveSearch(Search):
 
     @property
     def finished(self) -> bool:
-        """Whether the search has nothing more to propose and waits for nothing."""
         return not self._in_flight and self._propose() is None
 
     @property
@@ -282,13 +243,11 @@ class AdaptiveSearch(Search):
         return known[place].candidate, known[place].result
 
     def expected(self) -> Mapping[int, float]:
-        """Returns the model's expectations of the completed trials that may be the answer."""
         known, sign = answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
         expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
     def freeing_gain(self) -> FreeBatchGain | None:
-        """Returns the expected gain of a free batch; None if it is free, or if nothing more would fit."""
         best = self.best
         point = None if best is None else self._point(best[0])
         policy = self._fitting.own_policy

@@ -87,11 +87,7 @@ class _Case:
         return self.on_cpu or self.settings.offload_optimizer == "none"
 
     def update(self, elements: float) -> float:
-        """Returns the memory of the optimizer's update beside states and gradients.
-
-        Args:
-            elements: of the tensors that it updates at once.
-        """
+        """The memory of the optimizer's update beside states and gradients, if it updates so many elements at once."""
         per_element = _ADAM_UPDATE_BYTES["cpu" if self.on_cpu else "cuda"] * self.master / MASTER_BYTES
         return elements * per_element if self.settings.torch_adam and self.states_here else 0.0
 
@@ -111,11 +107,7 @@ class _Case:
         return self.size if precision.master_copies and not precision.sums_apart else self.gradient_size
 
     def reduction(self, elements: int | None = None) -> float:
-        """Returns the memory of reducing gradients, beside the gradients and their buckets.
-
-        Args:
-            elements: reduced at a time. Default: those of a bucket.
-        """
+        """The memory of reducing gradients beside these and their buckets; by default of a bucket at a time."""
         copies = _FLAT_COPIES["cpu" if self.on_cpu else "cuda"]
         a_bucket = min(self.settings.reduce_bucket_size, self.trainable)
         return copies * (a_bucket if elements is None else elements) * self.reduced_size

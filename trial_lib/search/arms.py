@@ -42,7 +42,6 @@ from trial_lib.search.knobs import STAGE, Arm, Knob, SearchSpace, coarse_word, g
 
 # What DeepSpeed refuses in a study: by the table of rules, and by facts of the program that the table has not.
 
-
 REDUCE_SCATTER = "zero_optimization.reduce_scatter"
 # deepspeed/runtime/zero/stage_1_and_2.py _configure_moe_settings
 _NEEDED_BY_EXPERTS = {1: (REDUCE_SCATTER,), 2: (REDUCE_SCATTER, "zero_optimization.contiguous_gradients")}
@@ -58,18 +57,12 @@ class Refusals:
     """What DeepSpeed refuses of candidates, for a reason that does not hold for the user's configuration."""
 
     def __init__(self, here: Surroundings) -> None:
-        """Takes the facts of the study."""
         self._here = here
         self._own = refusals_of(here.base_config, here).keys()
         self._known: dict[str, bool] = {}
 
     def has(self, knobs: Mapping[str, Any], fine: Mapping[str, Any]) -> bool:
-        """Returns whether DeepSpeed refuses a candidate.
-
-        Args:
-            knobs: its coarse knobs, in sections.
-            fine: fine knobs that change, by path.
-        """
+        """Whether DeepSpeed refuses coarse knobs, in sections, with some fine ones changed, by path."""
         # DeepSpeed reads none of the other switches, so arms that differ in them alone share an answer.
         layouts = [each for each in switches_of(knobs).items() if is_layout(path_of(each[0]), self._here)]
         read = [(path, value) for path, value in fine.items() if not is_switch(path)]
@@ -121,10 +114,7 @@ def refusals_of(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]
 
 
 def _gradients_of_repeats(config: Mapping[str, Any]) -> str:
-    """Returns the gradients that DeepSpeed keeps if backward is called again for one step.
-
-    See `trial_lib/rank/engine_watch.py`. Offload changes them.
-    """
+    """The gradients that DeepSpeed keeps if backward is called again for one step (`rank/engine_watch.py`)."""
     if get_knob(config, STAGE, 0) not in (1, 2):
         return "all"
     return "some" if get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme") else "the_last"
@@ -149,21 +139,16 @@ class RequestedKnob:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether it decides memory or mathematics, and so the arm of a candidate."""
         return is_coarse(self.path) if self.coarse is None else self.coarse
 
 
 def build_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> SearchSpace:
-    """Returns a space, in which the user's requests replace its own knobs.
+    """Returns a space, the catalogue's or dsat's, in which the user's requests replace its own knobs.
 
-    Args:
-        zero_stages: the stages that may be used, unless the user requests others.
-        here: the facts that decide which knobs have an effect.
-        requests: the user's.
-        catalogue: whether the space is the catalogue's. If not, it is dsat's. In the catalogue's, every knob has its
-            best guess first: the user's value, else DeepSpeed's default, at most the model's size.
+    In the catalogue's, every knob has its best guess first: the user's value, else DeepSpeed's default, at most the
+    model's size. The stages are those that may be used unless the user requests others.
     """
     return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
 
@@ -171,10 +156,7 @@ def build_space(
 def without_effect(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
-    """Returns one sentence for each requested knob that no candidate has, because it would have no effect.
-
-    Args: as for `build_space`.
-    """
+    """Returns one sentence for each requested knob that no candidate has, because it would have no effect."""
     arms = _arms(zero_stages, here, requests, catalogue)
     told = []
     for request in requests:
@@ -193,10 +175,7 @@ def not_known(requests: Sequence[RequestedKnob]) -> list[str]:
 
 
 def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
-    """Returns one sentence for each reason for which DeepSpeed refuses stages in every arm.
-
-    Args: as for `build_space`, whose space is the catalogue's.
-    """
+    """Returns one sentence for each reason for which DeepSpeed refuses stages in every arm of the catalogue's space."""
     zero_stages = next((request.values for request in requests if request.path == STAGE), tuple(zero_stages))
     tried = {arm.stage for _, arm in _arms(zero_stages, here, requests, catalogue=True)}
     own = refusals_of(here.base_config, here)
@@ -452,14 +431,7 @@ def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surrou
 
 
 def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots: int, device: str) -> Surroundings:
-    """Returns the facts that decide which knobs have an effect on a program.
-
-    Args:
-        profiled: the profile trial, which has completed.
-        base_config: the user's DeepSpeed configuration.
-        slots: devices of a trial.
-        device: `cpu` or `cuda`.
-    """
+    """Returns the facts that decide which knobs have an effect on a program."""
     profile, program = profiled.profile, profiled.program or ProgramProfile()
     assert profile is not None
     return _surroundings(
@@ -480,11 +452,6 @@ def foreseen_surroundings(typed: ForeseenRun, base_config: Mapping[str, Any], de
     """Returns the facts that decide which knobs have an effect on a program that has not run yet.
 
     Nothing is known of the shape of its model, so no rule of divisibility is broken.
-
-    Args:
-        typed: the foreseen run of the program as it was typed.
-        base_config: the user's DeepSpeed configuration.
-        device: `cpu` or `cuda`.
     """
     return _surroundings(
         ProgramProfile(**typed.program),
@@ -524,10 +491,7 @@ def _fixed_length(program: ProgramProfile) -> int:
 def left_out_of_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
-    """Returns one sentence for each request that nothing comes of, for each unknown one, and for ruled-out stages.
-
-    Args: as for `build_space`.
-    """
+    """Returns one sentence for each request that nothing comes of, for each unknown one, and for ruled-out stages."""
     told = [
         f"search_space: {said}"
         for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
@@ -556,8 +520,7 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
     return told
 
 
-# The names of a study's candidates, for tables, Prefect and MLflow. Candidates that differ have different names.
-
+# The names of a study's candidates, for tables, Prefect and MLflow.
 
 _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 

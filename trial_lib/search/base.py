@@ -21,9 +21,7 @@ from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves
 from trial_lib.search.settings import SearchSettings
 from trial_lib.search.zero_settings import ArmKey, arm_key
 
-# The exclusions that follow from two failures of one reason: settings that both share and no completed trial has.
-# Pure.
-
+# Exclusions after two failures of one reason: settings that both share and no completed trial has.
 
 # A busy machine may miss a deadline, and data may make a loss infinite.
 _LIES_IN_SETTINGS = (Outcome.CRASHED, Outcome.INVALID)
@@ -60,18 +58,15 @@ class SharedReason:
     reason: str  # the reason of these trials
 
     def covers(self, stage: int, knobs: frozenset[tuple[str, str]]) -> bool:
-        """Returns whether settings are excluded, at some size."""
         return (self.stages is None or self.stages[0] <= stage <= self.stages[1]) and self.knobs <= knobs
 
     def includes(self, other: "SharedReason") -> bool:
-        """Returns whether this excludes everything that another one excludes."""
         stages = other.stages or (0, 3)
         is_wide = self.covers(stages[0], other.knobs) and self.covers(stages[1], other.knobs)
         return is_wide and (self.size is None or (other.size is not None and self.size <= other.size))
 
     @property
     def sentence(self) -> str:
-        """The exclusion in words, for people."""
         words = [] if self.stages is None else [_stages(*self.stages)]
         words += [f"{_short(path)} {'off' if value == 'None' else value}" for path, value in sorted(self.knobs)]
         words += [] if self.size is None else [f"a micro-batch of {self.size} and more"]
@@ -90,12 +85,7 @@ def _stages(first: int, last: int) -> str:
 
 
 class SharedReasons:
-    """The failures of a search, and the exclusions that follow.
-
-    Args:
-        space: the search's.
-        base_config: the user's DeepSpeed configuration.
-    """
+    """The failures of a search, and the exclusions that follow."""
 
     def __init__(self, space: SearchSpace, base_config: Mapping[str, Any]) -> None:
         self._base_config = base_config
@@ -106,7 +96,6 @@ class SharedReasons:
 
     @property
     def found(self) -> tuple[SharedReason, ...]:
-        """The known exclusions, one for each reason and each cause."""
         return self._found
 
     def tell(self, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
@@ -169,7 +158,7 @@ class SharedReasons:
         )
 
 
-# The arms of a search as a plan expects them: which comes first, in which order, and which cannot fit. Pure.
+# The arms as a plan expects them: which comes first, in which order, and which cannot fit.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +189,6 @@ def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], fores
     """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's.
 
     A plan keeps the user's layout, and does not record which switches are layouts.
-
-    Args:
-        config: a complete configuration.
-        base_config: the user's.
-        foreseen: the places of the switches that the plan has foreseen.
     """
     if Layout.of(config) != Layout.of(base_config):
         return ()
@@ -212,13 +196,7 @@ def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], fores
 
 
 def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] = ()) -> ArmKey:
-    """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them.
-
-    Args:
-        arm: of a search space.
-        base_config: the user's DeepSpeed configuration.
-        foreseen: the places of the switches that the plan has foreseen.
-    """
+    """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them."""
     key = key_in_plan(overwrite_deepspeed_config(base_config, arm.lineage(0)), base_config, foreseen)
     return (*key, *unforeseen_switches(arm.knobs, base_config, foreseen))
 
@@ -227,11 +205,6 @@ def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected
     """Returns the expected cost of each arm beside the cheapest, as a logarithm.
 
     The plan's speeds decide. An arm whose speed no plan says has the cost of the formulas, on the level of the others.
-
-    Args:
-        arms: of the space.
-        base_config: the user's DeepSpeed configuration.
-        expected: the arms of a plan; none without one.
     """
     formula = prior_costs(arms)
     planned = {arm.key: arm.cost for arm in expected if arm.samples_per_s > 0}
@@ -251,12 +224,6 @@ def without_hopeless(
     """Returns a space without the arms that cannot fit, and a sentence for each of them.
 
     The space stays whole if no arm would be left.
-
-    Args:
-        space: the configurations that a study may try.
-        base_config: the user's DeepSpeed configuration.
-        expected: the arms of a plan.
-        ran: arms that have run here, whatever the plan says.
     """
     cannot = {arm.key: arm.no_room for arm in expected if arm.no_room and arm.key not in ran}
     foreseen = switches_in(expected)
@@ -273,13 +240,9 @@ _LARGEST_FIRST, _GROWTH = 64, 8
 
 
 def size_limit(largest_run: int, own: object) -> int:
-    """Returns the largest micro-batch (samples) that may be tried next.
+    """Returns the largest micro-batch (samples) that may be tried next, by the largest that has run (0 for none).
 
     Memory may have room for millions of samples, but a data set and a deadline do not.
-
-    Args:
-        largest_run: the largest size that has run; 0 if none has.
-        own: the size of the user's configuration, if it is a number.
     """
     return max(_LARGEST_FIRST, _GROWTH * max(largest_run, own if isinstance(own, int) else 0))
 
@@ -311,7 +274,6 @@ class SearchProblem:
 
     @cached_property
     def replicas(self) -> Replicas:
-        """The model replicas of each candidate."""
         return Replicas(self.slots, self.profile.data_parallel_size, self.base_config)
 
 
@@ -321,16 +283,9 @@ class Search(ABC):
     A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far.
     Random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
     nothing, so a history of candidates and results is complete.
-
-    Example:
-        >>> candidate = search.ask()  # doctest: +SKIP
-        >>> search.tell(candidate, result)  # doctest: +SKIP
-        >>> search.best  # doctest: +SKIP
-        (candidate, result)
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         self.metric = SEARCH_METRICS[settings.metric]
         self.problem = problem
         self.space = problem.space
@@ -357,9 +312,6 @@ class Search(ABC):
 
         `ask` would have proposed the same, unless the record comes from another version or other settings. Such a
         record is followed too.
-
-        Args:
-            asked: a candidate, or a sweep if the method asks for sweeps.
         """
 
     @abstractmethod

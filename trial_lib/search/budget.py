@@ -38,12 +38,7 @@ class Uncertain:
 
 
 class Budget:
-    """The memory of a slot, as far as trials have shown it.
-
-    Args:
-        total: bytes that the model may use on a slot, by the profile; 0 if unknown.
-        device: `cuda` or `cpu`.
-    """
+    """The memory of a slot in bytes (0 if the profile does not know it), as far as trials have shown it."""
 
     def __init__(self, total: int, device: str) -> None:
         self._total = float(total)
@@ -59,12 +54,7 @@ class Budget:
         self._profiled = self._total
 
     def left(self, arm: Hashable, initialize: float) -> Uncertain | None:
-        """Returns the memory that initialisation leaves; None if neither the profile nor a trial has shown a limit.
-
-        Args:
-            arm: the candidate's.
-            initialize: bytes of its initialisation, by the formula.
-        """
+        """Returns the memory that initialisation leaves; None if neither the profile nor a trial has shown a limit."""
         seen = self._seen.get(arm)
         if seen is not None:
             return Uncertain(seen[1] - initialize, 0.01 * seen[1])
@@ -81,11 +71,6 @@ class Budget:
 
         Some memory is unusable for tensors: pieces that the allocator holds, and buffers that are not PyTorch's. It
         does not count as headroom. Without a headroom the allocator may use its pieces.
-
-        Args:
-            arm: the candidate's.
-            left: the memory that initialisation leaves.
-            headroom: the share of the slot's memory that stays free.
         """
         weights, slack = self._weights, self._slack(left.mean)
         mean = float(weights @ slack)
@@ -94,26 +79,13 @@ class Budget:
         return Uncertain(left.mean + mean - kept, math.hypot(left.deviation, spread))
 
     def observe_fit(self, arm: Hashable, initialize: float, available: int, above: float) -> None:
-        """Learns from a trial that completed.
-
-        Args:
-            arm: its arm.
-            initialize: bytes of its initialisation, by the formula.
-            available: bytes that initialisation left.
-            above: bytes that its steps took.
-        """
+        """Learns from a completed trial: the bytes that initialisation left, and those that its steps took above it."""
         count, mean = self._seen.get(arm, (0, 0.0))
         self._seen[arm] = (count + 1, mean + (available + initialize - mean) / (count + 1))
         self._learn_slack((available + self._slack(available) - above) / (_EDGE * max(available, 1)))
 
     def observe_unusable(self, arm: Hashable, above: float, unusable: int) -> None:
-        """Learns the unusable memory at the peak of a trial: pieces of the allocator, and memory that is not PyTorch's.
-
-        Args:
-            arm: its arm.
-            above: bytes that its steps took.
-            unusable: bytes that were neither a tensor's nor free.
-        """
+        """Learns the unusable memory at a trial's peak: pieces of the allocator, and what is not PyTorch's."""
         if above >= self._unusable.get(arm, (0.0, 0.0))[0]:
             self._unusable[arm] = above, float(max(0, unusable))
 
@@ -123,22 +95,11 @@ class Budget:
         return sum(bytes_ for _, bytes_ in self._unusable.values()) / max(1, len(self._unusable))
 
     def observe_profile(self, initialize: float, available: int) -> None:
-        """Learns from the profile trial. It shows the budget better than the size does, although its start differs.
-
-        Args:
-            initialize: bytes of its initialisation, by the formula.
-            available: bytes that initialisation left.
-        """
+        """Learns from the profile trial. It shows the budget better than the size does, although its start differs."""
         self._profiled = available + initialize
 
     def observe_failure(self, left: Uncertain, above: float, deviation: float) -> None:
-        """Learns from a trial that ran out of memory.
-
-        Args:
-            left: the memory that its initialisation left.
-            above: bytes that its steps were expected to take.
-            deviation: the standard deviation of `above`.
-        """
+        """Learns from a trial that ran out of memory, beside the bytes that its steps were expected to take."""
         spread = math.hypot(_EDGE * left.mean, math.hypot(deviation, left.deviation))
         self._learn_slack((above - left.mean - self._slack(left.mean)) / max(spread, 1.0))
 
@@ -157,9 +118,6 @@ def _normalised(log_weights: np.ndarray) -> np.ndarray:
     weights = np.exp(log_weights - log_weights.max())
     normalised: np.ndarray = weights / weights.sum()
     return normalised
-
-
-# What the memory of a program's candidates follows from, before any trial.
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from trial_lib.search.knobs import STAGE, get_knob, set_knob
 
 # Offload of the optimizer and of parameters.
 
-
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
 OFFLOAD_PARAM = "zero_optimization.offload_param.device"
 NVME_PATHS = ("zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_param.nvme_path")
@@ -201,7 +200,6 @@ OFFLOAD: dict[str, KnownKnob] = {
 
 
 # Reduction of gradients: buckets, overlap, and the way of the sum.
-
 
 _BUCKETS = (1_000_000_000, 100_000_000, 50_000_000, 10_000_000, 1_000_000)
 _PIPELINE = "pipeline parallelism does not overlap communication"
@@ -388,7 +386,6 @@ PARTITIONED_PARAMETERS: dict[str, KnownKnob] = {
 
 # ZeRO++: a second partition within a host, and quantised communication.
 
-
 ZERO_PLUS_PLUS: dict[str, KnownKnob] = {
     "zero_optimization.zero_hpz_partition_size": KnownKnob(
         "count",
@@ -436,7 +433,6 @@ ZERO_PLUS_PLUS: dict[str, KnownKnob] = {
 
 # The layout: how many ranks hold one replica of the model together.
 
-
 _IMPOSSIBLE = (
     "undivided_devices",
     "undivided_heads",
@@ -466,13 +462,7 @@ def is_layout(path: str, here: Surroundings) -> bool:
 
 
 def undivided(path: str, size: Any, here: Surroundings) -> str:
-    """Returns why groups of a size are not tried by themselves; empty if they divide devices and model.
-
-    Args:
-        path: of the knob.
-        size: its value.
-        here: the other facts.
-    """
+    """Returns why groups of a size are not tried by themselves; empty if they divide devices and model."""
     alone: dict[str, Any] = {LAYOUTS: here.base_config.get(LAYOUTS) or {}}
     set_knob(alone, path, size)
     return next(iter(_reasons(alone, here)), "")
@@ -502,12 +492,7 @@ def _of_groups(source: str, devices: tuple[str, ...] = ("cpu", "cuda"), **when: 
 
 
 def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:
-    """Returns one sentence for each requested size of groups that is not tried.
-
-    Args:
-        asked: the requested values of each knob, by its path.
-        here: the other facts.
-    """
+    """Returns one sentence for each requested size of groups that is not tried."""
     reasons = {
         f"{place_of(path)} {size}": undivided(path, size, here)
         for path, sizes in asked.items()
@@ -612,7 +597,6 @@ ACTIVATIONS: dict[str, KnownKnob] = {
 
 # Forms of the Adam that DeepSpeed makes by its configuration: its own kernels, or PyTorch's.
 
-
 TORCH_ADAM = "optimizer.params.torch_adam"
 _SOURCE = "engine.py get_optimizer_configuration"
 
@@ -643,7 +627,6 @@ ADAM: dict[str, KnownKnob] = {
 
 
 # Settings of the engine itself: Python's garbage collector, and the passes of DeepCompile.
-
 
 DEEPCOMPILE = "compile.deepcompile"
 _NOT_COMPILED = "DeepCompile acts in code that calls engine.compile(), and yours does not"
@@ -682,7 +665,6 @@ ENGINE: dict[str, KnownKnob] = {
 
 
 # Number formats of arithmetic, states and communication.
-
 
 _MASTER = "bf16.bf16_master_weights_and_grads"
 

@@ -24,8 +24,7 @@ from trial_lib.messages.turned import FUSED, WORKERS, compiles
 from trial_lib.records.switches import is_switch, path_of, switches_of
 from trial_lib.search.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
 
-# What arms, and fine switches, are expected to cost before any is measured. The search looks at the cheapest first.
-
+# The expected costs of arms and fine switches before any is measured. The search looks at the cheapest first.
 
 # Shares of a step without offload. Stages 0 to 2 send 2 values a parameter, stage 3 sends 3 (Rajbhandari et al., ZeRO,
 # arXiv 1910.02054, section 7): half as much again, of a share of about a tenth. Stage 3 also gathers and releases each
@@ -64,14 +63,7 @@ ONE_WAY = {"cuda": frozenset([path_of(WORKERS), path_of(FUSED)]), "cpu": frozens
 
 
 def fine_cost(path: str, value: Any, values: Sequence[Any], device: str) -> float:
-    """Returns the expected cost of a fine knob's value beside its best one, as a logarithm; 0 if none is expected.
-
-    Args:
-        path: of the knob.
-        value: one of its values.
-        values: all of them.
-        device: `cuda` or `cpu`.
-    """
+    """Returns the expected cost of a fine knob's value beside its best one, as a logarithm; 0 if none is expected."""
     if path == path_of(WORKERS):
         numbers = [each for each in values if isinstance(each, int)]  # None leaves the program's own
         return _NO_WORKERS * (1 - value / max(1, *numbers)) if len(numbers) > 1 and value is not None else 0.0
@@ -101,8 +93,7 @@ def _prior_cost(arm: Arm) -> float:
     return log(1 + share) + (_COMPILED if compiles(switches) else 0.0)
 
 
-# The places of the lineages of a space, as numbers, from which the likeness of two lineages is computed.
-
+# Coordinates of lineages.
 
 Array = npt.NDArray[np.float64]
 
@@ -121,13 +112,9 @@ class SpaceCoordinates:
 
     A numeric knob has the ranks of its values, from 0 to 1. The values of another knob are all equally far apart. NaN
     means that an arm does not have the knob.
-
-    Attributes:
-        arms: of the space, in its order.
     """
 
     def __init__(self, space: SearchSpace, device: str = "cuda") -> None:
-        """Reads the knobs of all arms. The device, `cuda` or `cpu`, decides which switches have one direction."""
         self.arms = space.arms
         self._device = device
         coarse = [dict(_leaves(arm.knobs)) for arm in self.arms]
@@ -154,7 +141,6 @@ class SpaceCoordinates:
         self._fine_costs: dict[tuple[int, int], float] = {}
 
     def coarse(self, arms: Iterable[int]) -> Array:
-        """Returns the coarse coordinates of some arms, one row each."""
         return self._coarse[list(arms)]
 
     def of_deepspeed(self, arms: Iterable[int]) -> npt.NDArray[np.int64]:
@@ -163,11 +149,9 @@ class SpaceCoordinates:
         return numbers
 
     def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
-        """Returns the fine coordinates of some lineages, one row each."""
         return np.array([self._row(*lineage) for lineage in lineages]).reshape(len(lineages), len(self._paths))
 
     def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the lineage of some knobs; None if they are not in the space."""
         for number, arm in enumerate(self.arms):
             if arm.stage == get_knob(knobs, _STAGE) and (index := arm.index(knobs)) is not None:
                 return number, index
@@ -196,7 +180,6 @@ class SpaceCoordinates:
         return np.array([self._departure(*lineage) for lineage in lineages], dtype=float)
 
     def fine_costs(self, lineages: Iterable[tuple[int, int]]) -> Array:
-        """Returns for each lineage the expected cost of its fine knobs, as a logarithm, as far as it is known."""
         return np.array([self._fine_cost(*lineage) for lineage in lineages], dtype=float)
 
     def _fine_cost(self, number: int, index: int) -> float:
@@ -354,7 +337,7 @@ class _Process:
 
 
 class CostModel:
-    """The process, given some measured points.
+    """The process, given some measured points. `rivals` compete for the answer, the best expectation first.
 
     Args:
         coordinates: of the space.
@@ -364,9 +347,6 @@ class CostModel:
         costs: of the points.
         pending: points in flight. They count as measured at their expectation.
         out: points that cannot be the answer.
-
-    Attributes:
-        rivals: the points that compete for the answer, the best expectation first.
     """
 
     def __init__(
@@ -419,7 +399,6 @@ class CostModel:
         return Prediction(mean, gain)
 
     def size_effect(self, arm: int, sizes: Sequence[int]) -> Array:
-        """Returns the expected cost of an arm's best guess at some sizes."""
         return self.expected([Point(arm, 0, size) for size in sizes])
 
     def expected(self, points: Sequence[Point]) -> Array:
@@ -547,13 +526,9 @@ def _alike(left: Array, right: Array) -> Array:
 
 
 def _knowledge_gradient(means: Array, covariance: Array, points: int, noise: float) -> Array:
-    """Returns for each point the expected fall of the lowest expected cost if it is measured.
+    """The expected fall of the lowest expected cost if a point is measured, for each point.
 
-    Args:
-        means: expected costs, first of the points, then of the rivals, which are measured already.
-        covariance: of all of them.
-        points: the number of points.
-        noise: standard deviation of a measurement.
+    Means and covariance are of the points, and then of the rivals, which are measured already.
     """
     own = np.maximum(np.diagonal(covariance)[:points], 1e-12)
     readings = np.sqrt(own + noise**2)

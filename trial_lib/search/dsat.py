@@ -18,8 +18,6 @@ from trial_lib.search.knobs import ZERO_STAGES
 from trial_lib.search.settings import AshaSettings, BinarySettings, RandomSettings, SearchSettings
 from trial_lib.search.zero_settings import first_guess, precision_of
 
-# A lineage while it is searched: its open range of micro-batch sizes, and its results.
-
 
 @dataclass(eq=False)
 class Lineage:
@@ -37,24 +35,19 @@ class Lineage:
 
     @property
     def has_sizes_left(self) -> bool:
-        """Whether a micro-batch size is left to try."""
         return self.lo <= self.hi
 
     def ran(self, micro_batch_size: int) -> None:
-        """Learns that a size ran, so that only larger ones matter."""
         self.lo = max(self.lo, micro_batch_size + 1)
 
     def ran_out_of_memory(self, micro_batch_size: int) -> None:
-        """Learns that a size did not fit, so that no larger one will."""
         self.out_of_memory = True
         self.end_below(micro_batch_size)
 
     def end_below(self, micro_batch_size: int) -> None:
-        """Leaves only smaller sizes to try."""
         self.hi = min(self.hi, micro_batch_size - 1)
 
     def end(self) -> None:
-        """Leaves nothing to try."""
         self.hi = self.lo - 1
 
 
@@ -65,9 +58,6 @@ class Proposal:
     candidate: Candidate  # the candidate to run
     lineage: Lineage  # its lineage
     hi: int  # the largest size that the lineage held open when the candidate was chosen
-
-
-# The common part of the searches over lineages: the queue of lineages that wait for their turn.
 
 
 class LineageSearch(Search):
@@ -82,7 +72,6 @@ class LineageSearch(Search):
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._space = problem.space
         precision = precision_of(problem.base_config, problem.profile.bytes_per_param)
@@ -98,7 +87,6 @@ class LineageSearch(Search):
         self._stopped = False
 
     def ask(self) -> Candidate | None:
-        """Returns the next candidate; None when `finished`, or while it needs the result of a running trial."""
         proposal = self._propose()
         if proposal is None:
             return None
@@ -106,10 +94,7 @@ class LineageSearch(Search):
         return proposal.candidate
 
     def apply(self, candidate: Candidate) -> None:
-        """Takes an ask from a record instead of asking. The search then is as if it had proposed the candidate.
-
-        A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far.
-        """
+        """A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far."""
         proposal = self._propose()
         if proposal is None or proposal.candidate != candidate:
             lineage = self._lineages.get(candidate.lineage)
@@ -119,11 +104,6 @@ class LineageSearch(Search):
         self._start(proposal)
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
         proposal = self._in_flight.pop((candidate.lineage, candidate.micro_batch_size))
         lineage = proposal.lineage
         lineage.in_flight -= 1
@@ -159,10 +139,6 @@ class LineageSearch(Search):
 
     @property
     def finished(self) -> bool:
-        """Whether the search has nothing more to propose and waits for nothing.
-
-        A search that stops early is finished at once. The trials in flight can be cancelled, and may still be told.
-        """
         return self._stopped or (not self._in_flight and self._propose() is None)
 
     @abstractmethod
@@ -175,9 +151,7 @@ class LineageSearch(Search):
 
     @abstractmethod
     def _continue(self, lineage: Lineage) -> None:
-        """Decides who waits for the next turn (`_wait`): the lineage, another one, or none, so that a new one may
-        start.
-        """
+        """Decides who waits for the next turn (`_wait`): the lineage, another, or none, so that a new one may start."""
 
     def _learn(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
         """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
@@ -264,8 +238,7 @@ class LineageSearch(Search):
                 self._unused[lineage.stage].remove(index)
 
 
-# dsat's `random`: random lineages with random sizes. A new lineage starts from its stage's best size.
-
+# `random`: random lineages with random sizes. A new lineage starts from its stage's best size.
 
 EXACT_COIN_FLIPS = 4096
 
@@ -278,7 +251,6 @@ class RandomSearch(LineageSearch):
     """
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._trials_per_lineage = settings.trials_per_random_config
         self._early_stopping = settings.early_stopping
@@ -356,7 +328,6 @@ class BinarySearch(LineageSearch):
     """
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._range_factor = settings.search_range_factor
 
@@ -371,7 +342,7 @@ class BinarySearch(LineageSearch):
             self._wait(lineage)
 
 
-# dsat's `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
+# `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
 
 
 class _Rung:
@@ -383,7 +354,7 @@ class _Rung:
         self._not_promoted: list[tuple[tuple[float, int], Lineage]] = []
 
     def add(self, lineage: Lineage, score: float | None) -> None:
-        """Adds a lineage that completed the rung. The smallest score ranks first; None (no metric) does not rank."""
+        """The smallest score ranks first; None (no metric) does not rank."""
         rank = (score, self.completed) if score is not None else None
         self.completed += 1
         if rank is not None:
@@ -391,7 +362,6 @@ class _Rung:
             heappush(self._not_promoted, (rank, lineage))
 
     def best_not_promoted(self, level: int, among_first: int) -> Lineage | None:
-        """Returns the best lineage still on the rung `level`, if its rank is high enough."""
         while self._not_promoted and self._not_promoted[0][1].rung > level:
             heappop(self._not_promoted)
         if not self._not_promoted:
@@ -407,7 +377,6 @@ class AshaSearch(BinarySearch):
     """
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._divisor = settings.divisor
         self._trials_of_rung = [

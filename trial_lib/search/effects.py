@@ -80,7 +80,7 @@ def switch(first: bool) -> ValuesOf:
 
 
 def clamped(first: int, others: Iterable[int], most: int) -> tuple[int, ...]:
-    """Returns sizes without repetition. A larger one than the most has the effect of the most."""
+    """Returns the sizes, capped at `most` and without duplicates."""
     return tuple(dict.fromkeys(min(int(elements), most) for elements in (first, *others)))
 
 
@@ -108,13 +108,7 @@ class Effect:
     candidates: ValuesOf | None = None
 
     def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
-        """Returns the missing condition, as (how near it came, message); (9, "") if none is missing.
-
-        Args:
-            setting: the coarse knobs of a candidate.
-            here: the other facts.
-            value_of: returns the value of a coarse knob in that candidate, set there or not.
-        """
+        """Returns the missing condition, as (how near it came, message); (9, "") if none is missing."""
         if here.device not in self.devices:
             return 0, "it takes an accelerator" if self.devices == ("cuda",) else "it takes a CPU"
         if setting[STAGE] not in self.stages:

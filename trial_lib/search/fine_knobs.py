@@ -25,12 +25,7 @@ class FineTrial:
 
 
 def fine_trials(ran: Iterable[tuple[int, float]], did_not_fit: Iterable[int]) -> list[FineTrial]:
-    """Returns the results of lineages. A lineage that fitted only at some sizes has its cost.
-
-    Args:
-        ran: lineages with their cost at a size that is the same for all.
-        did_not_fit: lineages that did not fit at some size.
-    """
+    """Returns results, with costs at one size. A lineage that fitted only at some sizes has its cost."""
     trials = [FineTrial(index, cost) for index, cost in ran]
     known = {trial.index for trial in trials}
     return trials + [FineTrial(index, None) for index in did_not_fit if index not in known]
@@ -46,14 +41,6 @@ def propose(
 
     The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
     Optuna's samplers ignore failed trials and would propose the same again.
-
-    Args:
-        arm: whose fine knobs are tuned.
-        tried: the results, in the order in which they became known.
-        seed: of the draws.
-        proposals: how often to ask; some may agree.
-        leader: the best lineage so far.
-        held: paths of the knobs whose best value is expected.
     """
     import optuna  # takes half a second
 

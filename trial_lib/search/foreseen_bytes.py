@@ -26,11 +26,7 @@ class SizeLine:
 
     @classmethod
     def near(cls, bytes_by_size: Mapping[int, float]) -> "SizeLine":
-        """Returns the line with the least squared error, or a constant if more samples do not take more.
-
-        Args:
-            bytes_by_size: bytes by samples, of two sizes at least. Two sizes give the line through both.
-        """
+        """Returns the line with the least squared error, or a constant if more samples do not take more."""
         size, bytes_ = fmean(bytes_by_size), fmean(bytes_by_size.values())
         spread = sum((each - size) ** 2 for each in bytes_by_size)
         together = sum((each - size) * (its - bytes_) for each, its in bytes_by_size.items())
@@ -40,7 +36,6 @@ class SizeLine:
         return cls(bytes_ - slope * size, slope)
 
     def at(self, samples: int) -> float:
-        """Returns the bytes of a micro-batch size (samples)."""
         return self.constant + self.per_sample * samples
 
 
@@ -55,16 +50,11 @@ class ForeseenArm:
     host: float = 0.0  # bytes that each rank keeps in the host's memory
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ForeseenArm":
-        """Returns the arm that `to_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown.
-        """
+        """Returns the arm that `to_json` wrote. A missing or unknown key is a `TypeError`."""
         lines = {name: SizeLine(**plain[name]) for name in ("initialize", "backward", "update") if name in plain}
         return cls(**{**plain, **lines})
 
@@ -73,10 +63,6 @@ def nearest_arm(arms: Sequence[ForeseenArm], ds_config: Mapping[str, Any]) -> Fo
     """Returns the foreseen arm that differs least from a configuration's own.
 
     It is the same arm if that was foreseen. Otherwise fewer different settings are nearer, then the nearer stage.
-
-    Args:
-        arms: at least one.
-        ds_config: a complete configuration.
     """
     own = switches_of(ds_config)
 
@@ -93,12 +79,6 @@ def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allo
 
     A foreseen run counts allocated bytes. A CPU's peak counts written ones, so the arm's `limit_correction` is
     subtracted.
-
-    Args:
-        arm: foreseen.
-        by_formula: of the foreseen configuration.
-        needed: of the configuration itself, by the formulas.
-        samples: of the micro-batch.
     """
     written = -by_formula.limit_correction
     backward = max(0.0, arm.backward.constant + written + _early(needed) - _early(by_formula))
@@ -136,8 +116,7 @@ def _last(needed: Allocations) -> float:
     return needed.states + needed.buffers - needed.passing_buffers
 
 
-# How switches of the program change the activations that it keeps. Pure.
-
+# How switches of the program change the activations that it keeps.
 
 Switches: TypeAlias = tuple[tuple[str, str], ...]
 """Place and value (its `repr`) of each switch that decides memory."""
@@ -168,13 +147,7 @@ class Keeps(Enum):
 
 
 def keeps(switches: Switches, other: Switches, surely: bool = False) -> Keeps:
-    """Returns whether a program is expected to keep more or less activations with some switches than with others.
-
-    Args:
-        switches: of the program.
-        other: those to compare with.
-        surely: whether an order counts only if it holds for every program.
-    """
+    """Returns whether some switches are expected to keep more activations than others; `surely`, of every program."""
     own, others = dict(switches), dict(other)
     differing = [place for place in {**own, **others} if own.get(place) != others.get(place)]
     if not differing:
@@ -201,34 +174,22 @@ class TriedSwitches:
     """The switches of the trials that have ended."""
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._values: dict[Switches, dict[str, Any]] = {}
         self._completed: set[Switches] = set()
         self._around: dict[Switches, list[Beside]] = {}
 
     def note(self, switches: Switches, program: Mapping[str, Any], completed: bool) -> None:
-        """Notes how a trial ended.
-
-        Args:
-            switches: those that decide memory.
-            program: the values of all switches, by their places.
-            completed: whether the trial did. Else it ran out of memory.
-        """
+        """Notes the values of a trial's switches, by place. One that has not completed ran out of memory."""
         self._values.setdefault(switches, {place: program[place] for place, _ in switches})
         if completed:
             self._completed.add(switches)
         self._around.clear()
 
     def has_run(self, switches: Switches) -> bool:
-        """Returns whether a trial with some switches has completed."""
         return switches in self._completed
 
     def around(self, switches: Switches) -> list[Beside]:
-        """Returns the tried switches that bound what a program with others keeps, surely or as expected.
-
-        Args:
-            switches: those of the program.
-        """
+        """The tried switches that bound what a program with others keeps, surely or as expected."""
         if switches not in self._around:
             self._around[switches] = [
                 each for tried, values in self._values.items() for each in _bounds(switches, tried, values)
@@ -251,12 +212,7 @@ def without_arm_like(switches: Switches, device: str) -> Switches:
 
 
 def other_priors(usual: Sequence[Prior], beside: Keeps) -> tuple[Prior, ...]:
-    """Returns the priors of the memory with other switches than typed.
-
-    Args:
-        usual: the priors with the switches as typed.
-        beside: the activations that are kept, beside those as typed.
-    """
+    """Returns the priors of memory with other switches than typed, by the activations that they keep beside those."""
     if beside is Keeps.AS_MUCH:
         return tuple(usual)
     # Recomputation leaves an eighth to a third (2205.05198).

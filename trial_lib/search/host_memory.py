@@ -18,8 +18,7 @@ from trial_lib.search.foreseen_bytes import nearest_arm
 from trial_lib.search.knobs import Arm, Knob, get_knob
 from trial_lib.search.zero_settings import MASTER_BYTES, ArmKey, ZeroSettings, arm_key, on_a_device
 
-# DeepSpeed's memory on the host for a rank that offloads states from a GPU. Pure.
-
+# DeepSpeed's memory on the host for a rank that offloads states from a GPU.
 
 _OPTIMIZER, _PARAM = "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 # Defaults of deepspeed/runtime/zero/offload_config.py.
@@ -51,7 +50,6 @@ class HostBytes:
 
     @property
     def on_disk(self) -> float:
-        """Written to NVMe devices."""
         return self.optimizer_on_disk + self.params_on_disk
 
     @property
@@ -71,13 +69,6 @@ def host_bytes(
 
     Every rank may build the model on its host first. That is not counted, because the profile trial has shown that
     there is room, and it is freed before states are offloaded.
-
-    Args:
-        ds_config: the complete DeepSpeed configuration.
-        profile: the model.
-        slots: devices of a trial.
-        accumulates: whether an optimizer step has several micro-batches.
-        profiled: the layout of the profile trial; None for none.
     """
     settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
@@ -101,7 +92,6 @@ class _Case:
     share: float
 
     def option(self, path: str) -> Any:
-        """Returns a setting of the offload, or DeepSpeed's default."""
         value = get_knob(self.config, path)
         return _DEFAULTS[path] if value in (None, "auto") else value
 
@@ -194,15 +184,8 @@ class HostMemory:
     """The host's memory as a budget of its own.
 
     A trial that ran out of it bounds its arm by the memory on the host, and says nothing about the device. A CPU's slot
-    has one memory, and no such budget.
-
-    Args:
-        basis: the model, and the host's free memory in the profile trial. The bytes of a foreseen arm count, and the
-            formulas give the difference to its other settings.
-
-    Attributes:
-        own: bytes that a rank keeps there with the user's configuration, which has run.
-        limit: bytes that a rank may offload; None if that is not known, or if there is no such budget.
+    has one memory, and no such budget. The bytes of a foreseen arm count, and the formulas give the difference to its
+    other settings.
     """
 
     def __init__(self, basis: MemoryBasis) -> None:
@@ -227,7 +210,6 @@ class HostMemory:
         return self._describe(candidate)[0] if self._on_cuda else 0.0
 
     def fits(self, candidate: Candidate) -> bool:
-        """Returns whether the host has room for a candidate, as far as is known."""
         if not self._on_cuda:
             return True
         needed, arm = self._describe(candidate)
@@ -236,7 +218,7 @@ class HostMemory:
         return needed < self._failed.get(arm, float("inf")) and (self.limit is None or needed <= self.limit)
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns from the end of a trial. Only a trial that offloads teaches anything."""
+        """Only a trial that offloads teaches anything."""
         if not self.needed(candidate):
             return
         needed, arm = self._describe(candidate)

@@ -59,7 +59,6 @@ class Arm:
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage."""
         stage: int = self.knobs["zero_optimization"]["stage"]
         return stage
 
@@ -71,15 +70,10 @@ class Arm:
 
     @cached_property
     def size(self) -> int:
-        """The number of distinct lineages of the arm."""
         return prod(len(knob.values) for knob in self.fine)
 
     def lineage(self, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
-
-        Args:
-            index: from 0 to `size` - 1.
-        """
+        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration."""
         lineage = copy.deepcopy(dict(self.knobs))
         for knob in self.fine:
             index, position = divmod(index, len(knob.values))
@@ -98,11 +92,7 @@ class Arm:
         return index if self.lineage(index) == knobs else None
 
     def with_fine(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the knobs with some fine ones set, by path. The others have their first value.
-
-        Raises:
-            KeyError: a path is no fine knob of this arm.
-        """
+        """Sets some fine knobs by path (any other is a `KeyError`). The rest have their first value."""
         if unknown := values.keys() - {knob.path for knob in self.fine}:
             raise KeyError(f"no fine knob of {self.label}: {', '.join(sorted(unknown))}")
         knobs = self.lineage(0)
@@ -123,7 +113,6 @@ class SearchSpace:
 
     @classmethod
     def of_arms(cls, arms: Iterable[Arm]) -> "SearchSpace":
-        """Returns the space of some arms, in ascending order of their stages."""
         return cls(tuple(sorted(arms, key=lambda arm: arm.stage)))
 
     @classmethod
@@ -134,11 +123,6 @@ class SearchSpace:
 
         DeepSpeed allocates a whole bucket, although one larger than the model has the effect of the model's size. So
         bucket sizes are clamped to the model's, and equal ones are one value.
-
-        Args:
-            zero_stages: the stages that may be used, each from 0 to 3.
-            num_params: parameters of the whole model.
-            base_config: the user's DeepSpeed configuration.
         """
         buckets = clamped_buckets(num_params)
         return cls(
@@ -158,23 +142,13 @@ class SearchSpace:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """The allowed ZeRO stages, ascending."""
         return tuple(sorted({arm.stage for arm in self.arms}))
 
     def size(self, stage: int) -> int:
-        """Returns the number of distinct lineages of a stage."""
         return sum(arm.size for arm in self.arms if arm.stage == stage)
 
     def lineage(self, stage: int, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration.
-
-        Args:
-            stage: an allowed ZeRO stage.
-            index: from 0 to `size(stage)` - 1.
-
-        Raises:
-            IndexError: the stage has no such lineage.
-        """
+        """Returns the knobs of one lineage of a stage. An index that it does not have is an `IndexError`."""
         left = index
         for arm in self.arms:
             if arm.stage != stage:
@@ -197,7 +171,6 @@ class SearchSpace:
         return None
 
     def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
-        """Returns the knobs of a random lineage of a stage. All are equally likely."""
         return self.lineage(stage, rng.randrange(self.size(stage)))
 
 

@@ -31,8 +31,6 @@ from trial_lib.search.foreseen_bytes import (
 from trial_lib.search.peak_regression import Mixture, PeakRegression, Prior
 from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
 
-# The facts of a candidate that decide its memory, and the trials of an arm. Pure data.
-
 
 @dataclass(frozen=True)
 class Described:
@@ -125,14 +123,11 @@ def _foreseen_priors(device: str) -> tuple[Prior, ...]:
 
 
 class MemoryModel:
-    """The memory of a model's candidates.
+    """The memory of a model's candidates. It depends only on its arguments and on the observations, in their order.
 
-    It depends only on its arguments and on the observations, in their order.
-
-    Args:
-        basis: the model and the devices. Its foreseen arms are the prior, or else the formulas are.
-        coarse_switches: places of the program's switches that decide memory. Trials with other values of them bound
-            a candidate's memory if these keep more activations or fewer. Otherwise they say nothing of it.
+    The prior is the foreseen arms, or else the formulas. The coarse switches are places of the program's switches that
+    decide memory. Trials with other values of them bound a candidate's memory if these keep more activations or fewer.
+    Otherwise they say nothing of it.
     """
 
     def __init__(self, basis: MemoryBasis, coarse_switches: Collection[str] = ()) -> None:
@@ -160,14 +155,14 @@ class MemoryModel:
         self._beside: dict[str, list[tuple[Beside, Described]]] = {}
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns from the end of a trial. Only one that completed or ran out of memory teaches anything."""
+        """Only a trial that completed or ran out of memory teaches anything."""
         if result.outcome is Outcome.COMPLETED:
             self._observe_peak(candidate, result.memory)
         elif result.outcome is Outcome.OUT_OF_MEMORY:
             self._observe_failure(candidate)
 
     def observe_profile(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns from the profile trial. Its one step shows less than several, and it does not count for its arm."""
+        """Its one step shows less than several, and it does not count for its arm."""
         above = measured_above_initialize(result.memory)
         if result.outcome is not Outcome.COMPLETED or above is None:
             return
@@ -181,7 +176,6 @@ class MemoryModel:
             self._budget.observe_profile(needed.initialize, min(result.memory.available))
 
     def above_initialize(self, candidate: Candidate) -> MemoryPrediction:
-        """Returns the memory of a candidate's steps above initialisation, with its 90 % interval."""
         described = self._describe(candidate.knobs)
         mixture = self._predict(described, self._allocations(described, candidate))
         record = self._arms.get(described.arm)
@@ -197,10 +191,7 @@ class MemoryModel:
         return self._allocations(self._describe(candidate.knobs), candidate)
 
     def available(self, candidate: Candidate) -> int | None:
-        """Returns the memory that initialisation leaves a candidate, from trials of its arm or of others.
-
-        It is None if a CPU slot has no budget.
-        """
+        """The memory that initialisation leaves, by trials of this or other arms; None for a CPU without a budget."""
         described = self._describe(candidate.knobs)
         left = self._budget.left(described.arm, self._allocations(described, candidate).initialize)
         return None if left is None else int(left.mean)
@@ -211,10 +202,6 @@ class MemoryModel:
         It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
         smaller need completed, with or without the headroom. The same holds of trials with switches that keep fewer or
         more activations, if no trial with its own decides. Until one has completed, their expectations are bounds too.
-
-        Args:
-            candidate: what would run.
-            headroom: the share of the device's memory that stays free.
         """
         described = self._describe(candidate.knobs)
         asked = described.lineage, candidate.micro_batch_size, headroom
@@ -276,10 +263,6 @@ class MemoryModel:
         """Returns the share of the memory left by initialisation that a sweep's process group should keep free.
 
         The group sees the memory that is left and the needs of its sizes, but not the slack.
-
-        Args:
-            candidate: the group's first.
-            headroom: as for `probability_fits`.
         """
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate)
@@ -298,15 +281,7 @@ class MemoryModel:
         headroom: float,
         confidence: float,
     ) -> int:
-        """Returns the largest micro-batch size (samples) that fits; 0 if none does.
-
-        Args:
-            knobs: of the lineage.
-            batch: makes its candidate of a size.
-            at_most: the largest size of interest.
-            headroom: as for `probability_fits`.
-            confidence: the least probability that counts as fitting.
-        """
+        """The largest micro-batch size (samples) of a lineage that fits with that probability; 0 if none does."""
         described = self._describe(knobs)
         record = self._arms.get(described.arm)
         fits = min(at_most, 0 if record is None else record.fits(described.lineage))

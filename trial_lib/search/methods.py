@@ -36,12 +36,10 @@ class Method:
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:
-        """The ZeRO stages that it searches by default."""
         stages: tuple[ZeroStage, ...] = self.settings.model_fields["zero_stages"].default
         return stages
 
     def load(self) -> "type[Search]":
-        """Returns its class."""
         module, _, name = self.search.partition(":")
         found: type[Search] = getattr(import_module(module), name)
         return found

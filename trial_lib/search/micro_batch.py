@@ -24,14 +24,12 @@ class MicroBatchSearch(Search):
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
-        """Starts with nothing asked for."""
         super().__init__(settings, problem)
         self._in_flight: set[int] = set()
         self._values: dict[int, float] = {}
         self._smallest_failed: int | None = None
 
     def ask(self) -> Candidate | None:
-        """Returns the next candidate; None when `finished`, or while it needs the result of a running trial."""
         size = self._propose()
         if size is None:
             return None
@@ -40,16 +38,10 @@ class MicroBatchSearch(Search):
         return candidate
 
     def apply(self, candidate: Candidate) -> None:
-        """Takes an ask from a record instead of asking."""
         self._asked += 1
         self._in_flight.add(candidate.micro_batch_size)
 
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
         size = candidate.micro_batch_size
         self._in_flight.remove(size)
         value = self._value(result)
@@ -61,7 +53,6 @@ class MicroBatchSearch(Search):
 
     @property
     def finished(self) -> bool:
-        """Whether the search has nothing more to propose and waits for nothing."""
         return not self._in_flight and self._propose() is None
 
     def _propose(self) -> int | None:

@@ -27,12 +27,10 @@ class Mixture:
 
     @property
     def mean(self) -> float:
-        """The expectation."""
         return sum(weight * mean for weight, mean in zip(self.weights, self.means, strict=True))
 
     @property
     def deviation(self) -> float:
-        """The standard deviation."""
         mean = self.mean
         parts = zip(self.weights, self.means, self.deviations, strict=True)
         return math.sqrt(sum(weight * (sd * sd + (each - mean) ** 2) for weight, each, sd in parts))
@@ -82,17 +80,12 @@ class _Peak(NamedTuple):
 
 
 class PeakRegression:
-    """The largest of some sums of features times weights. Each group adds its own weights to the shared ones.
+    """The largest of some sums of features times weights. Each group adds its own weights to the first shared ones.
 
     A peak is the largest of several moments, each with its own features. The larger of two uncertain sums is treated as
     normal, with the mean and variance of Clark (Operations Research 9 (1961) 145). An observation updates the weights
-    of each sum by the probability that it is the larger one.
-
-    An observation costs the square of the number of weights, however many came before it.
-
-    Args:
-        priors: of the weights that all groups share.
-        group_deviations: prior standard deviations of the weights that a group adds to the first shared ones.
+    of each sum by the probability that it is the larger one. It costs the square of the number of weights, however many
+    came before it.
     """
 
     def __init__(self, priors: Sequence[Prior], group_deviations: Sequence[float]) -> None:
@@ -118,11 +111,11 @@ class PeakRegression:
         only: int | None = None,
         noise_share: float = 1.0,
     ) -> Mixture:
-        """Returns the distribution of an observation.
+        """Returns the distribution of an observation. A new group is as likely above the others as below.
 
         Args:
             moments: the features of each moment, as many as there are shared weights.
-            group: its group. A new group is as likely above the others as below.
+            group: its group.
             scale: the scale of the noise.
             only: the place of one moment, if only that is predicted. Default: all.
             noise_share: the part of a measurement's standard deviation that the prediction has.
@@ -132,7 +125,6 @@ class PeakRegression:
         return Mixture(self._weights, tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:
-        """Learns a measured value."""
         self._join(group)
         peak = self._peak(moments, group)
         variance = peak.variance + np.square(self._noise * scale)
@@ -182,10 +174,7 @@ class PeakRegression:
         return _Peak(np.concatenate(rows), *map(np.concatenate, list(zip(*both, strict=True))[1:]))
 
     def _moment(self, features: Sequence[float], group: Hashable, those: slice) -> _Peak:
-        """Returns the sum of a moment in some of the regressions.
-
-        A new group has the weights of all groups.
-        """
+        """The sum of a moment in some of the regressions. A new group has the weights of all groups."""
         means, covariance = self._mean[those], self._covariance[those]
         levels, size = means.shape
         width, start = len(self._group_variances), self._groups.get(group)

@@ -16,8 +16,7 @@ from trial_lib.search.cost_model import Point
 from trial_lib.search.host_memory import HostMemory
 from trial_lib.search.memory_model import MemoryModel
 
-# The micro-batch sizes that a search may use, under the kept global batch, divisors and limits.
-
+# Sizes under the kept global batch, divisors and limits.
 
 # Sizes with more significant bits than this are left out. Neighbours are then 6 to 12 % apart. Noise hides smaller
 # differences, and large sizes stay multiples of powers of two, which suit matrix units.
@@ -50,23 +49,15 @@ class BatchPolicy:
         )
 
     def on(self, replicas: int) -> "BatchPolicy":
-        """Returns the policy on another number of model replicas. It keeps the same global batch.
-
-        It may have no size. If the program sets the size, fewer replicas accumulate more of its batches.
-        """
+        """Keeps the global batch, possibly without a size. Fewer replicas accumulate more of a program's batches."""
         return replace(self, data_parallel_size=replicas)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the samples of an optimizer step are kept."""
         return self.train_batch_size is not None
 
     def check(self) -> None:
-        """Checks that there is a size.
-
-        Raises:
-            InputError: none satisfies the kept batch, the divisor and the limit together.
-        """
+        """Raises InputError if no size satisfies the kept batch, the divisor and the limit together."""
         if self._all:
             return
         limit = "" if self.max_micro_batch is None else f" of at most {self.max_micro_batch}"
@@ -121,8 +112,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-# The allowed probability that the next trial runs out of memory, and what a trial is worth with it. Pure.
-
+# The risk of running out of memory, and what a trial is worth with it.
 
 # The share of trials that may run out of memory. Larger sizes of sweeps do not count, because the group checks them
 # itself. Then the risk of a single trial: once more have failed, usually, and at most.
@@ -138,12 +128,6 @@ def memory_risk(asked: int, ran_out: int, in_flight: int, is_foreseen: bool = Fa
 
     If memory was foreseen, the first trials have the most, because a larger size gains most there. Later ones gain
     little by it.
-
-    Args:
-        asked: trials that were asked for.
-        ran_out: trials that ran out of memory, including those of earlier studies and of the user's configuration.
-        in_flight: trials that still run. Each may run out of memory.
-        is_foreseen: whether foreseen runs are the memory model's prior.
     """
     left = _SHARE * (asked + 1) - ran_out - USUAL_RISK * in_flight
     if ran_out and left <= 0:
@@ -157,10 +141,7 @@ def memory_risk(asked: int, ran_out: int, in_flight: int, is_foreseen: bool = Fa
 def worth_of_sweep(gain: float, fits: float, larger: Sequence[tuple[float, float]]) -> float:
     """Returns the expected gain of a sweep, whose group goes on while the next size fits.
 
-    Args:
-        gain: of its first size.
-        fits: the probability that the first size fits.
-        larger: gain and probability to fit of each later size, ascending in size.
+    Each larger size has its gain and its probability to fit, in ascending order.
     """
     worth, reached = gain, 1.0
     for next_gain, next_fits in larger:
@@ -170,8 +151,7 @@ def worth_of_sweep(gain: float, fits: float, larger: Sequence[tuple[float, float
     return fits * worth
 
 
-# The micro-batch sizes of a lineage that probably fit into memory.
-
+# Sizes that probably fit into memory.
 
 # The least probability that a size keeps the headroom, alone and as a later size of a sweep. A sweep's group stops when
 # it predicts that a size will not fit.
@@ -181,13 +161,7 @@ _FITTING_SIZES_LARGEST, _EVERY = 10, 6
 
 
 class FittingSizes:
-    """Asks the memory model, and caches its answers until it learns.
-
-    Attributes:
-        own_policy: the batches of the user's own layout.
-        memory: the model of the device's memory. A caller that teaches it calls `forget`.
-        host: the budget of the host's memory, for offloaded states. A caller that teaches it calls `forget`.
-    """
+    """Asks the memory models, and caches the answers. Whoever teaches `memory` or `host` calls `forget`."""
 
     def __init__(
         self,
@@ -197,7 +171,6 @@ class FittingSizes:
         memory: MemoryModel | None = None,
         host: HostMemory | None = None,
     ) -> None:
-        """Starts with given models, or with new ones from the profile and the foreseen runs."""
         basis = MemoryBasis(problem.profile, problem.base_config, problem.slots, problem.device, problem.foreseen)
         self.memory = memory or MemoryModel(basis, problem.space.coarse_switches)
         self.host = host or HostMemory(basis)
@@ -210,11 +183,9 @@ class FittingSizes:
         self._last: dict[tuple[int, int], int] = {}
 
     def forget(self) -> None:
-        """Drops all cached answers, because the model has learned."""
         self._largest.clear()
 
     def keep_size(self, size: int) -> None:
-        """Drops all sizes but one."""
         self.own_policy = replace(self.own_policy, only_micro_batch=size)
         self._policies.clear()
         self._last.clear()
@@ -228,17 +199,12 @@ class FittingSizes:
         return self._policies[replicas]
 
     def candidate(self, knobs: Mapping[str, Any], size: int) -> Candidate:
-        """Returns the candidate of some knobs at a micro-batch size."""
         return self._of(self.policy(knobs), knobs, size)
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
         """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller.
 
-        Args:
-            knobs: of the lineage.
-            name: of the lineage, as the key of the cache.
-            at_most: the largest size (samples) of interest.
-            risk: the highest allowed probability of running out of memory.
+        The name is the lineage's key in the cache, the risk the highest allowed probability of running out of memory.
         """
         policy = self.policy(knobs)
         sizes = policy.sizes(at_most)
@@ -269,10 +235,6 @@ class FittingSizes:
 
         The last is the largest with any hope. A group that has measured only one size mostly predicts that it will not
         fit. The largest size with even odds then covers most of the way.
-
-        Args:
-            knobs: of the lineage.
-            sizes: the larger ones, ascending.
         """
 
         def is_unlikely(size: int) -> bool:
@@ -289,7 +251,6 @@ class FittingSizes:
         return self.memory.probability_fits(candidate, self._headroom)
 
     def sweep(self, candidates: Sequence[Candidate]) -> Sweep:
-        """Returns a sweep of some candidates, in the ascending order of their sizes."""
         first = candidates[0]
         headroom = self.memory.group_headroom(first, self._headroom)
         return Sweep(tuple(candidates), self.memory.bytes_per_sample(first), headroom)
@@ -311,11 +272,6 @@ def leading(holds: Callable[[int], bool], count: int, near: int) -> int:
     """Returns how many places from the first on hold. No place holds after one that does not.
 
     It asks about two places if the guess is right, and goes on in steps that double if it is not.
-
-    Args:
-        holds: whether a place holds, which is expensive to find out.
-        count: of all places.
-        near: the guess.
     """
     low, high, place, step = 0, count, near - 1, 1
     while low < high:
@@ -329,8 +285,7 @@ def leading(holds: Callable[[int], bool], count: int, near: int) -> int:
     return low
 
 
-# The exclusions that follow from the trials of arms: sizes that do not fit, settings that fail.
-
+# Exclusions after trials: sizes that do not fit, settings that fail.
 
 _FAILURES_OF_AN_ARM = 2
 
@@ -359,16 +314,14 @@ class ArmLimits:
         return min((size for size in (too_large, self.failing) if size is not None), default=None)
 
     def ran(self, index: int, size: int) -> None:
-        """Learns that a size ran. A sweep's prediction no longer counts, because more is known now."""
+        """A sweep's prediction no longer counts, because more is known now."""
         self.largest[index] = max(size, self.largest.get(index, 0))
         self.withdrawn = None
 
     def ran_out_of_memory(self, size: int) -> None:
-        """Learns that a size did not fit."""
         self.too_large = min(size, self.too_large or size)
 
     def withdraw(self, size: int, reason: Withdrawal) -> None:
-        """Learns that a sweep did not reach a size."""
         if reason is Withdrawal.MEMORY:
             self.withdrawn = min(size, self.withdrawn or size)
 
@@ -385,7 +338,6 @@ class Failures:
     """
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._largest_run = 0
         self._out_of_data: int | None = None
         self._failed: dict[tuple[int, int], int] = {}
@@ -393,15 +345,9 @@ class Failures:
         self._killed: dict[int, int] = {}
 
     def ran(self, size: int) -> None:
-        """Learns that a size ran."""
         self._largest_run = max(self._largest_run, size)
 
     def size_limit(self, own: object) -> int:
-        """Returns the largest size (samples) that may be tried.
-
-        Args:
-            own: as `size_limit` has it.
-        """
         return size_limit(self._largest_run, own)
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
@@ -417,15 +363,13 @@ class Failures:
         return True
 
     def fail(self, arm: int, index: int, size: int) -> None:
-        """Learns that a size of a lineage failed."""
         self._failed[arm, index] = min(size, self._failed.get((arm, index), size))
 
     def kill(self, arm: int, size: int) -> None:
-        """Learns that ranks of an arm are killed at a size. If two arms' are, the host's memory may be the cause."""
+        """Ranks of an arm are killed at a size. If those of two arms are, the host's memory may be the cause."""
         self._killed[arm] = min(size, self._killed.get(arm, size))
 
     def ran_out_of_data(self, size: int) -> None:
-        """Learns that the data are too few for a size. They are the same for every arm."""
         self._out_of_data = min(size, self._out_of_data or size)
 
     @property
@@ -441,7 +385,6 @@ class Failures:
         return min((size for size in (half, data) if size is not None), default=None)
 
     def is_out(self, arm: int, index: int) -> bool:
-        """Returns whether a lineage has failed, or its arm as a whole has."""
         failed = [lineage for lineage in self._failed if lineage[0] == arm and lineage not in self._blamed_on_size]
         return (arm, index) in failed or len(failed) >= _FAILURES_OF_AN_ARM
 

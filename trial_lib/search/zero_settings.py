@@ -13,8 +13,7 @@ from trial_lib.search.catalogue import KNOBS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM, 
 from trial_lib.search.effects import Effect
 from trial_lib.search.knobs import STAGE, get_knob, leaves
 
-# The memory of a model's states under ZeRO, and a first guess of the largest micro-batch beside them.
-
+# The memory of a model's states, and a first guess of the largest micro-batch beside them.
 
 GRADIENT_BYTES = MASTER_BYTES = STATE_BYTES = 4
 _ADAM_STATES = 2
@@ -42,10 +41,6 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
     fp16 and bf16 (also under its older name `bfloat16`) are 16-bit if they are enabled. "auto" counts as not enabled,
     because only the user's code can resolve it. ZeRO can keep master copies and optimizer states in 16 bits, and add
     up gradients in 32.
-
-    Args:
-        ds_config: a complete configuration.
-        bytes_per_param: as in `ModelProfile`.
     """
     fp16, bf16, older = (_section_states(ds_config, name) for name in ("fp16", "bf16", "bfloat16"))
     bf16 = bf16 or older
@@ -82,12 +77,6 @@ def on_a_device(
     divides the linear layers, and each device has all other parameters. Under Ulysses each device has all parameters,
     and ZeRO partitions over all of its ranks. Experts are divided over their groups, and ZeRO partitions those of a
     device over the groups. So the number of devices is no whole one.
-
-    Args:
-        profile: of the whole model.
-        slots: devices of a trial.
-        layout: of the configuration; None for the profile trial's.
-        profiled: the profile trial's, as far as the settings say so; None for none.
     """
     profiled = profiled or Layout()
     layout = layout or profiled
@@ -112,10 +101,7 @@ def _expert_ranks(profile: ModelProfile, layout: Layout, profiled: Layout) -> in
 
 
 def pipeline_depth(profile: ModelProfile, slots: int, layout: Layout, profiled: Layout) -> int:
-    """Returns the stages of a configuration's pipeline; 1 without one.
-
-    Args: as for `on_a_device`. If no switch sets the stages, the profile trial's replicas show them.
-    """
+    """Returns a pipeline's stages; 1 without one. If no switch sets them, the profile trial's replicas show them."""
     stages = profiled.pipeline
     if profile.pipeline_parallel:
         stages = max(1, slots // (profile.data_parallel_size * profiled.tensor * profiled.sequence))
@@ -135,12 +121,7 @@ def activation_share(tensor_parallel: int) -> float:
 def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: float) -> int:
     """Returns the bytes of parameters, gradients and Adam's states on one device, without activations.
 
-    Args:
-        stage: the ZeRO stage. Stage 1 partitions the optimizer's states, 2 also the gradients, 3 also the parameters.
-        num_params: parameters of the model, or of a pipeline's stage.
-        trainable_num_params: those with gradients and optimizer states.
-        precision: of the parameters.
-        slots: devices that the states are partitioned over.
+    Stage 1 partitions the optimizer's states over the slots, 2 also the gradients, 3 also the parameters.
     """
     params = num_params * precision.bytes_per_param
     # dsat counts 32-bit gradients, as the optimizer's update takes them.
@@ -206,12 +187,7 @@ class ZeroSettings:
 
     @classmethod
     def of(cls, ds_config: Mapping[str, Any], bytes_per_param: int | None = None) -> "ZeroSettings":
-        """Returns the settings of a complete configuration. "auto" counts as absent.
-
-        Args:
-            ds_config: the configuration. It may have the sections of switches and of layouts.
-            bytes_per_param: as in `ModelProfile`.
-        """
+        """Returns the settings of a complete configuration. "auto" counts as absent."""
         zero, optimizer = _section(ds_config, "zero_optimization"), _section(ds_config, "optimizer")
         stage = _number(zero, "stage", 0)
         precision = precision_of(ds_config, bytes_per_param)
@@ -238,11 +214,8 @@ class ZeroSettings:
 def arm_key(ds_config: Mapping[str, Any], switches: Collection[str] | None = None) -> ArmKey:
     """Returns the coarse settings of memory and time, which all configurations of one arm have in common.
 
-    Settings that change the result of a training alone are not among them, such as a learning rate.
-
-    Args:
-        ds_config: a complete configuration. Its section `program` may have switches.
-        switches: the places of the switches that make an arm; None for all in that section.
+    Settings that change the result of a training alone are not among them, such as a learning rate. The switches are
+    the places of those that make an arm; None for all that the configuration has.
     """
     settings = ZeroSettings.of(ds_config)
     return (
