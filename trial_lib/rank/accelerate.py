@@ -51,19 +51,14 @@ _MERGED = "zerotune_merged"
 
 @dataclass(frozen=True)
 class _Merged:
-    """The merge into a configuration."""
+    """What a plugin's configuration was merged from."""
 
     own: DeepSpeedConfig  # the configuration as the code has it
     overrides: Mapping[str, Any]  # merged into it
 
 
 def merge_into(config: Any, overrides: Mapping[str, Any]) -> None:
-    """Makes an `HfDeepSpeedConfig` follow, as if it had been read so.
-
-    Args:
-        config: the configuration.
-        overrides: for it.
-    """
+    """Makes an `HfDeepSpeedConfig` follow, as if it had been read so."""
     setattr(config, _MERGED, _Merged(copy.deepcopy(config.config), copy.deepcopy(dict(overrides))))
     config.config = with_open_batch(overwrite_deepspeed_config(config.config, overrides), config.config)
     config.set_stage_and_offload()
@@ -78,11 +73,7 @@ def take_fields(plugin: Any) -> None:
 
 
 class PluginRoles:
-    """Decides which of the plugins follow.
-
-    Args:
-        facts: collect the configuration of the first one that trains.
-    """
+    """Decides which plugins follow. `facts` collect the configuration of the first one that trains."""
 
     def __init__(self, facts: ProgramFacts) -> None:
         self._facts = facts
@@ -90,7 +81,6 @@ class PluginRoles:
         self._has_trainer = False
 
     def prepare(self, accelerator: Any, objects: tuple[Any, ...]) -> None:
-        """Makes the selected plugin follow or not, before the Accelerator prepares objects with it."""
         import torch
 
         plugins = accelerator.state.deepspeed_plugins
@@ -136,17 +126,13 @@ def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mappin
 
 
 def install(facts: ProgramFacts) -> None:
-    """Makes Accelerate follow the trial. Call it before the user's program runs.
-
-    Args:
-        facts: collects the program's own settings.
-    """
+    """Makes Accelerate follow the trial, before the user's program runs."""
     when_imported("accelerate.utils.dataclasses", functools.partial(_follow_in_plugin, facts))
     when_imported("accelerate.accelerator", functools.partial(_only_train, facts))
 
 
 def adopt() -> None:
-    """Makes the plugins that train follow a full experiment's configuration. All of several plugins have read it."""
+    """Makes the plugins that train follow a full experiment's configuration, which all plugins have read."""
     when_imported("accelerate.accelerator", functools.partial(_settle_roles, ProgramFacts()))
 
 

@@ -55,12 +55,7 @@ def numbers_in_words(arguments: Sequence[str]) -> Iterator[TypedNumber]:
 
 
 def numbers_in_files(arguments: Sequence[str], folder: Path) -> Iterator[TypedNumber]:
-    """Yields the numbers in the YAML and JSON files that a program's arguments name, except DeepSpeed's configuration.
-
-    Args:
-        arguments: of the program.
-        folder: the folder of relative paths.
-    """
+    """The numbers in the YAML and JSON files that a program's arguments name, except DeepSpeed's configuration."""
     for word in arguments:
         for name in dict.fromkeys((word, word.partition("=")[2])):
             path = folder / name
@@ -149,7 +144,6 @@ def note_parsers() -> None:
         return
 
     def parse_known_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        """Replaces `argparse.ArgumentParser.parse_known_args`."""
         parsed = original(self, *args, **kwargs)
         words = args[0] if args else kwargs.get("args")
         _note_use(self, words, sys._getframe(1))
@@ -167,11 +161,7 @@ def note_parsers() -> None:
 
 
 def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:
-    """Returns the values of some options as the program's own parser has read them, typed or by default.
-
-    Args:
-        names: of the options, with dashes or underscores. One that no parser has, or that has no value, is left out.
-    """
+    """Some options' values as the program's own parser has read them, typed or by default. Others are left out."""
     found = {}
     for name in names:
         value = _values.get(with_underscores(name))
@@ -182,11 +172,8 @@ def values_read(names: Iterable[str]) -> dict[str, bool | int | float | str]:
 
 
 def _note_use(parser: argparse.ArgumentParser, words: Any, caller: FrameType) -> None:
-    """Keeps a parser of the program's own command line.
-
-    It refuses unknown options if `parse_args` has called it, or a Trainer's parser that returns no rest. Those of a
-    subcommand are the business of the parser above.
-    """
+    # A parser refuses unknown options if `parse_args` has called it, or a Trainer's parser that returns no rest. Those
+    # of a subcommand are the business of the parser above.
     name = caller.f_code.co_name
     is_of_subcommand = isinstance(caller.f_locals.get("self"), argparse._SubParsersAction)
     if not is_of_subcommand and words is not None and list(words) != sys.argv[1:]:
@@ -203,10 +190,9 @@ def with_underscores(name: str) -> str:
 
 
 def options_read() -> Iterator[ProgramOption]:
-    """Yields the whole numbers among the options, the last that were read first.
+    """The whole numbers among the options of `argparse`, the last read first.
 
-    The options are those of `argparse`. If the program has imported a package that makes options of parameters, the
-    parameters of the running functions count too.
+    If the program has imported a package that makes options of parameters, the running functions' parameters count too.
     """
     yield from reversed(_parsed)
     joint = next((joint for package, joint in _OF_FUNCTIONS.items() if package in sys.modules), None)
@@ -240,14 +226,9 @@ class BatchSource:
     def ignored_batch_reason(
         self, asked: int, arrived: int, configuration: Mapping[str, Any] | None, accumulation: int = 1, among: int = 1
     ) -> str:
-        """Returns the sentences for batches that do not follow the candidate, with the remedy that fits this program.
+        """Says why batches do not follow the candidate, with the remedy that fits this program.
 
-        Args:
-            asked: the micro-batch size of the candidate.
-            arrived: the size that arrived.
-            configuration: the configuration that the code itself has passed to DeepSpeed.
-            accumulation: of the candidate.
-            among: the ranks that divide a batch of the size that is typed among them.
+        The configuration is the one in the code. A batch of the typed size is divided `among` so many ranks.
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
         divided = self._divided(asked, arrived)
@@ -272,12 +253,6 @@ class BatchSource:
         )
 
     def ignored_accumulation_reason(self, asked: int, micro_batches: int) -> str:
-        """Returns the sentences for optimizer steps that do not follow the candidate's accumulation.
-
-        Args:
-            asked: the accumulation.
-            micro_batches: micro-batches before the step.
-        """
         count = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''}"
         way = "Train within `with accelerator.accumulate(model):`, or let" if "accelerate" in sys.modules else "Let"
         return (

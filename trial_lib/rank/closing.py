@@ -44,21 +44,14 @@ _NOWHERE = Doing("", "")
 
 
 class Closing:
-    """The end of one size's measurement, on this rank.
-
-    Args:
-        probe: measures the size.
-        meeting: of the ranks.
-        leave: called before the measurement is handed over, if the program cannot be run again after it.
-        fail: records a failure and ends the process.
-    """
+    """The end of one size's measurement, on this rank."""
 
     def __init__(
         self,
         probe: Probe,
         meeting: Meeting,
-        leave: Callable[[], None],
-        fail: Callable[[BaseException], None],
+        leave: Callable[[], None],  # called before the measurement is handed over, if the program cannot be run again
+        fail: Callable[[BaseException], None],  # records a failure and ends the process
     ) -> None:
         self.probe = probe
         self.meeting = meeting
@@ -70,7 +63,6 @@ class Closing:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the end has come."""
         return self.probe.has_finished or self.is_closing
 
     @property
@@ -83,21 +75,14 @@ class Closing:
         self.meeting.say(None if end is None else {"end": asdict(end), "words": end.words})
 
     def by_itself(self) -> None:
-        """Closes for a program that has ended by itself.
-
-        Raises:
-            EndedEarlyError: it has no engine, or another rank has failed.
-        """
+        """Closes for a program that has ended. `EndedEarlyError` if it has no engine, or another rank has failed."""
         self.say(self.end(ENDED, _NOWHERE))
         if threading.current_thread() is not self.probe.thread:
             self._leave()
         self._close(ENDED, _NOWHERE, float("inf"))
 
     def after(self, error: BaseException) -> None:
-        """Closes for a program that an exception has ended, if the exception means that its data are over.
-
-        Otherwise it returns.
-        """
+        """Closes if the exception that has ended the program means that its data are over; else returns."""
         if _data_are_over(error, self.probe.micro_batches):
             self.by_itself()
         elif is_of_a_collective(error):
@@ -119,7 +104,6 @@ class Closing:
         return waits_for_ever([self.end(WAITS, doing)], self.probe.has_engine)
 
     def end(self, kind: str, doing: Doing) -> RankEnd:
-        """Returns the progress and the state of this rank."""
         return RankEnd(kind, **self.probe.progress, waits_in=doing.waits_in, where=doing.where)
 
     def _close(self, kind: str, doing: Doing, seconds: float) -> None:
@@ -208,14 +192,9 @@ _SURE_SHARE = 1 / 3
 
 
 class Watcher(threading.Thread):
-    """Looks at one thread of this process, and ends a wait forever.
+    """Looks at one thread of this process, writes the rank's state when it stands still, and ends a wait forever.
 
-    It writes the rank's state when the thread stands still.
-
-    Args:
-        find: returns the closing of the current size.
-        model_dir: the folder of the user's code.
-        patience_s: seconds without activity, on every rank.
+    A wait is one if no rank has shown activity for `patience_s`.
     """
 
     def __init__(self, find: Callable[[], Closing], model_dir: Path, patience_s: float) -> None:
@@ -231,7 +210,6 @@ class Watcher(threading.Thread):
         self._activity = Activity()
 
     def run(self) -> None:
-        """Looks until the process ends."""
         while True:
             time.sleep(_TICK_S)
             closing = self._find()
@@ -257,11 +235,8 @@ class Watcher(threading.Thread):
             self._say(closing, closing.end(WORKS, does or doing(stack, self._model_dir)))
 
     def _moves(self, closing: Closing, now: float) -> bool:
-        """Returns whether another part of the process is active.
-
-        The call costs milliseconds. It is made only just before its result matters, so that a long step does not pay
-        for it.
-        """
+        # Whether another part of the process is active. It costs milliseconds, so it is asked only just before it
+        # matters.
         soon = self._patience_s * _SURE_SHARE - 2 * _TICK_S
         if now - self._moved_at <= max(soon, _TICK_S):
             return False
@@ -288,18 +263,12 @@ class Activity:
     """The activity of this process apart from one thread: other threads, child processes, and the disk."""
 
     def __init__(self) -> None:
-        """Starts without a look."""
         self._process = psutil.Process()
         self._before = (0.0, 0.0, 0)
         self._at = 0.0
 
     def was(self, thread: threading.Thread, device: Device | None) -> bool:
-        """Returns whether there was activity since the last call, which must be recent.
-
-        Args:
-            thread: the one that does not move.
-            device: that it may wait for.
-        """
+        """Whether there was activity since the last, recent call. `device` is what the thread may wait for."""
         before, at = self._before, self._at
         self._before, self._at = (self._seconds(thread, device), self._bytes(), _sleeps(thread)), time.monotonic()
         seconds, moved, sleeps = (abs(now - then) for now, then in zip(self._before, before, strict=True))

@@ -22,7 +22,7 @@ _KEPT_MAIN = "__import___main__"
 
 
 def install() -> None:
-    """Stops Dynamo from compiling the replacements of an engine's functions. Call it before the program runs."""
+    """Stops Dynamo from compiling the replacements of an engine's functions, before the program runs."""
 
     def leave_alone(rules: Any) -> None:
         for place in NEVER_COMPILED:
@@ -45,7 +45,6 @@ class NewCompilations:
         self._before = compilations()
 
     def were_made(self) -> bool:
-        """Returns whether something has been compiled since the last call."""
         before, self._before = self._before, compilations()
         return before != self._before
 
@@ -56,13 +55,10 @@ def can_run_eagerly() -> bool:
 
 
 def eagerly() -> contextlib.AbstractContextManager[Any]:
-    """Runs compiled functions as written while this is entered, and keeps their compiled code.
+    """Runs compiled functions as written while entered, and keeps their code. RuntimeError within a compiled function.
 
-    Without this, a dispatch mode such as a FLOP counter makes Dynamo give up a function for good
-    (pytorch/pytorch#190286). Dynamo also refuses a function under such a mode if the function has to be a single graph.
-
-    Raises:
-        RuntimeError: the caller itself runs in a compiled function.
+    Under a dispatch mode such as a FLOP counter, Dynamo would give up a function for good (pytorch/pytorch#190286), or
+    refuse one that has to be a single graph.
     """
     # torch < 2.6 does not have it, and would import Dynamo for it.
     if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):

@@ -32,11 +32,7 @@ _LONGEST = 32
 
 
 def share_of_wait(steps: Sequence[tuple[float, float]]) -> float:
-    """Returns the share of the time of some steps for which the code has waited for batches.
-
-    Args:
-        steps: of each, the seconds of waiting and of the whole step.
-    """
+    """The share of steps' time spent waiting for batches, from the seconds of waiting and of the whole of each step."""
     whole = sum(seconds for _, seconds in steps)
     return sum(waited for waited, _ in steps) / whole if whole > 0 else 0.0
 
@@ -51,13 +47,6 @@ class WorkerCycle:
 
     @classmethod
     def of(cls, phases: Sequence[float], length: int, share: float) -> "WorkerCycle":
-        """Returns the cycle of counted steps.
-
-        Args:
-            phases: of each step.
-            length: of the cycle in steps.
-            share: of the steps' time for which the program waits for batches.
-        """
         if share < _LEAST_SHARE or not 1 < length <= _LONGEST:
             return cls()
         # An epoch of a single step has no others.
@@ -70,15 +59,11 @@ class WorkerCycle:
 
     @property
     def is_covered(self) -> bool:
-        """Whether some counted step stands for each step of the cycle, or enough steps have been tried."""
+        # Or enough steps have been tried.
         return not self.missing or len(self.phases) >= 2 * _LONGEST
 
     def step_time(self, step_times: Sequence[float]) -> float:
-        """Returns the seconds of a step, as training pays them.
-
-        Args:
-            step_times: of the counted steps.
-        """
+        """Seconds of a step, as training pays them."""
         if self.length == 1:
             return statistics.median(step_times)
         of_phases: dict[float, list[float]] = {}
@@ -112,7 +97,7 @@ class CountedStep:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """The times as `StepTime.seconds` has them. Call it when the device has done the step."""
+        """The times as `StepTime.seconds` has them, once the device has done the step."""
         return self.time.seconds()
 
 
@@ -141,34 +126,21 @@ class CountedSteps:
     _left_out: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        """Returns how many steps count so far, before the ranks agree."""
         return len(self.steps) - len(self._left_out)
 
     @property
     def in_use(self) -> list[CountedStep]:
-        """The steps that count."""
         return [step for place, step in enumerate(self.steps) if place not in self._left_out]
 
     def cover_cycle(self, usual_s: float) -> bool:
-        """Returns whether the steps show what training pays for its data, as of the last agreement.
+        """Whether the steps show what training pays for its data.
 
-        Args:
-            usual_s: counted seconds of other programs. Many times of that are enough, whatever is missing.
+        Many times the usual seconds are enough in any case.
         """
         return self._cycle.is_covered or sum(self.slowest) >= _TIMES_THE_USUAL * usual_s
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
-        """Counts a step, unless it began after `agree`.
-
-        Such a step does not count, because the program could not run ahead of its device.
-
-        Args:
-            step: the last step.
-            loss: its last loss, if the code shows one.
-
-        Returns:
-            Whether the step counts.
-        """
+        """Counts a step, unless it began after `agree`, where the program could not run ahead of its device."""
         has_rested, self._has_rested = self._has_rested, False
         if has_rested:
             return False
@@ -178,17 +150,10 @@ class CountedSteps:
         return True
 
     def follow_batch(self, engine: Any, enough: int) -> bool:
-        """Starts again if the code has changed the engine's batch, because all counted steps need the same batch.
+        """Starts again if the code has changed the engine's batch. True if that comes after `enough` counted steps.
 
-        Every trial is therefore measured at the first batch that lasts, however long its steps take. The code changes
+        All counted steps need the same batch, so every trial is measured at the first one that lasts. The code changes
         the batch on all ranks alike.
-
-        Args:
-            engine: that has just taken a step, which is not counted yet.
-            enough: steps of one batch that are enough.
-
-        Returns:
-            Whether the batch has changed after enough counted steps.
         """
         batch = int(engine.train_batch_size())
         before, self.batch = self.batch, batch
@@ -203,19 +168,14 @@ class CountedSteps:
         return is_enough
 
     def keep(self, count: int) -> None:
-        """Keeps only the first steps, because other ranks have no more."""
         del self.steps[count:], self.losses[count:]
         self._left_out = frozenset(place for place in self._left_out if place < count)
 
     def agree(self, watch: EngineWatch, is_over: bool = False) -> float:
         """Collects the other ranks' times. Returns the samples of a step over all ranks, the same on each rank.
 
-        The result assumes that every rank has as many samples as the rank with the most, because callers need an upper
-        bound.
-
-        Args:
-            watch: of the engine.
-            is_over: whether no further step follows. Only then do steps that compile count, if there are no others.
+        It is an upper bound: each rank counts as many samples as the one with the most. With `is_over`, no step
+        follows, and steps that compile count if there are no others.
         """
         if self.steps:
             device = self.steps[-1].time.device
@@ -248,20 +208,16 @@ class CountedSteps:
 
     @property
     def are_finite(self) -> bool:
-        """Whether every loss was a finite number."""
         return all(bool(torch.isfinite(loss).all()) for loss in self.losses)
 
     def metrics(
         self, watch: EngineWatch, flops_per_sample: float | None, formats: Collection[str] | None
     ) -> dict[str, float]:
-        """Returns the metrics by name, for an engine whose ranks have agreed.
+        """The metrics by name, for an engine whose ranks have agreed.
 
-        Args:
-            watch: of the engine.
-            flops_per_sample: FLOPs of a sample, the same in all trials of a study. If samples are padded to the longest
-                of their micro-batch, larger micro-batches would otherwise count as more work. None to count it here.
-            formats: number formats of the program's arithmetic, beside those that the engine shows. They decide on the
-                peak that model FLOPs utilisation is relative to. None leaves the utilisation out.
+        FLOPs of a sample are the same in all trials of a study: padding to the longest of a micro-batch would otherwise
+        count as work. None counts them here. `formats` are of the program's arithmetic, beside the engine's, and decide
+        on the peak that model FLOPs utilisation is relative to. None leaves the utilisation out.
         """
         engine, ranks = watch.engine, torch.distributed.get_world_size()
         medians = {part: statistics.median(step.seconds[part] for step in self.in_use) for part in (*PARTS, "cpu")}
@@ -304,11 +260,9 @@ class CountedSteps:
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
-    """Returns a profile trial's facts about the model, as `ModelProfile` has them.
+    """A profile trial's facts about the model, as `ModelProfile` has them.
 
-    Args:
-        watch: of the engine.
-        memory_bytes: that the model may use on this slot.
+    `memory_bytes`: that it may use on this slot.
     """
     replicas = replicas_of(watch.engine)
     counts = total(parameter_shares(watch.engine), watch.engine)

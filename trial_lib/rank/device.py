@@ -28,77 +28,29 @@ class Device(Protocol):
     # thread that waits for it may spin.
     is_apart: bool
 
-    def used_bytes(self) -> int:
-        """Returns the bytes in use now."""
-
-    def peak_bytes(self) -> int:
-        """Returns the most bytes in use at any moment since `start_over` or `forget_peak`."""
-
-    def available_bytes(self) -> int | None:
-        """Returns the bytes that this process may still take; None if nothing limits it."""
-
-    def left_bytes(self) -> dict[str, int]:
-        """Returns the free bytes (`free`) of all bytes (`total`); empty if nothing limits them.
-
-        If an allocator holds memory back, it also has the bytes `reserved` and, of these, `allocated`.
-        """
-
-    def total_bytes(self) -> int:
-        """Returns the most bytes that the model may have; 0 if only `limit` decides."""
-
-    def allocator_figures(self) -> dict[str, int]:
-        """Returns the allocator's figures beside the peak: bytes reserved, and retries. Empty if it has none."""
-
-    def forget_peak(self) -> None:
-        """Starts the peak of the steps here, if the peak of their preparation would hide it."""
-
-    def start_over(self) -> None:
-        """Returns free memory, and starts all figures here."""
-
-    def limit(self, budget: int) -> int:
-        """Makes every allocation beyond a budget fail, as on a full device. Call it after the imports.
-
-        Args:
-            budget: bytes that this rank may use.
-
-        Returns:
-            The bytes of the budget that are still free for the model.
-        """
-
-    def unlimit(self) -> None:
-        """Removes the limit."""
-
-    def keep_what_is_freed(self) -> None:
-        """Keeps memory that a step frees with the process, as some tens of steps into a training."""
-
-    def finish(self) -> None:
-        """Waits until the device has done its work."""
-
-    def instant(self) -> Any:
-        """Returns a moment in the device's own time, without waiting for it."""
-
-    def seconds_between(self, start: Any, end: Any) -> float:
-        """Returns the seconds from one `instant` to another. Call `finish` first."""
-
-    def is_recording(self) -> bool:
-        """Returns whether work is recorded for later. Then nothing is done now, and nothing can be timed."""
-
-    def is_busy(self) -> bool:
-        """Returns whether the device has unfinished work."""
-
-    def multiplies_in_tf32(self, module: Any) -> bool:
-        """Returns whether 32-bit matrices are multiplied with the mantissa of float16, as the program allows.
-
-        Args:
-            module: the model. Convolutions and recurrent layers have a switch of their own.
-        """
-
-    def peak_flops(self, dtype: str) -> float | None:
-        """Returns the most FLOP/s of its products of matrices; None if unknown.
-
-        Args:
-            dtype: the type of the numbers, as for `trial_lib.device.data_sheets.peak_flops`.
-        """
+    def used_bytes(self) -> int: ...
+    def peak_bytes(self) -> int: ...  # since `start_over` or `forget_peak`
+    def available_bytes(self) -> int | None: ...  # that this process may still take; None if nothing limits it
+    # `free` and `total`, and `reserved` with `allocated` of an allocator; empty if nothing limits them
+    def left_bytes(self) -> dict[str, int]: ...
+    def total_bytes(self) -> int: ...  # the most that the model may have; 0 if only `limit` decides
+    def allocator_figures(self) -> dict[str, int]: ...  # bytes reserved, and retries
+    def forget_peak(self) -> None: ...  # starts the peak of the steps here, if that of their preparation would hide it
+    def start_over(self) -> None: ...  # frees memory, and starts all figures here
+    # fails allocations beyond `budget` bytes, after the imports; returns what is still free of it
+    def limit(self, budget: int) -> int: ...
+    def unlimit(self) -> None: ...
+    # memory that a step frees stays with the process, as some tens of steps into a training
+    def keep_what_is_freed(self) -> None: ...
+    def finish(self) -> None: ...  # waits until the device has done its work
+    def instant(self) -> Any: ...  # a moment in the device's own time, without waiting for it
+    def seconds_between(self, start: Any, end: Any) -> float: ...  # after `finish`
+    def is_recording(self) -> bool: ...  # work is recorded for later (CUDA graph), so that nothing can be timed
+    def is_busy(self) -> bool: ...
+    # whether 32-bit matrices are multiplied with float16's mantissa
+    def multiplies_in_tf32(self, module: Any) -> bool: ...
+    # FLOP/s of products of matrices, by `data_sheets`' names of types; None if unknown
+    def peak_flops(self, dtype: str) -> float | None: ...
 
 
 # A CPU. Memory is the process's own and has a slot's budget, and work is done when a call returns.
@@ -109,47 +61,40 @@ _LARGEST_MAPPED = (32 << 20) - (64 << 10)
 
 
 class CpuDevice:
-    """See `Device`."""
+    """A CPU's cores. Its memory is the process's own resident bytes, within the slot's budget if there is one."""
 
     kind = "cpu"
     is_apart = False
 
     def used_bytes(self) -> int:
-        """Returns the process's own resident bytes."""
         return own_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
-        """Returns the peak of the resident bytes. DeepSpeed's own figure is the largest at the moments it looked."""
+        # DeepSpeed's own figure is the largest at the moments it looked.
         return own_bytes("VmHWM")
 
     def available_bytes(self) -> int | None:
-        """Returns the rest of the slot's budget; None without one."""
         budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
         return None if budget == resource.RLIM_INFINITY else budget - _status_bytes("VmData")
 
     def left_bytes(self) -> dict[str, int]:
-        """Returns the rest of the slot's budget, and the budget."""
         budget, _ = resource.getrlimit(resource.RLIMIT_DATA)
         free = self.available_bytes()
         return {} if free is None else {"free": free, "total": budget}
 
     def total_bytes(self) -> int:
-        """Returns 0, because a slot has a budget instead."""
         return 0
 
     def allocator_figures(self) -> dict[str, int]:
-        """Returns nothing, because the C library has no such figures."""
         return {}
 
     def forget_peak(self) -> None:
-        """Does nothing. Pages that the preparation has touched stay with the process, and a step uses them again."""
+        pass  # Pages that the preparation has touched stay with the process, and a step uses them again.
 
     def start_over(self) -> None:
-        """Returns free pages, which the C library keeps and which would count as in use.
-
-        Some kernels, such as gVisor's, count peaks only from the start of the process. Then an earlier peak stays,
-        which is at most that of a larger micro-batch.
-        """
+        # Returns free pages, which the C library keeps and which would count as in use. Some kernels, such as gVisor's,
+        # count peaks only from the start of the process; an earlier peak then stays, at most that of a larger micro-
+        # batch.
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -159,67 +104,49 @@ class CpuDevice:
             Path("/proc/self/clear_refs").write_text("5")
 
     def limit(self, budget: int) -> int:
-        """Limits the process's own allocations by RLIMIT_DATA. Memory that it has taken already is not free.
-
-        The stacks of its threads count, and mapped files do not (RLIMIT_AS would count libraries). Call it after the
-        imports, which it would break. Just-in-time builds run without the limit, because a compiler's memory is not the
-        model's.
-        """
+        # RLIMIT_DATA counts the stacks of threads, and no mapped files (RLIMIT_AS would count libraries). Imports would
+        # break, so it comes after them. Just-in-time builds run without it: a compiler's memory is not the model's.
         _spare_builds()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (budget, hard))
         return budget - _status_bytes("VmData")
 
     def unlimit(self) -> None:
-        """Removes the limit."""
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def keep_what_is_freed(self) -> None:
-        """Makes the C library keep freed memory.
-
-        In the first steps glibc returns the top of the heap after each step, and every step faults it in again. This
-        costs 5 % of a small model's processor time for a thousand pages (benchmarks/promise). The amount follows the
-        largest mapped block that was freed, up to 32 MiB: mallopt(3), M_MMAP_THRESHOLD. With another C library this
-        does nothing. It does nothing either in a slot without room for the block, which takes addresses but no memory.
-        """
+        # In the first steps glibc returns the top of the heap after each step, and every step faults it in again: 5 %
+        # of a small model's processor time for a thousand pages (benchmarks/promise). The amount follows the largest
+        # mapped block that was freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD). Without glibc, or room for the
+        # block, this does nothing.
         with contextlib.suppress(MemoryError):
             bytes(_LARGEST_MAPPED)
 
-    def finish(self) -> None:
-        """Returns at once."""
+    def finish(self) -> None: ...
 
     def instant(self) -> float:
-        """Returns the clock's time."""
         return time.perf_counter()
 
     def seconds_between(self, start: float, end: float) -> float:
-        """Returns the difference."""
         return end - start
 
     def is_recording(self) -> bool:
-        """Returns False."""
         return False
 
     def is_busy(self) -> bool:
-        """Returns False."""
         return False
 
     def multiplies_in_tf32(self, module: Any) -> bool:
-        """Returns False, because a CPU has no such format."""
         return False
 
-    def peak_flops(self, dtype: str) -> float | None:
-        """Returns nothing. No data sheet has the peak of some cores of a processor."""
+    def peak_flops(self, dtype: str) -> float | None: ...
 
 
 def own_bytes(resident: str) -> int:
-    """Returns the resident bytes that count towards a slot's budget, without pages of mapped files such as libraries.
+    """The resident bytes that count towards a slot's budget: without mapped files such as libraries.
 
-    Most mapped pages come with the first step, some tens of megabytes, and stay.
-
-    Args:
-        resident: their name in proc_pid_status(5).
+    Most mapped pages, some tens of megabytes, come with the first step and stay. `resident` is of proc_pid_status(5).
     """
     return _status_bytes(resident) - _status_bytes("RssFile")
 
@@ -250,13 +177,13 @@ def _spare_builds() -> None:
 
 
 def allows_products() -> bool:
-    """Returns whether products of matrices may use it."""
+    """Whether products of matrices may use TF32."""
     backend = torch.backends.cuda.matmul
     return _allows(lambda: backend.allow_tf32) or _says_tf32(backend)
 
 
 def allows_convolutions() -> bool:
-    """Returns whether convolutions may, as they may by default."""
+    """Whether convolutions may use TF32, as they may by default."""
     backend = torch.backends.cudnn
     return _allows(lambda: backend.allow_tf32) or _says_tf32(getattr(backend, "conv", None))
 
@@ -281,11 +208,7 @@ _BY_CUDNN = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
 
 
 class CudaDevice:
-    """See `Device`.
-
-    Args:
-        index: of the device in this process.
-    """
+    """A GPU that PyTorch calls `cuda`, including AMD's. Its memory is that of the caching allocator."""
 
     kind = "cuda"
     is_apart = True
@@ -296,30 +219,23 @@ class CudaDevice:
         self._budget: int | None = None
 
     def used_bytes(self) -> int:
-        """Returns the bytes of tensors."""
         return torch.cuda.memory_allocated(self._index)
 
     def peak_bytes(self) -> int:
-        """Returns the peak of the bytes of tensors."""
         return torch.cuda.max_memory_allocated(self._index)
 
     def available_bytes(self) -> int | None:
-        """Returns the free bytes of the device, with the unused bytes that the allocator holds.
-
-        It is never more than the allocator may take in total.
-        """
+        # What the allocator holds unused is available as well, within its limit.
         free, _ = torch.cuda.mem_get_info(self._index)
         used = self.used_bytes()
         return min(int(free + torch.cuda.memory_reserved(self._index)), self.total_bytes()) - used
 
     def left_bytes(self) -> dict[str, int]:
-        """Returns the figures of the driver and of the caching allocator."""
         free, total = torch.cuda.mem_get_info(self._index)
         held = {"reserved": torch.cuda.memory_reserved(self._index), "allocated": self.used_bytes()}
         return {"free": int(free), "total": int(total), **held}
 
     def total_bytes(self) -> int:
-        """Returns the memory of the device, or the allocator's limit if it has one."""
         total = self._memory()
         fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda index: 1.0)(self._index)
         return min(int(total * fraction), total if self._budget is None else self._budget)
@@ -328,18 +244,16 @@ class CudaDevice:
         return int(torch.cuda.get_device_properties(self._index).total_memory)
 
     def allocator_figures(self) -> dict[str, int]:
-        """Returns the most bytes reserved, and how often the allocator had to empty its cache."""
         return {
             "peak_reserved": torch.cuda.max_memory_reserved(self._index),
             "allocator_retries": int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0)),
         }
 
     def forget_peak(self) -> None:
-        """Resets the peak. `deepspeed.initialize` briefly takes memory (copies, flattening) that no step needs."""
+        # `deepspeed.initialize` briefly takes memory (copies, flattening) that no step needs.
         torch.cuda.reset_peak_memory_stats(self._index)
 
     def start_over(self) -> None:
-        """Empties the caches of device and pinned memory, and starts peaks and retries here."""
         gc.collect()
         torch.cuda.empty_cache()
         getattr(torch._C, "_accelerator_emptyHostCache", getattr(torch._C, "_host_emptyCache", lambda: None))()
@@ -348,44 +262,37 @@ class CudaDevice:
         torch.cuda.reset_accumulated_memory_stats(self._index)
 
     def limit(self, budget: int) -> int:
-        """Limits the caching allocator. A program with a limit of its own overrides it."""
+        # A program with a limit of its own overrides it.
         self._budget = budget
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget / self._memory()), self._index)
         return budget - self.used_bytes()
 
     def unlimit(self) -> None:
-        """Lets the allocator take the whole device."""
         if self._budget is not None:
             torch.cuda.set_per_process_memory_fraction(1.0, self._index)
             self._budget = None
 
-    def keep_what_is_freed(self) -> None:
-        """Does nothing, because the allocator keeps freed memory."""
+    def keep_what_is_freed(self) -> None: ...
 
     def finish(self) -> None:
-        """Waits for all streams."""
         torch.cuda.synchronize(self._index)
 
     def instant(self) -> Any:
-        """Returns an event that is recorded on the calling thread's stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._index))
         return event
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Returns the seconds by the device's own clock."""
         return float(start.elapsed_time(end)) / 1e3
 
     def is_recording(self) -> bool:
-        """Returns whether the program captures a CUDA graph."""
         return bool(torch.cuda.is_current_stream_capturing())
 
     def is_busy(self) -> bool:
-        """Asks the device by its number. A thread's own is the first one, where asking would take memory."""
+        # By its number: a thread's own device is the first one, where asking would take memory.
         return not torch.cuda.current_stream(self._index).query()
 
     def multiplies_in_tf32(self, module: Any) -> bool:
-        """Returns whether the device has TF32 and torch may use it. For convolutions it may by default."""
         if torch.cuda.get_device_capability(self._index) < _TF32_SINCE:
             return False
         if allows_products():
@@ -393,7 +300,6 @@ class CudaDevice:
         return any(isinstance(each, _BY_CUDNN) for each in module.modules()) and allows_convolutions()
 
     def peak_flops(self, dtype: str) -> float | None:
-        """Returns the data sheet's peak; for a slice of a device its share."""
         name = torch.cuda.get_device_name(self._index)
         multiprocessors = torch.cuda.get_device_properties(self._index).multi_processor_count
         return peak_flops(name, dtype, share_of(name, multiprocessors))
@@ -407,14 +313,7 @@ class UnknownDeviceError(Exception):
 
 
 def device_of(device: torch.device) -> Device:
-    """Returns the implementation for a device.
-
-    Args:
-        device: of an engine.
-
-    Raises:
-        UnknownDeviceError: it is neither a CPU nor one that PyTorch calls `cuda`, as it does NVIDIA's and AMD's.
-    """
+    """The `Device` of an engine's device. UnknownDeviceError if that is neither a CPU nor what PyTorch calls `cuda`."""
     if device.type == "cpu":
         return CpuDevice()
     if device.type == "cuda":
@@ -426,16 +325,12 @@ def device_of(device: torch.device) -> Device:
 
 
 def device_in_use() -> Device:
-    """Returns the GPU that this process has opened, or the CPU. It opens nothing."""
+    """The GPU that this process has opened, or the CPU. It opens nothing."""
     return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_initialized() else CpuDevice()
 
 
 def device_to_come() -> Device:
-    """Returns the device that a rank without an engine will have, as DeepSpeed chooses it.
-
-    Raises:
-        UnknownDeviceError: see `device_of`.
-    """
+    """The device that a rank without an engine will have, as DeepSpeed chooses it."""
     from deepspeed.accelerator import get_accelerator
 
     kind = get_accelerator().device_name()
@@ -469,18 +364,14 @@ def expect(kind: str | None) -> None:
 
 
 def found() -> str:
-    """Returns PyTorch's name for the kind of device that DeepSpeed trains on here. AMD's GPUs are `cuda` too."""
+    """PyTorch's name for the kind of device that DeepSpeed trains on here. AMD's GPUs are `cuda` too."""
     from deepspeed.accelerator import get_accelerator
 
     return str(get_accelerator().device_name())
 
 
 def require() -> None:
-    """Compares the device with the slot. Call it when DeepSpeed is imported, before an engine is built.
-
-    Raises:
-        OtherDeviceError: they are of two kinds.
-    """
+    """Compares the device with the slot, when DeepSpeed is imported and before an engine is built."""
     kind = found() if _expected.kind is not None else None
     if kind == _expected.kind:
         return

@@ -59,7 +59,7 @@ def are_uneven(ends: Sequence[RankEnd]) -> bool:
 
 
 def uneven_note(ends: Sequence[RankEnd]) -> str:
-    """Returns a sentence on the steps that a measurement leaves out, because not all ranks have them."""
+    """Says which steps a measurement leaves out, because not all ranks have them."""
     had = _by_rank([f"had {end.micro_batches} micro-batches" for end in ends])
     return (
         f"The ranks have different numbers of batches: {had}. Only the steps that all of them have are measured. "
@@ -68,13 +68,7 @@ def uneven_note(ends: Sequence[RankEnd]) -> str:
 
 
 def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]) -> str:
-    """Returns the sentences for ranks that had too few steps in common.
-
-    Args:
-        ends: of all ranks.
-        needed: optimizer steps that a measurement takes.
-        batch: the micro-batch size and the accumulation.
-    """
+    """Says that ranks had too few steps in common for a measurement. `batch`: micro-batch and accumulation."""
     size = f"micro-batch {batch[0]} x accumulation {batch[1]}"
     steps = min(end.steps for end in ends)
     if not are_uneven(ends):
@@ -90,12 +84,7 @@ def too_little_data(ends: Sequence[RankEnd], needed: int, batch: tuple[int, int]
 
 
 def waits_for_ever(ends: Sequence[RankEnd], has_engine: bool) -> str:
-    """Returns the sentences for ranks that all wait.
-
-    Args:
-        ends: of all ranks.
-        has_engine: whether the program had built a DeepSpeed engine.
-    """
+    """Says in which calls all ranks wait. `has_engine`: the program had built a DeepSpeed engine."""
     said = _by_rank([end.words for end in ends])
     if len(ends) == 1 or (not has_engine and len({end.waits_in for end in ends}) == 1):
         return (
@@ -151,34 +140,26 @@ class Doing:
 
 
 def stack_of(thread: int) -> Stack:
-    """Returns the stack of a thread; empty if the thread has ended.
+    """A thread's calls; empty if it has ended.
 
-    This keeps no reference to a frame while the thread goes on, because a frame holds the tensors of its code. PyTorch
-    does not tolerate that during an operation that a dispatch mode sees. Under a `FlopCounter` it sometimes raises
-    "Attempted to make a tensor into a differentiable view".
+    No frame is kept while the thread goes on, because it holds the tensors of its code. PyTorch does not tolerate that
+    under a dispatch mode: a `FlopCounter` sometimes raises "Attempted to make a tensor into a differentiable view".
     """
     return tuple(_calls(sys._current_frames().get(thread)))
 
 
 def place_of(stack: Stack) -> tuple[tuple[int, int], ...]:
-    """Returns a value that changes when a thread goes on, however little."""
+    """A value that changes when a thread goes on, however little."""
     return tuple(call.place for call in stack[:2])
 
 
 def doing(stack: Stack, model_dir: Path, device_is_busy: bool = False) -> Doing:
-    """Returns the state of a thread.
-
-    Args:
-        stack: the thread's.
-        model_dir: the folder of the user's code.
-        device_is_busy: whether the thread's device has work left. A thread that does not move then waits for the
-            device.
-    """
+    """The state of a thread. One that does not move waits for its device, if that has work left."""
     return Doing(_where(stack, model_dir), _waits_in(stack) or ("work of its device" if device_is_busy else ""))
 
 
 def is_of_a_collective(error: BaseException) -> bool:
-    """Returns whether a call that waits for other ranks has raised an exception."""
+    """Whether a call that waits for other ranks has raised the exception."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -247,7 +228,7 @@ _NO_OPTIMIZER_BUFFER = (
 
 @contextlib.contextmanager
 def keys_named(ds_config: Any) -> Iterator[None]:
-    """Attaches to an exception that the configuration causes the result of `named_refusal`."""
+    """Attaches the result of `named_refusal` to an exception that the configuration causes."""
     try:
         yield
     except Exception as error:

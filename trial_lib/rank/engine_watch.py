@@ -18,14 +18,9 @@ from trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
 
 
 class BackwardPasses:
-    """Counts the backward passes of an engine that end an accumulation, from one call of its `step` to the next.
+    """Counts backward passes that end an accumulation, from one step to the next, and calls `repeated` at the second.
 
-    Passes within an accumulation do not count. The engine finds them by its own count, or by
-    `set_gradient_accumulation_boundary`, which Accelerate calls.
-
-    Args:
-        engine: runs the passes.
-        repeated: called at the second such pass before a step.
+    The engine finds the end by its own count, or by `set_gradient_accumulation_boundary`, which Accelerate calls.
     """
 
     def __init__(self, engine: Any, repeated: Callable[[], None]) -> None:
@@ -34,7 +29,6 @@ class BackwardPasses:
         self._since_step = 0
 
     def begin(self) -> None:
-        """Counts a backward pass that is about to begin."""
         is_inside_no_sync = getattr(self._engine, "inside_no_sync_ctxt", False)
         if is_inside_no_sync or not self._engine.is_gradient_accumulation_boundary():
             return
@@ -43,7 +37,6 @@ class BackwardPasses:
             self._repeated()
 
     def end(self) -> None:
-        """Resets the count, because the engine takes a step."""
         self._since_step = 0
 
 
@@ -57,14 +50,11 @@ _MOST_SIZES = 64
 class StepObserver(Protocol):
     """The receiver of a watch's events."""
 
-    def optimizer_step_ended(self, applied: bool) -> None:
-        """Called once per optimizer step; `applied` is False if loss scaling has skipped it."""
-
-    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
-        """Called with the sizes of the first training micro-batch, and its number of tokens if the batch shows it."""
-
-    def other_engine_stepped(self, engine: Any) -> None:
-        """Called after each optimizer step of an engine that was left out."""
+    # once per step; not applied if loss scaling has skipped it
+    def optimizer_step_ended(self, applied: bool) -> None: ...
+    # of a training micro-batch; `tokens` if it shows them
+    def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None: ...
+    def other_engine_stepped(self, engine: Any) -> None: ...  # an engine that was left out
 
 
 def _nothing_arrived() -> dict[str, float]:
@@ -75,28 +65,7 @@ class EngineWatch:
     """Watches a `DeepSpeedEngine` by replacing `forward`, `backward` and `step` of this one engine.
 
     A backward pass is `engine.backward(loss)`, or the loss's own `backward()` after a forward pass of this engine. With
-    fp16 it is `engine.scale(loss).backward()`. The loss is then the tensor before scaling, because the scaled one may
-    be inf.
-
-    Attributes:
-        engine: the watched engine.
-        device: the device that it trains on.
-        clock: times its optimizer steps.
-        parts: times its calls of forward, backward and step.
-        model: activations of the first micro-batch, and the FLOPs of one on request.
-        asked: the micro-batch size that the engine is set to.
-        arrival: how samples show in the batches that arrive.
-        sizes: of the first training micro-batches, in order, as `batch_shape.batch_sizes` returns them.
-        micro_batches: training micro-batches so far.
-        counted_elements: numbers in the inputs of the micro-batch whose FLOPs `model` has counted.
-        first_micro_batch: samples in the first training micro-batch; None before it.
-        first_digest: of its values; None before it, and without tensor parallelism.
-        shortest_sequence: the fewest tokens in a row of a micro-batch; None if the inputs show no tokens.
-        longest_sequence: the most.
-        loss: the last loss that was passed to `backward`, unscaled, still on its device.
-        micro_batch_losses: the losses since `take_loss`.
-        has_trained: whether a training micro-batch has arrived.
-        repeats_backward: whether the code has called backward more than once for one step, of this engine or another.
+    fp16 it is `engine.scale(loss).backward()`, whose loss is the tensor before scaling: the scaled one may be inf.
     """
 
     def __init__(
@@ -106,29 +75,30 @@ class EngineWatch:
         asked_micro_batch: int,
         observer: StepObserver,
         with_activations: bool,
-        arrival: Arrival,
+        arrival: Arrival,  # how samples show in the batches that arrive
     ) -> None:
         self.engine = engine
         self.device = device
         self.clock = StepClock(device)
-        self.asked = asked_micro_batch
+        self.asked = asked_micro_batch  # the micro-batch size that the engine is set to
         self.arrival = arrival
-        self.sizes: list[tuple[int, ...]] = []
+        self.sizes: list[tuple[int, ...]] = []  # of the first training micro-batches, as `batch_sizes` returns them
         self.parts = PartTimer(device)
+        # activations of the first micro-batch, and the FLOPs of one on request
         self.model = self._counter(with_activations)
         self._arrived = _nothing_arrived()
-        self.micro_batches = 0
+        self.micro_batches = 0  # trained on so far
         self._kept: tuple[int, ...] = ()
         self._counted: tuple[int, ...] = ()
-        self.counted_elements = 0
-        self.first_micro_batch: int | None = None
-        self.first_digest: float | None = None
-        self.shortest_sequence: int | None = None
+        self.counted_elements = 0  # numbers in the micro-batch whose FLOPs `model` has counted
+        self.first_micro_batch: int | None = None  # samples in it; None before it
+        self.first_digest: float | None = None  # of its values; None without tensor parallelism
+        self.shortest_sequence: int | None = None  # fewest tokens in a row; None if no inputs show tokens
         self.longest_sequence: int | None = None
-        self.loss: torch.Tensor | None = None
-        self.micro_batch_losses: list[torch.Tensor] = []
+        self.loss: torch.Tensor | None = None  # the last one passed to `backward`, unscaled, on its device
+        self.micro_batch_losses: list[torch.Tensor] = []  # since `take_loss`
         self.has_trained = False
-        self.repeats_backward = False
+        self.repeats_backward = False  # more than once for one step, of this engine or another
         self._observer = observer
         # True between a forward pass and its backward pass.
         self._is_open = False
@@ -152,7 +122,7 @@ class EngineWatch:
         passes = BackwardPasses(engine, self._backward_repeated)
 
         def called_directly(inputs: Any) -> None:
-            """Records a forward pass that bypasses the engine, as in many a GAN. Its batch counts as well."""
+            # Records a forward pass that bypasses the engine, as in many a GAN. Its batch counts as well.
             if self._trains_now() and not self._is_open:
                 self.has_trained = self._is_open = True
                 self.batch_arrived(inputs)
@@ -240,10 +210,7 @@ class EngineWatch:
         return self.engine.module.training or self._trains_in_eval_mode
 
     def _take_up_eval_mode(self) -> None:
-        """Returns whether a forward pass that begins is a training pass.
-
-        `engine.eval()` sets only the module.
-        """
+        # After all, the forward pass in eval mode was of the training: a backward pass follows it.
         if not self._is_open and self._in_eval_mode is not None:
             self.has_trained = self._trains_in_eval_mode = True
             self.batch_arrived(self._in_eval_mode)
@@ -264,7 +231,6 @@ class EngineWatch:
         self._is_open = False
 
     def end(self) -> None:
-        """Restores the engine."""
         torch.Tensor.backward = self._tensor_backward  # type: ignore[method-assign]
         del self._in_turn[1:]
         self._direct_calls.remove()
@@ -272,10 +238,7 @@ class EngineWatch:
             vars(self.engine).pop(name, None)
 
     def leave_out(self, engine: Any) -> None:
-        """Stops the backward passes of another engine from counting for this one.
-
-        In a GAN they come between this engine's own.
-        """
+        """Stops backward passes of another engine, which in a GAN come between this one's, from counting here."""
         backward, step = engine.backward, engine.step
         passes = BackwardPasses(engine, self._backward_repeated)
 
@@ -306,7 +269,6 @@ class EngineWatch:
             engine.scale = scale_elsewhere
 
     def batch_arrived(self, inputs: Any) -> None:
-        """Records the size and the length of one training micro-batch."""
         self.micro_batches += 1
         sizes = batch_sizes(inputs)
         if not sizes:
@@ -336,22 +298,20 @@ class EngineWatch:
             self.longest_sequence = max(length, self.longest_sequence or length)
 
     def rows_in(self, sizes: tuple[int, ...]) -> int:
-        """Returns the size of a micro-batch in the dimension of its rows; 0 if it has none there."""
+        """The size of a micro-batch in the dimension of its rows; 0 if it has none there."""
         return sizes[self.arrival.dimension] if self.arrival.dimension < len(sizes) else 0
 
     @property
     def samples_kept(self) -> float:
-        """The value that an optimizer step reduces, from the losses since the last call; None without a loss."""
         return self.arrival.samples(self.rows_in(self._kept), self.asked) or self.asked
 
     @property
     def samples_counted(self) -> float:
-        """Samples in the micro-batch whose FLOPs `model` has counted; the engine's setting if the batch shows none."""
+        # The engine's setting if the batch shows none.
         return self.arrival.samples(self.rows_in(self._counted), self.asked) or self.asked
 
     @property
     def rows(self) -> list[int]:
-        """The rows of the first training micro-batches, in order."""
         return [rows for sizes in self.sizes if (rows := self.rows_in(sizes))]
 
     def loss_arrived(self, loss: torch.Tensor) -> None:
@@ -365,10 +325,9 @@ class EngineWatch:
         self.micro_batch_losses.append(self.loss)
 
     def take_loss(self) -> torch.Tensor | None:
-        """Returns the value that an optimizer step reduces, from the losses since the last call; None without a loss.
+        """The value, on its device, that an optimizer step reduces, from the losses since the last call; None without.
 
-        The value is still on its device. The step's gradient is that of the sum of all losses, each divided as
-        DeepSpeed divides it.
+        The step's gradient is that of the sum of all losses, each divided as DeepSpeed divides it.
         """
         losses, self.micro_batch_losses = self.micro_batch_losses, []
         if not losses:
@@ -379,15 +338,11 @@ class EngineWatch:
         return int(self.engine.gradient_accumulation_steps())
 
     def take_arrived(self) -> dict[str, float]:
-        """Watches a `PipelineEngine`, and times `train_batch`.
-
-        The parts are timed by the instructions of the schedule.
-        """
         arrived, self._arrived = self._arrived, _nothing_arrived()
         return arrived
 
     def samples_in(self, arrived: Mapping[str, float]) -> float:
-        """Returns the samples in arrived sizes, by the rule for samples that is known by now."""
+        """Samples in arrived sizes, by the rule for samples that is known by now."""
         return self.arrival.samples(arrived[_ROWS[self.arrival.dimension]], self.asked * arrived["micro_batches"])
 
 
@@ -465,12 +420,7 @@ _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 
 
 def trains(optimizer: Any, config: Mapping[str, Any]) -> bool:
-    """Returns whether an engine has an optimizer, by DeepSpeed's own rule.
-
-    Args:
-        optimizer: the argument of `deepspeed.initialize`.
-        config: the DeepSpeed configuration that the code passes.
-    """
+    """Whether an engine has an optimizer, by DeepSpeed's own rule."""
     named = config.get("optimizer")
     return optimizer is not None or (isinstance(named, Mapping) and named.get("type") is not None)
 
@@ -479,24 +429,17 @@ class Followers:
     """The engines of one run of a program that train. All of them follow the candidate, as the two of a GAN do.
 
     One loss may go through several engines, and DeepSpeed refuses that for engines of different stages. An engine whose
-    own batch differs from the first one's keeps its batch. An actor's critic is an example.
+    own batch differs from the first one's, such as an actor's critic, keeps its batch.
     """
 
     def __init__(self) -> None:
-        """Starts before the first engine."""
         self._batches: list[dict[str, Any]] = []
 
     def start_over(self) -> None:
-        """Waits for the first engine again, because the program is run again."""
         self._batches.clear()
 
     def overrides_for(self, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the overrides that an engine that trains has to follow.
-
-        Args:
-            config: the configuration that the code passes for it.
-            overrides: for the first of the engines.
-        """
+        """The overrides for an engine that trains with `config` in the code; `overrides` are for the first engine."""
         own = {key: config[key] for key in _BATCH if key in config}
         candidates = {key: overrides[key] for key in _BATCH if key in overrides}
         if not self._batches:
@@ -518,7 +461,7 @@ _TOLD = (
 
 
 def part_of_replica(engine: Any) -> int:
-    """Returns a number that all ranks with the same part of the model, or of each sample, have in common."""
+    """A number that all ranks with the same part of the model, or of each sample, have in common."""
     if sequence_parallel_size(engine) > 1:
         from deepspeed.utils import groups
 
@@ -527,13 +470,7 @@ def part_of_replica(engine: Any) -> int:
 
 
 def refuse_other_replicas(engine: Any, asked: int | None, refuse: Callable[[str, str], Any]) -> None:
-    """Refuses a trial whose engine has not the replicas of its layout. Its global batch would be another.
-
-    Args:
-        engine: that trains.
-        asked: the replicas of the layout; None if the trial has no layout of its own.
-        refuse: ends the trial with an outcome and a reason.
-    """
+    """Refuses a trial whose engine has not the replicas of its layout, as its global batch would be another."""
     found = replicas_of(engine)
     if asked is not None and found != asked:
         ranks = torch.distributed.get_world_size()

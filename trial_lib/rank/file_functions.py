@@ -86,7 +86,6 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Ends the iteration."""
         self._entries = iter(())
 
 
@@ -136,8 +135,6 @@ def _scans(files: ListedCopies, original: Any) -> Any:
 
 
 STAND_INS: dict[str, Callable[[ListedCopies, Any], Any]] = {"listdir": _lists, "scandir": _scans}
-"""Makes the replacement of a function of `os`."""
-
 
 _READS = ("r", "rb", "rt")
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -155,15 +152,9 @@ def install(
     hidden: Iterable[str] = (),
     records: Iterable[Path] = (),
 ) -> UserFiles:
-    """Protects the user's files from this process and its forks. Call it before the user's program runs.
+    """Protects the user's files from this process and its forks, before the program runs.
 
-    Args:
-        scratch: the trial's folder for redirected changes.
-        protected_before: seconds since the epoch. Files that have not changed since then are protected.
-        folder: the program's own.
-        layered_device: the device number of the trial's own file system; None if it has none.
-        hidden: as `UserFiles` has it.
-        records: as `UserFiles` has it.
+    `UserFiles` has the arguments.
     """
     files = UserFiles(scratch, protected_before, folder, layered_device, hidden, records)
     _replace_open(files)

@@ -24,19 +24,14 @@ _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
 
 
 class OpaqueFunctions:
-    """Records functions that return memory that no operator has written, while this is entered.
-
-    Attributes:
-        names: of those that were called.
-    """
+    """Records functions that return memory that no operator has written, while this is entered."""
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.names: set[str] = set()  # of those that were called
         # Addresses of allocated memory that no operator has written to.
         self._unwritten: set[int] = set()
 
     def note(self, operator: Any, args: Any, output: Any) -> None:
-        """Records the result of an operator."""
         if operator.is_view:
             return
         # A collective writes to its arguments. So may an operator of another library.
@@ -53,7 +48,6 @@ class OpaqueFunctions:
         return output
 
     def __enter__(self) -> "OpaqueFunctions":
-        """Starts noting."""
         self._apply = apply = torch.autograd.Function.__dict__["apply"]
 
         def noted(function: type, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +59,6 @@ class OpaqueFunctions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Restores torch."""
         torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
         self._unwritten.clear()
 
@@ -95,10 +88,8 @@ def grouped_products() -> dict[Any, Callable[..., int]]:
 
 
 def _flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Returns the FLOPs of a product, in which every row of the left side belongs to one group.
-
-    A side of two dimensions has its groups one after the other, and one of three has them in its first dimension.
-    """
+    # Every row of the left side belongs to one group. A side of two dimensions has its groups one after the other, and
+    # one of three has them in its first dimension.
     flops = 2 * left.numel() * right.shape[-1]
     # Groups of columns: each matrix of the left side meets its own columns alone.
     return flops // left.shape[0] if left.dim() > right.dim() else flops
@@ -193,10 +184,6 @@ class FlopCounter(TorchDispatchMode):
     The formulas are torch's (`torch.utils.flop_counter`), with attention counted on every kernel, the CPU's included.
     Recomputation under activation checkpointing does not count: it runs during the backward pass with gradients
     enabled. For a higher-order operator without a formula (`cond`, `map`), the operations within it count.
-
-    Attributes:
-        flops: counted so far.
-        dtypes: of the operands, recomputation included.
     """
 
     # Without this, torch raises at each of them.
@@ -205,7 +192,7 @@ class FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes: set[torch.dtype] = set()  # of the operands, recomputation included
         self._depth = 0
         self._operators: set[str] = set()
         self._functions = OpaqueFunctions()
@@ -214,11 +201,10 @@ class FlopCounter(TorchDispatchMode):
 
     @property
     def uncounted(self) -> set[str]:
-        """Names of operators and functions that have run without a formula, and may have done such work."""
+        """Names of operators and functions without a formula, which may have done such work."""
         return self._operators | self._functions.names
 
     def __enter__(self) -> "FlopCounter":
-        """Starts counting."""
         # Count once, however often the operators below enter the mode again.
         if not self._depth:
             self._functions.__enter__()
@@ -227,14 +213,12 @@ class FlopCounter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Stops counting."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._depth -= 1
         if not self._depth:
             self._functions.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation and adds its cost."""
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
@@ -301,17 +285,13 @@ def _may_be_much(func: Any) -> bool:
 class SavedActivations:
     """Counts the bytes of tensors that autograd saves while this is entered. Parameters do not count.
 
-    The count is exact on every device, and free of the allocator's noise. On a CPU that noise hides the resident memory
-    of one sample. A storage that several operations keep counts once.
-
-    Attributes:
-        bytes: counted so far.
-        dtypes: of all saved tensors, parameters included.
+    The count is exact on every device. An allocator's noise on a CPU hides the resident memory of one sample. A storage
+    that several operations keep counts once.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.dtypes: set[torch.dtype] = set()
+        self.dtypes: set[torch.dtype] = set()  # of all saved tensors, parameters included
         self._storages: set[int] = set()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
@@ -326,14 +306,12 @@ class SavedActivations:
         return tensor
 
     def __enter__(self) -> "SavedActivations":
-        """Starts counting."""
         self._hooks.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Any:
-        """Stops counting."""
         self._hooks.__exit__(kind, error, trace)
         self._storages.clear()
 
@@ -346,41 +324,29 @@ class ModelCounter:
 
     The two are counted in different micro-batches. Activations are those of the training as it is, and FLOPs only show
     if nothing is compiled.
-
-    Args:
-        with_activations: whether to count activations.
-
-    Attributes:
-        flops: of this rank's part of the model, forward and backward of that micro-batch.
-        uncounted: names of operators that have also run, and have no formula.
-        activation_bytes: that a forward pass has saved.
-        formats: of the numbers that it has saved, returned or multiplied, such as `bfloat16`.
-        counts_activations: whether those of the next micro-batch are counted.
-        counts_flops: whether those of the next micro-batch are counted.
     """
 
     def __init__(self, with_activations: bool) -> None:
-        self.flops = 0
-        self.uncounted: set[str] = set()
-        self.activation_bytes = 0
-        self.formats: set[str] = set()
-        self.counts_activations = with_activations
-        self.counts_flops = False
+        self.flops = 0  # of this rank's part of the model, forward and backward
+        self.uncounted: set[str] = set()  # names of operators that ran without a formula
+        self.activation_bytes = 0  # that a forward pass has saved
+        self.formats: set[str] = set()  # of the numbers that were saved, returned or multiplied, such as `bfloat16`
+        self.counts_activations = with_activations  # in the next micro-batch
+        self.counts_flops = False  # in the next micro-batch
         self._looks_for_more = False
         self._counter: FlopCounter | None = None
         self._entered = contextlib.ExitStack()
 
     def count_flops(self) -> None:
-        """Counts the FLOPs of the next micro-batch, which runs as its code is written, without compilation."""
+        """Counts the next micro-batch, which runs as its code is written, without compilation."""
         self.counts_flops = True
         self._looks_for_more = False
 
     def count_activations_again(self) -> None:
-        """Counts the activations of each micro-batch from now on, and keeps the largest count."""
+        """Counts each micro-batch from now on, and keeps the largest count."""
         self._looks_for_more = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, and counts it if it is the one to count."""
         if self.counts_flops and self._counter is None:
             # Left at the end of the backward pass, so that a loss outside the engine counts too.
             self._begin()
@@ -394,14 +360,12 @@ class ModelCounter:
         return output
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, and ends the count with it."""
         try:
             return function(*args, **kwargs)
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Ends a count; harmless without one."""
         self.counts_activations = False
         if self._counter is not None:
             self._end()
@@ -435,19 +399,16 @@ class StageCounter(ModelCounter):
         self._counts_backward = False
 
     def count_flops(self) -> None:
-        """Counts the FLOPs of the next forward and of the next backward pass."""
         super().count_flops()
         self._counts_backward = True
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a forward pass, and counts it if it is the one to count."""
         try:
             return super().forward(function, *args, **kwargs)
         finally:
             self.stop()
 
     def backward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a backward pass, and counts it if it is the one to count."""
         if not self._counts_backward:
             return function(*args, **kwargs)
         self._counts_backward = False
@@ -474,11 +435,7 @@ class FlopShare:
 
 
 def are_shares_of_one(shares: Sequence[FlopShare]) -> bool:
-    """Returns whether the sizes of the samples explain every difference between the ranks' counts.
-
-    Args:
-        shares: of ranks that have the same part of the model.
-    """
+    """Whether the sizes of the samples explain every difference between ranks with the same part of the model."""
     by_size = sorted(shares, key=lambda share: share.elements)
     return all(_is_explained(smaller, larger) for smaller, larger in combinations(by_size, 2))
 
@@ -492,15 +449,11 @@ def _is_explained(smaller: FlopShare, larger: FlopShare) -> bool:
 
 
 class DirectCalls:
-    """Records the calls of a model, compiled or not, until `remove`.
+    """Calls `note` before each forward pass of a model, compiled or not, with its arguments, until `remove`.
 
     If a model is compiled in place (`model.compile()`, `engine.compile()`), its hooks are compiled too. A hook then
-    breaks the graph, or stops a program that wants a single graph. For such a model the call itself is recorded, before
-    the compiled code.
-
-    Args:
-        module: the model.
-        note: called before each forward pass with its arguments.
+    breaks the graph, or stops a program that wants a single graph. So there the call itself is recorded, before the
+    compiled code.
     """
 
     def __init__(self, module: torch.nn.Module, note: Callable[[Any], None]) -> None:
@@ -513,7 +466,6 @@ class DirectCalls:
         vars(module)["compile"] = self._compiling
 
     def remove(self) -> None:
-        """Restores the model; harmless if it is restored already."""
         if self._is_on:
             self._is_on = False
             self._end()

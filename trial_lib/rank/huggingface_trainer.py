@@ -44,7 +44,7 @@ _ASKS = "push_to_hub"
 
 
 def install_model_hub() -> None:
-    """Keeps the program's objects away from the hub. Call it before the user's program runs."""
+    """Keeps the program's objects away from the hub, before the program runs."""
     when_imported("transformers.utils.hub", lambda module: _upload_nothing(module))
 
 
@@ -120,15 +120,10 @@ def install(
     to_save: _ToSave,
     to_save_model: _ToSave,
 ) -> None:
-    """Makes transformers, accelerate's configuration and PEFT follow the trial. Call it before the user's program runs.
+    """Makes transformers, accelerate's configuration and PEFT follow the trial, before the program runs.
 
-    Args:
-        facts: collects the program's own settings.
-        overrides: the candidate's part of the DeepSpeed configuration.
-        scratch: the trial's folder for files that the program would write.
-        to_save: returns the folder that takes a tokenizer now, in place of the one that the program names; None if
-            the program may not save it.
-        to_save_model: the same for a model.
+    `to_save` returns the folder that takes a tokenizer now, in place of the program's, or None if the program may not
+    save it. `to_save_model` does the same for a model.
     """
     when_imported("accelerate.utils.deepspeed", functools.partial(_merge_into_configurations, facts, overrides))
     when_imported("transformers.integrations.deepspeed", functools.partial(_check_in_a_trial, facts, overrides))
@@ -145,11 +140,9 @@ def install(
 
 
 def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
-    """Makes the Trainer train at full length with a configuration, with arguments that agree with it.
+    """Makes the Trainer train at full length with a complete configuration, and with arguments that agree with it.
 
-    Args:
-        ds_config: a complete DeepSpeed configuration.
-        is_in_code: whether the program's own is in its code. The differences are then merged into that.
+    If the program's own configuration is in its code, the differences are merged into that.
     """
     when_imported("transformers.training_args", functools.partial(_take_batch, ds_config))
     if is_in_code:

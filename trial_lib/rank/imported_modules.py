@@ -24,12 +24,12 @@ class ImportedModules:
         self._changes: list[tuple[frozenset[str], dict[str, str | None]]] = []
 
     def follow(self) -> None:
-        """Follows the environment from now on. Call it just before the program runs."""
+        """Follows the environment from now on, just before the program runs."""
         self._environment = dict(os.environ)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Finds no module. Python calls this before an import."""
+        # Finds no module. Python calls this before an import.
         if name.partition(".")[0] not in sys.stdlib_module_names:
             # Another thread may change the environment meanwhile. The next import shows it.
             with contextlib.suppress(KeyError, RuntimeError):
@@ -48,10 +48,10 @@ class ImportedModules:
                 self._changes.append((frozenset(sys.modules), changed))
 
     def found(self) -> list[Import]:
-        """Returns the installed modules that are imported by now, in the order of their import.
+        """The installed modules that are imported by now, in order.
 
-        The user's own modules are left out. They may read the rank or a mapped variable at import, so each rank imports
-        them itself. Variables that look like secrets are left out, because the list is kept.
+        The user's own modules are left out: they may read the rank or a mapped variable at import. So are variables
+        that look like secrets, because the list is kept.
         """
         found: list[Import] = []
         changes = list(self._changes)

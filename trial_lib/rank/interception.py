@@ -39,20 +39,12 @@ _WATCHED = "zerotune_watched"
 
 
 class DirectSteps:
-    """Ends a program whose optimizers are stepped by itself alone, because such a training has no step to measure.
-
-    An engine counts its steps, and knows by them where an accumulation ends.
-    """
+    """Ends a program that only steps its optimizers itself: an engine counts steps, and knows accumulation by them."""
 
     def __init__(self) -> None:
         self._of_engines = self._others = self._depth = 0
 
     def watch(self, engine: Any) -> None:
-        """Watches the steps of an engine and of its optimizers.
-
-        Args:
-            engine: a new one.
-        """
         if not hasattr(engine, "_take_model_step"):
             return
         self._follow(engine)
@@ -113,11 +105,7 @@ _OF_DEEPSPEED = (
 
 
 def install_engine_checkpoints(facts: ProgramFacts) -> None:
-    """Replaces the methods of DeepSpeed's engines that save and load checkpoints.
-
-    Args:
-        facts: gets the ZeRO stage of a checkpoint that the program resumes from.
-    """
+    """Replaces the methods of DeepSpeed's engines that save and load checkpoints."""
     import deepspeed
 
     engine = deepspeed.DeepSpeedEngine
@@ -190,20 +178,11 @@ class InitializeObserver(Protocol):
     """The receiver of events about the engines that the user's code builds."""
 
     @property
-    def has_engine(self) -> bool:
-        """Whether this run of the code has built an engine that trains."""
-
-    def initialize_called(self) -> None:
-        """Called when `deepspeed.initialize` begins."""
-
-    def engine_built(self, engine: Any) -> None:
-        """Called with each engine that trains."""
-
-    def frozen_engine_built(self) -> None:
-        """Called when an engine that does not train exists."""
-
-    def group_destroyed(self) -> None:
-        """Called before the code destroys the process group. Afterwards the ranks cannot agree any more."""
+    def has_engine(self) -> bool: ...  # in this run of the code, one that trains
+    def initialize_called(self) -> None: ...
+    def engine_built(self, engine: Any) -> None: ...  # one that trains
+    def frozen_engine_built(self) -> None: ...
+    def group_destroyed(self) -> None: ...  # before it is destroyed; the ranks cannot agree afterwards
 
 
 def intercept(
@@ -212,14 +191,7 @@ def intercept(
     observer: InitializeObserver,
     turned: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes `deepspeed.initialize` merge the overrides in for engines that train, and keeps checkpoints as they are.
-
-    Args:
-        overrides: a candidate's part of the DeepSpeed configuration.
-        facts: collects the configuration that the code itself passes for the first engine that trains.
-        observer: gets the events about the engines.
-        turned: the switches to turn in each model that trains. None for no switch.
-    """
+    """Makes `deepspeed.initialize` merge a candidate's overrides in for engines that train; checkpoints stay."""
     from deepspeed.moe.layer import MoE
 
     followers, direct = Followers(), DirectSteps()
@@ -250,7 +222,6 @@ def intercept(
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
-        """Replaces `torch.distributed.destroy_process_group`."""
         if group is None:
             observer.group_destroyed()
         original_destroy(group)
@@ -261,12 +232,7 @@ def intercept(
 
 
 def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
-    """Makes the code's `deepspeed.checkpointing.configure` follow the candidate.
-
-    It also records whether the configuration controls activation checkpointing.
-
-    Arguments of the code have precedence over the configuration, in a trial as without one.
-    """
+    # Arguments of the code have precedence over the configuration, in a trial as without one.
     from deepspeed.runtime.activation_checkpointing import checkpointing
 
     original = checkpointing.configure
@@ -274,7 +240,6 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
     section = {_CHECKPOINTING: overrides[_CHECKPOINTING]} if _CHECKPOINTING in overrides else {}
 
     def configure(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `deepspeed.checkpointing.configure`."""
         call = signature.bind(*args, **kwargs)
         passed = _read(call.arguments.get("deepspeed_config"))
         if passed is not None:
@@ -287,14 +252,10 @@ def _configure_activation_checkpointing(overrides: Mapping[str, Any], facts: Pro
 
 
 def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None) -> None:
-    """Makes the code train with a configuration in place of its own.
+    """Makes the code train with a complete configuration, such as a study's winner, in place of its own.
 
-    The differences from the configuration of the first engine that trains are merged into the configuration of each
-    engine that trains. Another engine keeps its own values for the rest. An "auto" is for the code to decide.
-
-    Args:
-        ds_config: a complete DeepSpeed configuration, such as a study's winner.
-        turned: the switches to turn in each model that trains. None for no switch.
+    The differences from the configuration of the first engine that trains are merged into that of each engine that
+    trains. Another engine keeps its own values for the rest. An "auto" is for the code to decide.
     """
     found: list[DeepSpeedConfig] = []
     followers = Followers()
@@ -311,11 +272,7 @@ def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None)
 
 
 def let_config_count(turned: Mapping[str, Any] | None = None) -> None:
-    """Makes the code's `config` win if the code also passes a configuration to `deepspeed.initialize` in `args`.
-
-    Args:
-        turned: the switches to turn in each model that trains. None for no switch.
-    """
+    """Makes the code's `config` win if it also passes a configuration to `deepspeed.initialize` in `args`."""
     before = device.require
     _stand_in_for_initialize(
         lambda passed, is_trained: passed, before, lambda engine, is_trained: None, Turning(turned)
@@ -323,28 +280,18 @@ def let_config_count(turned: Mapping[str, Any] | None = None) -> None:
 
 
 def _stand_in_for_initialize(
-    merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],
+    merge: Callable[[DeepSpeedConfig, bool], DeepSpeedConfig],  # given the code's, and whether the engine trains
     before: Callable[[], None],
-    after: Callable[[Any, bool], None],
+    after: Callable[[Any, bool], None],  # given the new engine, and whether it trains
     turning: Turning,
     facts: ProgramFacts | None = None,
 ) -> None:
-    """Replaces `deepspeed.initialize`.
-
-    Args:
-        merge: returns the configuration to use in place of the code's, given whether the engine trains.
-        before: called when a call begins.
-        after: called with the new engine, and whether it trains.
-        turning: turns switches of the models that train.
-        facts: collect a call that passes two configurations.
-    """
     import deepspeed
 
     original = deepspeed.initialize
     signature = inspect.signature(original)
 
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `deepspeed.initialize`."""
         before()
         try:
             call = signature.bind(*args, **kwargs)
@@ -375,19 +322,14 @@ def _stand_in_for_initialize(
 
 
 def in_a_trial(config: DeepSpeedConfig) -> DeepSpeedConfig:
-    """Returns a configuration without sections that write to the user's runs and folders. Only a trial uses it."""
+    """A configuration without sections that write to the user's runs and folders. Only a trial uses it."""
     quiet = {name: {**config[name], "enabled": False} for name in _ELSEWHERE if isinstance(config.get(name), dict)}
     return {**config, **quiet}
 
 
 class _Configuration:
-    """The DeepSpeed configuration of one call of `initialize`, wherever the code has put it.
-
-    As a context manager, it restores the code's `args`.
-
-    Args:
-        arguments: of the call by name. They are changed in place.
-    """
+    # The DeepSpeed configuration of one call of `initialize`, wherever the code has put it. The arguments of the call
+    # are changed in place. As a context manager, it restores the code's `args`.
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
@@ -409,19 +351,16 @@ class _Configuration:
 
     @property
     def is_handed_over_twice(self) -> bool:
-        """Whether one is in the call and one in `args`. The call's counts, as in DeepSpeed before it refused."""
+        # The call's counts, as in DeepSpeed before it refused two.
         return bool(self._in_call and self._in_args)
 
     def read(self) -> DeepSpeedConfig | None:
-        """Returns the configuration; None if there is none, or none that DeepSpeed accepts.
-
-        DeepSpeed raises its own error then.
-        """
+        # None if there is none, or none that DeepSpeed accepts, which then raises its own error.
         passed = self._in_call or self._in_args
         return _read(passed[0][1]) if len(passed) == 1 else None
 
     def replace(self, config: DeepSpeedConfig) -> None:
-        """Replaces the configuration, and hides those in `args`, because DeepSpeed refuses two."""
+        # Hides those in `args`, because DeepSpeed refuses two.
         for name, value in self._in_args:
             self._hidden[name] = value
             setattr(self._args, name, None)
@@ -439,7 +378,7 @@ class _Configuration:
         self._arguments["config"] = config
 
     def complete(self, engine: Any) -> None:
-        """Restores the code's own dictionary, with the values that DeepSpeed has derived."""
+        # Restores the code's own dictionary, with the values that DeepSpeed has derived.
         if self._has_lost_its_batch is not None:
             self._has_lost_its_batch[TRAIN_BATCH] = engine.train_batch_size()
 
@@ -466,24 +405,20 @@ _BY_STAGE = ("transformers", "accelerate", "deepspeed", "trial_lib")
 
 
 def install(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
-    """Makes the context follow a candidate. Call it before the user's program runs.
+    """Makes `deepspeed.zero.Init` follow a candidate, before the program runs.
 
-    Args:
-        overrides: the candidate's part of the configuration, for every engine that trains. Another engine of stage 3
-            partitions its model itself. Overrides without a stage leave the context as it is.
-        facts: records that the code partitions its model while it makes it.
+    It counts for every engine that trains. Another engine of stage 3 partitions its model itself. Overrides without a
+    stage leave the context as it is.
     """
     stage = get_knob(overrides, STAGE)
     _when_imported(lambda _: stage, facts)
 
 
 def adopt_zero_init(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
-    """Makes the context follow a full experiment's configuration.
+    """Makes `deepspeed.zero.Init` follow a full experiment's configuration.
 
-    Args:
-        ds_config: the configuration that the program trains with.
-        is_in_code: whether the program's own is in its code. A call with a configuration then follows `ds_config`.
-            Otherwise the configuration of a call is that of its engine, which may be another one that only computes.
+    If the program's own is in its code, a call with a configuration follows `ds_config`. Otherwise the configuration of
+    a call is that of its engine, which may be another one that only computes.
     """
     stage = get_knob(ds_config, STAGE)
     _when_imported(lambda named: stage if is_in_code or named is None else _stage_of(named), ProgramFacts())
@@ -509,7 +444,6 @@ def _follow_stage(stage_for: Callable[[Any], Any], facts: ProgramFacts, module: 
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
-        """Replaces `deepspeed.zero.Init.__init__`."""
         call = signature.bind(*args, **kwargs)
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         if call.arguments.get("enabled", True) and caller.partition(".")[0] not in _BY_STAGE:
@@ -534,17 +468,10 @@ class OpNotBuiltError(BaseException):
 
 
 class _Loads:
-    """The loads of ops in this process.
-
-    Attributes:
-        has_left_out: whether the process group was made without its op.
-        needs_all: whether an engine is being made, which needs every op.
-    """
-
     # The builder of the op that is being loaded. None for any other extension, which may be built.
     now: str | None = None
-    has_left_out = False
-    needs_all = False
+    has_left_out = False  # the process group was made without its op
+    needs_all = False  # an engine is being made, which needs every op
 
 
 def end_at_unbuilt_ops() -> None:
@@ -554,7 +481,7 @@ def end_at_unbuilt_ops() -> None:
         run = module._run_ninja_build
 
         def run_if_built(build_directory: str, *arguments: Any, **options: Any) -> None:
-            """Replaces `torch.utils.cpp_extension._run_ninja_build`, which torch also calls for built ops."""
+            # torch also calls it for built ops.
             if _Loads.now is not None and has_work(Path(build_directory)):
                 raise OpNotBuiltError(_Loads.now)
             run(build_directory, *arguments, **options)
@@ -565,7 +492,6 @@ def end_at_unbuilt_ops() -> None:
         load = module.OpBuilder.jit_load
 
         def jit_load(builder: Any, *arguments: Any, **options: Any) -> Any:
-            """Replaces `OpBuilder.jit_load`."""
             _Loads.now = type(builder).__name__
             try:
                 return load(builder, *arguments, **options)

@@ -42,13 +42,10 @@ def tensors_in(value: Any) -> Iterable[torch.Tensor]:
 
 
 def batch_sizes(inputs: Any) -> tuple[int, ...]:
-    """Returns the sizes of the first tensor in the dimensions that may be the batch's; empty without a tensor.
+    """Sizes of the first tensor in the dimensions that may be the batch's; empty without a tensor.
 
     These are the first dimension, and the second for inputs such as `(sequence, batch, ...)`. In a matrix of
     floating-point numbers the second dimension has the features.
-
-    Args:
-        inputs: the arguments and keyword arguments of `forward`.
     """
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 0), None)
     if first is None:
@@ -58,23 +55,23 @@ def batch_sizes(inputs: Any) -> tuple[int, ...]:
 
 
 def shapes_of(inputs: Any) -> list[torch.Tensor]:
-    """Returns tensors with the shapes and types of those in the inputs, without their data."""
+    """Tensors with the shapes and types of those in the inputs, without their data."""
     return [tensor.detach().to("meta") for tensor in tensors_in(inputs)]
 
 
 def elements_in(inputs: Any) -> int:
-    """Returns how many numbers all tensors have together."""
+    """How many numbers all tensors have together."""
     return sum(tensor.numel() for tensor in tensors_in(inputs))
 
 
 def tokens_per_row(inputs: Any) -> int | None:
-    """Returns the tokens in one row, which is the length of the first 2-D integer tensor; None without one."""
+    """The length of the first 2-D integer tensor; None without one."""
     tokens = _tokens(inputs)
     return None if tokens is None else int(tokens.shape[1])
 
 
 def tokens_in(inputs: Any) -> int | None:
-    """Returns the tokens in all rows; None if the inputs show none."""
+    """The tokens in all rows; None if the inputs show none."""
     tokens = _tokens(inputs)
     return None if tokens is None else tokens.numel()
 
@@ -89,15 +86,11 @@ def _tokens(inputs: Any) -> torch.Tensor | None:
 
 
 def stretched(batch: Any, length: int) -> Any:
-    """Returns a batch with sequences of a length. A batch that is as long, or shows no sequence, is returned unchanged.
+    """A batch with sequences of `length` tokens; itself if it is as long, or shows no sequence.
 
     The sequence is the second dimension of the first 2-D integer tensor. All other tensors that run along it become as
     long: attention masks, square ones too, labels and position numbers. All values are the data's own, so the model has
     a place for each position number and token.
-
-    Args:
-        batch: as a loader gives it.
-        length: tokens in a sample.
     """
     current = tokens_per_row(batch)
     if current is None or not 0 < current < length:
@@ -175,13 +168,10 @@ class StepLoading:
         return math.lcm(*(each.workers // math.gcd(each.workers, each.read) for each in self.by_workers))
 
     def phase(self, first: "StepLoading") -> float:
-        """Returns where the step is in its cycle: a number that the steps of a cycle do not share.
+        """Where the step is in its cycle: a number that the steps of a cycle do not share, the same on all ranks.
 
-        It is infinite if workers have started in the step, and -1 if none of its batches is a worker's. Such a step is
-        in no cycle.
-
-        Args:
-            first: the step that the number is relative to. Ranks that have read more batches before have the same.
+        It is relative to `first`, as ranks may have read more batches before. It is infinite if workers have started in
+        the step, and -1 if none of its batches is a worker's. Such a step is in no cycle.
         """
         if self.begins or not self.by_workers:
             return math.inf if self.begins else -1.0
@@ -196,12 +186,8 @@ class StepLoading:
 class LoaderBatches:
     """Wraps the data loaders of this process, between them and the code that reads them.
 
-    Attributes:
-        waited_s: seconds for which the code has waited for batches to train on.
-        is_surveyed: whether the next two attributes are kept.
-        draws_numbers: whether a random generator of this process has moved while a loader made a batch, other than its
-            first. Then the sampler draws as well.
-        gives_from_device: whether a batch was on another device than the processor.
+    While `is_surveyed`, `draws_numbers` says that a random generator of this process has moved while a loader made a
+    batch, other than its first: then the sampler draws as well. `gives_from_device`: a batch was on another device.
     """
 
     def __init__(self) -> None:
@@ -216,17 +202,17 @@ class LoaderBatches:
         self._came_empty = 0
         self._ran_empty: Callable[[], None] = lambda: None
         self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-        self.waited_s = 0.0
+        self.waited_s = 0.0  # for batches to train on
         # Batches that the code has taken from iterators with workers: of each iterator, and in this step.
         self._places: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._begins = False
         # The seconds that earlier steps have waited.
         self._waited_before = 0.0
-        self.is_surveyed = self.draws_numbers = self.gives_from_device = False
+        self.is_surveyed = self.draws_numbers = self.gives_from_device = False  # whether the next two are kept
 
     def install(self) -> None:
-        """Wraps the loaders. Call it once for a process, and before the user's code runs."""
+        """Wraps the loaders, once for a process, and before the user's code runs."""
 
         def taken(iterator: Any) -> Any:
             return self._taken(iterator)
@@ -246,11 +232,7 @@ class LoaderBatches:
         return self._came_empty > 0
 
     def start_over(self, ran_empty: Callable[[], None]) -> None:
-        """Begins another run of the program.
-
-        Args:
-            ran_empty: called when the code has read empty loaders again and again.
-        """
+        """Begins another run of the program. `ran_empty` is called when it has read empty loaders again and again."""
         self._came_empty, self._ran_empty = 0, ran_empty
 
     @property
@@ -260,7 +242,7 @@ class LoaderBatches:
 
     @property
     def training_loader(self) -> Any:
-        """The loader of the last batch that was read to train on; None if there is none."""
+        """The loader of the last batch that was read to train on."""
         iterator = self._last() if self._last is not None else None
         loader = None if iterator is None else self._loaders.get(iterator)
         return None if loader is None else loader()
@@ -272,11 +254,10 @@ class LoaderBatches:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """As `samples_of` the iterator of the last batch."""
         return samples_of(self._last() if self._last is not None else None)
 
     def take_loading(self) -> StepLoading:
-        """Returns how the code got its batches since the last call of this method."""
+        """How the code got its batches since the last call."""
         reads = [WorkersRead(read, self._places[each], each._num_workers) for each, read in self._read.items()]
         loading = StepLoading(self.waited_s - self._waited_before, tuple(reads), self._begins)
         self._waited_before, self._begins = self.waited_s, False
@@ -284,22 +265,14 @@ class LoaderBatches:
         return loading
 
     def stretch(self, length: int, batches: int) -> None:
-        """Stretches the next batches.
-
-        Args:
-            length: tokens that their samples will have.
-            batches: how many of each loader's batches; 0 ends it.
-        """
+        """Stretches the next batches of each loader to `length` tokens; 0 batches end it."""
         self._length, self._to_stretch = length, batches
         self._stretched.clear()
 
     def lengths_ahead(self, most: int, at_first: int, seconds: float) -> list[int]:
-        """Returns the tokens in a sample of each of the next batches. The code still gets all of these batches.
+        """Tokens in a sample of each of the next `most` batches, all of which the code still gets.
 
-        Args:
-            most: batches to look at.
-            at_first: batches after which it ends if all have one length.
-            seconds: after which it ends.
+        It ends after `seconds`, or after `at_first` batches of one length.
         """
         iterator = self._source() if self._source is not None else None
         lengths: list[int] = []
@@ -379,7 +352,7 @@ def _torchs_sampler(iterator: Any) -> tuple[BatchSampler | None, int]:
 
 
 def samples_of(iterator: Any) -> int | None:
-    """Returns the samples that an iterator of a data loader gives this rank; None if they cannot be counted."""
+    """Samples that an iterator of a data loader gives this rank; None if they cannot be counted."""
     batches, ranks = _torchs_sampler(iterator)
     try:
         return None if batches is None else math.ceil(len(batches.sampler) / ranks) or None  # type: ignore[arg-type]
@@ -410,12 +383,7 @@ _LARGEST_PICKLED = 64 * 2**20
 
 
 def refusal(loader: DataLoader[Any], gives_from_device: bool) -> str:
-    """Returns why another number of workers is not tried with a loader, as a clause; empty if it may be.
-
-    Args:
-        loader: that the code trains from.
-        gives_from_device: whether a batch of it was on another device than the processor.
-    """
+    """Why another number of workers is not tried with a loader, as a clause; empty if it may be."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is iterable, so each worker would give all of it"
     if gives_from_device:
@@ -449,13 +417,12 @@ class _TooLargeError(Exception):
 
 
 class _Limited:
-    """A file that forgets all that is written, and raises when it is too much."""
+    # A file that forgets all that is written, and raises when it is too much.
 
     def __init__(self) -> None:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        """Counts the bytes."""
         self._size += len(data)
         if self._size > _LARGEST_PICKLED:
             raise _TooLargeError

@@ -18,20 +18,10 @@ _SECONDS = 20.0
 
 
 class SequenceSurvey:
-    """Looks for the longest sequence after a profile's step is measured, and tries to stretch a batch to that length.
+    """After a profile's step, looks for the longest sequence, and tries to stretch a batch to that length.
 
     It reads ahead in the loader that feeds the engine. If the code makes its batches in another way, the code trains on
-    for a while. The survey then looks at the batches as they arrive.
-
-    Args:
-        watch: of the engine that trains.
-        facts: collect the findings.
-        most: returns the largest of each value over all ranks; each of them calls it.
-        keep: called before the code trains on a stretched batch, with all other facts complete. It saves the
-            measurement in case that step fails.
-
-    Attributes:
-        has_stretched: whether the code has been given stretched batches.
+    for a while, and the survey looks at the batches as they arrive.
     """
 
     def __init__(
@@ -39,20 +29,20 @@ class SequenceSurvey:
         watch: EngineWatch,
         facts: ProgramFacts,
         most: Callable[[list[float]], list[float]],
-        keep: Callable[[], None],
+        keep: Callable[[], None],  # saves the measurement, with all other facts, in case a stretched batch fails
     ) -> None:
         self._watch = watch
         self._facts = facts
         self._most = most
         self._keep = keep
-        self.has_stretched = False
+        self.has_stretched = False  # the code has been given stretched batches
         self._steps_left = 0
         self._next = self._begin
         self._trains_until = 0.0
         self._arrived_before: int | None = None
 
     def step_ended(self) -> bool:
-        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         return self._next()
 
     def _begin(self) -> bool:
@@ -116,11 +106,7 @@ class StretchedWarmUp:
     """Stretches the batches of one warm-up step of a trial to the longest length of the data.
 
     It is the first step, unless the code has read other batches before it trains. The steps that count get the batches
-    as they come.
-
-    Args:
-        length: tokens in a sample of the longest batch; None stretches no batch.
-        warm_up_steps: optimizer steps before the first that counts.
+    as they come. `length` in tokens is that of the longest batch; None stretches none.
     """
 
     def __init__(self, length: int | None, warm_up_steps: int) -> None:
@@ -129,19 +115,14 @@ class StretchedWarmUp:
         self._is_on = False
 
     def begin(self, watch: EngineWatch) -> None:
-        """Stretches the next batches. Call it when the engine exists and the code trains on a loader's next batch."""
+        """Stretches the next batches, once the engine exists and the code trains on a loader's next batch."""
         if self._length is None or not self._warm_up_steps:
             return
         self._is_on = True
         self._stretch(watch)
 
     def step_ended(self, watch: EngineWatch, steps: int) -> None:
-        """Ends the stretching when such a batch has arrived, or the warm-up has ended.
-
-        Args:
-            watch: of the engine that trains.
-            steps: optimizer steps so far.
-        """
+        """Ends the stretching when such a batch has arrived, or the warm-up has ended."""
         if not self._is_on:
             return
         if not self._has_arrived(watch) and steps < self._warm_up_steps:
@@ -151,11 +132,7 @@ class StretchedWarmUp:
         loader_batches.stretch(0, 0)
 
     def note(self, longest: int | None) -> str:
-        """Returns a sentence on a trial that got no stretched batch; empty if it got one, or should not get one.
-
-        Args:
-            longest: tokens in a sample of the longest batch that has arrived at any rank.
-        """
+        """Says that no stretched batch came; `longest`: tokens of the longest on any rank. Empty if all is well."""
         if self._length is None or (longest or 0) >= self._length:
             return ""
         return (

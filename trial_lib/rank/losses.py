@@ -20,11 +20,7 @@ _WEIGHTS = 7
 
 
 class InitialWeights:
-    """The weights of an engine at the moment when this object is made.
-
-    Args:
-        engine: that has not trained.
-    """
+    """The weights of an engine, which has not trained, at the moment when this object is made."""
 
     def __init__(self, engine: Any) -> None:
         self._sums: tuple[float, float] | None = (0.0, 0.0)
@@ -51,18 +47,16 @@ class InitialWeights:
             )
 
     def over_ranks(self, engine: Any) -> list[float]:
-        """Returns the sum and the sum of squares over all ranks; empty if unknown. Every rank takes part."""
+        """Sum and sum of squares over all ranks; empty if unknown. Every rank takes part."""
         *sums, unknown = total([*(self._sums or (0.0, 0.0)), float(self._sums is None)], engine)
         return [] if unknown else sums
 
 
 def _numbered(module: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the parameters of this rank, each with a number that it has in every layout.
-
-    A stage of a pipeline has names of the whole model (deepspeed/runtime/pipe/module.py). Stages with tied layers have
-    copies, of which one counts. In other models a wrapper may change the names, so the order numbers the parameters.
-    Experts come last: a rank may have some of them, and all ranks have the other parameters.
-    """
+    # The parameters of this rank, each with a number that it has in every layout. A stage of a pipeline has names of
+    # the whole model (deepspeed/runtime/pipe/module.py). Stages with tied layers have copies, of which one counts. In
+    # other models a wrapper may change the names, so the order numbers the parameters. Experts come last: a rank may
+    # have some of them, and all ranks have the other parameters.
     if not hasattr(module, "_layer_specs"):
         experts = list(_experts(module))
         of_experts = {id(parameter) for _, parameter in experts}
@@ -75,11 +69,8 @@ def _numbered(module: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _experts(module: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the parameters of this rank's experts. An expert has its number on whichever rank it is.
-
-    Each rank of a group has as many experts of a layer as the others, in the order of the ranks
-    (deepspeed/moe/layer.py).
-    """
+    # An expert has its number on whichever rank it is. Each rank of a group has as many experts of a layer as the
+    # others, in the order of the ranks (deepspeed/moe/layer.py).
     layers = (each.deepspeed_experts for each in module.modules() if hasattr(each, "deepspeed_experts"))
     for layer, experts in enumerate(layers):
         for place, expert in enumerate(experts):
@@ -132,33 +123,29 @@ class StepLosses:
         self._weights: InitialWeights | None = None
 
     def begin(self, engine: Any) -> None:
-        """Records the weights of an engine that has not trained."""
         self._weights = InitialWeights(engine)
 
     def add(self, loss: torch.Tensor | None, applied: bool = True) -> None:
-        """Adds the loss of the next step; None if the code shows none.
+        """Adds the next step's loss; None if the code shows none.
 
-        Args:
-            loss: of the step.
-            applied: whether it has changed the weights; fp16's loss scaling skips some.
+        Not `applied` if fp16's loss scaling has skipped it.
         """
         if loss is not None and len(self._losses) < _MOST:
             self._losses.append(loss)
             self._applied.append(applied)
 
     def keep(self, count: int) -> None:
-        """Keeps only the first steps, because other ranks have no more."""
         del self._losses[count:], self._applied[count:]
 
     def over_ranks(self, engine: Any) -> dict[str, list[float] | list[int]]:
-        """Returns the losses and the initial weights for the trial's record. Every rank takes part."""
+        """The losses and the initial weights for the trial's record. Every rank takes part."""
         weights = [] if self._weights is None else self._weights.over_ranks(engine)
         # Ranks skip a step together.
         skipped = [number for number, applied in enumerate(self._applied, 1) if not applied]
         return {"losses": self.means(engine), "skipped_steps": skipped, "initial_weights": weights}
 
     def means(self, engine: Any) -> list[float]:
-        """Returns the mean of each loss over all ranks, up to the first that is not finite. Every rank takes part."""
+        """The mean of each loss over all ranks, up to the first that is not finite. Every rank takes part."""
         own = [float(loss) for loss in self._losses]
         missing = [0.0] * (_MOST - len(own))
         # Every rank needs a list of the same length, however many losses it has.

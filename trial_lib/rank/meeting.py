@@ -28,54 +28,35 @@ _READ_S = 5.0
 class Board(Protocol):
     """Messages by rank and round. Round 0 has the ranks' states."""
 
-    def open(self) -> None:
-        """Begins to see the other ranks. Their process group must exist."""
-
-    def close(self) -> None:
-        """Ceases to see them until it is opened again."""
-
+    def open(self) -> None: ...  # after the ranks' process group exists
+    def close(self) -> None: ...  # disconnects; `open` reconnects
     @property
-    def ranks(self) -> range:
-        """The ranks whose messages this rank can see."""
-
+    def ranks(self) -> range: ...  # whose messages this rank can see
     @property
-    def is_lost(self) -> bool:
-        """Whether the messages of the others cannot be read any more."""
-
-    def put(self, rank: int, number: int, content: Any) -> None:
-        """Leaves this rank's message of a round; None removes it."""
-
-    def get(self, rank: int, number: int) -> Any:
-        """Returns a rank's message of a round; None if there is none."""
-
-    def finish(self, number: int) -> None:
-        """Tells the other ranks that this one has read a round. The rank that serves the messages waits for them."""
+    def is_lost(self) -> bool: ...  # the messages of the others cannot be read any more
+    def put(self, rank: int, number: int, content: Any) -> None: ...  # None removes it
+    def get(self, rank: int, number: int) -> Any: ...
+    # this rank has read the round; the one that serves the messages waits for that
+    def finish(self, number: int) -> None: ...
 
 
 class Files:
-    """Messages in a folder that all ranks see.
-
-    Args:
-        states: the paths of the ranks' states, by rank.
-    """
+    """Messages in a folder that all ranks see. `states` are the paths of the ranks' states, by rank."""
 
     is_lost = False
 
     def __init__(self, states: list[str]) -> None:
         self._states = [Path(state) for state in states]
 
-    def open(self) -> None:
-        """See `Board.open`. Files can be seen before."""
-
-    def close(self) -> None:
-        """See `Board.close`. Files can be seen all the time."""
+    def open(self) -> None: ...
+    def close(self) -> None: ...
 
     @property
     def ranks(self) -> range:
         return range(len(self._states))
 
     def put(self, rank: int, number: int, content: Any) -> None:
-        """See `Board.put`. Others see the file whole or not at all. It need not survive a loss of power."""
+        # Others see the file whole or not at all. It need not survive a loss of power.
         path = self._path(rank, number)
         if content is None:
             path.unlink(missing_ok=True)
@@ -91,21 +72,14 @@ class Files:
         except (OSError, ValueError):
             return None
 
-    def finish(self, number: int) -> None:
-        """See `Board.finish`. Files stay."""
+    def finish(self, number: int) -> None: ...
 
     def _path(self, rank: int, number: int) -> Path:
         return self._states[rank].with_suffix(f".{number}.json") if number else self._states[rank]
 
 
 class Store:
-    """Messages in the store of the ranks' rendezvous. Before `open`, a rank sees itself alone.
-
-    Args:
-        rank: this rank.
-        ranks: how many there are.
-        position: of the size among the sizes of these processes.
-    """
+    """Messages in the store of the ranks' rendezvous, for the size at `position`. Before `open`, one sees oneself."""
 
     def __init__(self, rank: int, ranks: int, position: int = 0) -> None:
         self._rank = rank
@@ -117,7 +91,7 @@ class Store:
         self.is_lost = False
 
     def open(self) -> None:
-        """See `Board.open`. The store then lives on, even if the program destroys its process group."""
+        # The store then lives on, even if the program destroys its process group.
         with self._losing():
             self._served = distributed.distributed_c10d._get_default_store()
             self._store = _connection_of(self._served)
@@ -127,7 +101,7 @@ class Store:
             self.put(self._rank, number, content)
 
     def close(self) -> None:
-        """See `Board.close`. A kept store would give the next process group the addresses of this one."""
+        # A kept store would give the next process group the addresses of this one.
         self._store = self._served = None
 
     @property
@@ -173,10 +147,8 @@ class Store:
 
 
 def _connection_of(store: Any) -> Any:
-    """Returns a connection of its own, which gets through while another thread hangs in the store.
-
-    Older versions of torch have none (pytorch/pytorch#150966).
-    """
+    # A connection of its own gets through while another thread hangs in the store. Older versions of torch have none
+    # (pytorch/pytorch#150966).
     with contextlib.suppress(AttributeError, RuntimeError):
         return store.clone()
     return store
@@ -185,10 +157,7 @@ def _connection_of(store: Any) -> Any:
 class Meeting:
     """The messages between the ranks of a trial.
 
-    Args:
-        board: holds the messages.
-        rank: this rank.
-        failures: the paths of the ranks' records of failure, by rank. A rank may not see the record of another host.
+    `failures` are the paths of their records of failure, by rank. A rank may not see the record of another host.
     """
 
     def __init__(self, board: Board, rank: int, failures: list[str]) -> None:
@@ -199,13 +168,13 @@ class Meeting:
         self._is_open = False
 
     def open(self) -> None:
-        """Begins to see the other ranks. Call it when their process group exists."""
+        """Begins to see the other ranks, once their process group exists."""
         self._is_open = True
         self._board.open()
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Keeps nothing of a process group while the program joins another."""
+        """Drops the connection to the process group while the program replaces it."""
         self._board.close()
         yield
         if self._is_open:
@@ -216,18 +185,13 @@ class Meeting:
         self._board.put(self._rank, 0, state)
 
     def said(self) -> list[dict[str, Any] | None]:
-        """Returns the state of each rank, in rank order."""
+        """The state of each rank, in rank order."""
         return [self._board.get(rank, 0) for rank in range(len(self._failures))]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
-        """Returns the contribution of each rank, in rank order. All of them call it in the same order.
+        """What each rank brings, as plain data in rank order; None if another rank has failed, or is late.
 
-        Args:
-            own: this rank's contribution, as plain data.
-            seconds: to wait for the others.
-
-        Returns:
-            None if another rank has failed, or is late.
+        All of them call it in the same order.
         """
         self._round += 1
         self._board.put(self._rank, self._round, [own])
@@ -255,17 +219,17 @@ class NoAgreementError(Exception):
 
 
 def most(values: list[float], engine: Any) -> list[float]:
-    """Returns the largest of each value over all ranks of an engine."""
+    """The largest of each value over all ranks of an engine."""
     return _reduced(values, torch.distributed.ReduceOp.MAX, engine)
 
 
 def total(values: list[float], engine: Any) -> list[float]:
-    """Returns the sum of each value over all ranks of an engine."""
+    """The sum of each value over all ranks of an engine."""
     return _reduced(values, torch.distributed.ReduceOp.SUM, engine)
 
 
 def of_each(values: list[float], engine: Any) -> list[list[float]]:
-    """Returns the values of each rank, in rank order."""
+    """The values of each rank, in rank order."""
     ranks, width = torch.distributed.get_world_size(), len(values)
     own = torch.distributed.get_rank() * width
     summed = total([*[0.0] * own, *values, *[0.0] * (ranks * width - own - width)], engine)
@@ -274,10 +238,7 @@ def of_each(values: list[float], engine: Any) -> list[list[float]]:
 
 @contextlib.contextmanager
 def by_messages(meeting: Meeting) -> Iterator[None]:
-    """Makes the ranks agree by messages while this is entered.
-
-    The program may be in a collective, or may have no process group.
-    """
+    """Makes the ranks agree by messages: the program may be in a collective, or may have no process group."""
     _meetings.append(meeting)
     try:
         yield

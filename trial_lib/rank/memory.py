@@ -11,15 +11,11 @@ from trial_lib.rank.device import Device, device_of, device_to_come
 
 
 class RankMemory:
-    """Follows the memory of a rank whose engine is measured.
-
-    Attributes:
-        after_initialize: bytes in use when the engine had just been built.
-    """
+    """Follows the memory of a rank whose engine is measured."""
 
     def __init__(self) -> None:
         self._basis: RankMemory | None = None
-        self.after_initialize = 0
+        self.after_initialize = 0  # bytes in use when the engine had just been built
         self._budget: int | None = None
         self._available: int | None = None
         self._initialize_peak = self._peak = 0
@@ -27,16 +23,11 @@ class RankMemory:
         self._final: dict[str, int] | None = None
 
     def begin(self, budget: int | None) -> None:
-        """Applies the memory limit to the process from now on, if there is one.
-
-        Raises:
-            UnknownDeviceError: see `device_of`.
-        """
+        """Applies the memory limit to the process from now on, if there is one. UnknownDeviceError: see `device_of`."""
         device = device_to_come()
         self._budget = None if budget is None else device.limit(budget)
 
     def engine_built(self, device: Device) -> None:
-        """Records the memory that the engine has taken, and the rest."""
         self._initialize_peak = self._peak = device.peak_bytes()
         self._available = device.available_bytes()
         self.after_initialize = device.used_bytes()
@@ -48,7 +39,7 @@ class RankMemory:
             device.keep_what_is_freed()
 
     def count_from(self, first: "RankMemory") -> None:
-        """Counts from the initialisation of another engine of this process. Call it before the engine is built.
+        """Counts from the initialisation of another engine of this process, which is about to be built.
 
         If a program compiles, its first steps bring the compiler into the process. Fresh ranks count that as memory of
         the steps, and so does each later run in the same process.
@@ -56,7 +47,7 @@ class RankMemory:
         self._basis = first
 
     def taken_over(self) -> "RankMemory":
-        """Returns the memory of the same engine for the next measurement.
+        """For the next measurement of the same engine.
 
         It counts from the engine's initialisation, as in fresh ranks.
         """
@@ -67,21 +58,15 @@ class RankMemory:
         return memory
 
     def step_ended(self, device: Device, counts: bool) -> None:
-        """Records the peak so far.
+        """Records the peak so far, after each step. `counts`: it is no warm-up.
 
-        It is called after each step. At the end, a CPU's process may also hold memory of files that it has read, which
-        is no part of the steps' peak.
-
-        Args:
-            device: of the engine.
-            counts: whether the step counts, and is no warm-up.
+        At the end, a CPU's process may also hold memory of files that it has read, which is no part of the steps' peak.
         """
         if not counts:
             self._retries_before = _retries(device)
         self._peak = max(self._peak, device.peak_bytes())
 
     def slot_bytes(self, device: Device) -> int:
-        """Returns the bytes that the slot has for this process."""
         return device.total_bytes() if self._budget is None else self._budget
 
     def end(self, device: Device) -> None:
@@ -89,7 +74,7 @@ class RankMemory:
         self._final = self.figures(device)
 
     def figures(self, device: Device) -> dict[str, int]:
-        """Returns the figures by the names of `trial_lib.records.result.Memory`."""
+        """By the names of `trial_lib.records.result.Memory`."""
         return self._final or {
             "peak": max(device.peak_bytes(), self._peak),
             "after_initialize": self.after_initialize,
@@ -116,10 +101,10 @@ def _retries(device: Device) -> int:
 
 
 def settled(engine: Any) -> dict[str, Any]:
-    """Returns the engine's values for keys that may be "auto", as a part of a configuration.
+    """The engine's values for keys that may be "auto", as a part of a configuration.
 
     Only keys that the Hugging Face Trainer and Accelerate fill in from their own arguments, or from the model, are
-    included. They are the same for every candidate. Other "auto" values differ from stage to stage.
+    included: they are the same for every candidate. Other "auto" values differ from stage to stage.
     """
     half = {"fp16": engine.fp16_enabled(), "bf16": engine.bfloat16_enabled(), "bfloat16": engine.bfloat16_enabled()}
     # DeepSpeed 0.19.8 does not support apex any more.
@@ -131,7 +116,7 @@ def settled(engine: Any) -> dict[str, Any]:
 
 
 def formats(engine: Any) -> set[str]:
-    """Returns the number formats that an engine shows now: its parameters' formats, those of autocast, and TF32."""
+    """Number formats that an engine shows now: its parameters' formats, those of autocast, and TF32."""
     found = names(parameter.dtype for parameter in engine.module.parameters())
     kind = engine.device.type
     if torch.is_autocast_enabled(kind):
@@ -140,12 +125,12 @@ def formats(engine: Any) -> set[str]:
 
 
 def names(dtypes: Iterable[torch.dtype]) -> set[str]:
-    """Returns the names of the floating-point types, such as `bfloat16`."""
+    """Names of the floating-point types, such as `bfloat16`."""
     return {str(dtype).removeprefix("torch.") for dtype in dtypes if dtype.is_floating_point}
 
 
 def bytes_by_code(engine: Any) -> int | None:
-    """Returns the mean bytes of a parameter as the code has made it; None if the configuration decides."""
+    """The mean bytes of a parameter as the code has made it; None if the configuration decides."""
     if engine.fp16_enabled() or engine.bfloat16_enabled():
         return None
     sizes = [(parameter.element_size(), elements(parameter)) for parameter in engine.module.parameters()]
@@ -154,5 +139,5 @@ def bytes_by_code(engine: Any) -> int | None:
 
 
 def elements(parameter: torch.nn.Parameter) -> int:
-    """Returns the elements of a parameter, also of one that ZeRO 3 has partitioned."""
+    """The elements of a parameter, also of one that ZeRO 3 has partitioned."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -36,15 +36,10 @@ _exit_now = os._exit
 
 
 def install(find: Callable[[], Closing]) -> None:
-    """Closes the measurement before a program ends its own process. Call it before the program runs.
-
-    Args:
-        find: returns the closing of the current size.
-    """
+    """Closes the measurement before a program ends its own process. `find` returns the closing of the current size."""
     process = os.getpid()
 
     def is_over() -> bool:
-        """Returns whether the end is none of this rank's measurement."""
         # A child that the program has forked is not the rank. A rank that is measured may end.
         return os.getpid() != process or find().probe.has_finished
 
@@ -64,7 +59,6 @@ def install(find: Callable[[], Closing]) -> None:
             closing.fail(error)
 
     def exit_now(status: int) -> None:
-        """Replaces `os._exit`."""
         if status == 0:
             close()
         elif not is_over():
@@ -75,7 +69,6 @@ def install(find: Callable[[], Closing]) -> None:
         original = getattr(os, name)
 
         def send(target: int, number: int) -> None:
-            """Replaces `os.kill` and `os.killpg`."""
             if own(target) and number in _ENDS and _is_default(number):
                 close_by(number, "its own process" if target == os.getpid() else "its own process group")
             original(target, number)
@@ -83,7 +76,6 @@ def install(find: Callable[[], Closing]) -> None:
         setattr(os, name, send)
 
     def raise_signal(number: int) -> None:
-        """Replaces `signal.raise_signal`."""
         if number in _ENDS and _is_default(number):
             close_by(number, "its own process")
         original_raise(number)
@@ -102,7 +94,7 @@ def install(find: Callable[[], Closing]) -> None:
         original = getattr(os, name)
 
         def replaced(path: Any, arguments: Any, *environment: Any) -> None:
-            """Replaces `os.execv` and `os.execve`, through which the others go."""
+            # `os.execvp` and similar functions call these two.
             if not is_over():
                 if has_counted_enough():
                     close()
@@ -136,11 +128,9 @@ _ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
 
 
 def install_own_ranks(refuse: Refuse, joining: Joining) -> None:
-    """Reports launchers, workers that train, and process groups of another size. Call it before the program runs.
+    """Reports launchers, workers that train, and process groups of another size, before the program runs.
 
-    Args:
-        refuse: ends the trial with a sentence; returns if the program trains already.
-        joining: entered while the program joins a process group.
+    `refuse` ends the trial with a sentence, or returns if the program trains already.
     """
     started = int(os.environ.get("WORLD_SIZE", "1"))
     _watch_processes(refuse)
@@ -187,14 +177,10 @@ def _refuse_launcher(refuse: Refuse, command: Any, environment: Mapping[str, str
 
 
 def launcher_of(command: Any) -> list[str] | None:
-    """Returns the command line of a launcher that a program has started; None for any other command.
+    """The command line of a launcher in words, or in a text for a shell; None for any other command.
 
-    Args:
-        command: the words, or a text for a shell.
-
-    Example:
-        >>> launcher_of("cd code && A=1 torchrun train.py")
-        ['torchrun', 'train.py']
+    >>> launcher_of("cd code && A=1 torchrun train.py")
+    ['torchrun', 'train.py']
     """
     if isinstance(command, (str, bytes)):
         for text in _NEW_COMMAND.split(os.fsdecode(command)):

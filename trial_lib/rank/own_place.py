@@ -41,10 +41,9 @@ _OF_MAPPINGS = (__file__, os.__file__, _collections_abc.__file__, "<frozen os>",
 
 
 def install(note_devices: Callable[[str], None]) -> None:
-    """Makes the environment keep the rank's place. Call it before the program runs.
+    """Makes the environment keep the rank's place, before the program runs.
 
-    Args:
-        note_devices: called with an assignment by which the program's code names devices.
+    `note_devices` is called with an assignment by which the program's code names devices.
     """
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     place = OwnPlace(own, note_devices)
@@ -54,12 +53,7 @@ def install(note_devices: Callable[[str], None]) -> None:
 
 
 class OwnPlace:
-    """The place of a rank.
-
-    Args:
-        own: the variables that describe it.
-        note_devices: as `install` has it.
-    """
+    """The place of a rank, which the variables `own` describe."""
 
     def __init__(self, own: Mapping[str, str], note_devices: Callable[[str], None]) -> None:
         self.own = own
@@ -70,7 +64,7 @@ class OwnPlace:
         self._was_read = False
 
     def meets(self) -> dict[str, str]:
-        """Returns the variables of the place at which the ranks meet. Afterwards the program may change them.
+        """The variables of the place at which the ranks meet. Afterwards the program may change them.
 
         A child of the program's may form a group of its own then, at another port.
         """
@@ -78,7 +72,6 @@ class OwnPlace:
         return {name: self.own[name] for name in (ADDRESS, PORT)}
 
     def is_kept(self, name: str) -> bool:
-        """Returns whether the program cannot change a variable."""
         return name in self.own and not (self._has_met and name in (ADDRESS, PORT))
 
     def note_reading(self, name: str, reader: str) -> None:
@@ -86,12 +79,7 @@ class OwnPlace:
         self._was_read |= name in DEVICES and may_be_of_the_user(reader)
 
     def set_to(self, name: str, value: str) -> dict[str, str]:
-        """Returns what the variables are when the program sets one of them.
-
-        Args:
-            name: of a variable that is kept.
-            value: the program's.
-        """
+        """What the variables are when the program sets one that is kept."""
         if name not in DEVICES:
             return {name: self.own[name]}
         names = [each for each in DEVICES if each in self.own]
@@ -106,11 +94,10 @@ class OwnPlace:
         return meant
 
     def environment(self) -> type:
-        """Returns the class of an environment that keeps this place."""
         place, base = self, type(os.environ)
 
         class Environment(base):  # type: ignore[misc, valid-type]
-            """The environment of a rank. A variable of its place is neither changed nor removed."""
+            # A variable of the rank's place is neither changed nor removed.
 
             def __getitem__(self, name: str) -> str:
                 if name in DEVICES:
@@ -154,19 +141,16 @@ def _reader() -> str:
 
 
 def own_devices(named: str, own: str, was_read: bool = False) -> str:
-    """Returns the devices that a program means, among those of its rank.
+    """The devices that a program means by its CUDA_VISIBLE_DEVICES, among its rank's own.
 
-    Args:
-        named: the program's value of CUDA_VISIBLE_DEVICES. Its numbers count the trial's devices from 0, as on a host
-            that has no others.
-        own: the rank's value. It stays as it is if the program names a device that the trial has not.
-        was_read: whether the program has read the rank's value. Names that are in there then mean themselves.
+    The numbers count the trial's devices from 0, as on a host that has no others. If the program has read the rank's
+    value, names that are in there mean themselves. The value stays if the program names a device that the trial has
+    not.
 
-    Example:
-        >>> own_devices("1", "6,7"), own_devices("0,1,2,3", "6,7"), own_devices("", "6,7")
-        ('7', '6,7', '')
-        >>> own_devices("2", "1,2", was_read=True)
-        '2'
+    >>> own_devices("1", "6,7"), own_devices("0,1,2,3", "6,7"), own_devices("", "6,7")
+    ('7', '6,7', '')
+    >>> own_devices("2", "1,2", was_read=True)
+    '2'
     """
     names = [each.strip() for each in named.split(",")]
     # As CUDA reads a list: what is behind a negative number does not count.
@@ -192,7 +176,6 @@ def _meet_at(place: OwnPlace) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.distributed.init_process_group`."""
         bound = signature.bind(*args, **kwargs)
         if bound.arguments.get("store") is None:
             os.environ.update(place.meets())
@@ -203,15 +186,10 @@ def _meet_at(place: OwnPlace) -> None:
 
 
 def own_method(method: str | None, own: Mapping[str, str]) -> str | None:
-    """Returns how the ranks find each other: as the program says, but at their own address.
+    """The program's `init_method` at the ranks' own address. Its file, too, may be one that another trial uses.
 
-    Args:
-        method: `init_method` of the program. A file, too, may be one that another trial uses.
-        own: `MASTER_ADDR` and `MASTER_PORT` of the rank.
-
-    Example:
-        >>> own_method("tcp://10.0.0.1:23456?rank=0", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"})
-        'tcp://127.0.0.1:29501?rank=0'
+    >>> own_method("tcp://10.0.0.1:23456?rank=0", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"})
+    'tcp://127.0.0.1:29501?rank=0'
     """
     if method is None or method.startswith("env://"):
         return method

@@ -34,12 +34,7 @@ def watch() -> None:
 
 
 def note(facts: TurnableFacts, is_compiled: bool) -> None:
-    """Takes switches out of a program's facts that the program itself turns.
-
-    Args:
-        facts: of a run in which ZeroTune has turned nothing.
-        is_compiled: whether something was compiled in it.
-    """
+    """Takes switches that the program itself turns out of the facts of a run in which ZeroTune has turned nothing."""
     # Whether ZeroTune could turn it as well does not matter then.
     if _recomputed and facts.turnable.get(CHECKPOINTING, ["none"])[0] == "none":
         facts.turnable.pop(CHECKPOINTING, None)

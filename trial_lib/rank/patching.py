@@ -70,11 +70,7 @@ _Call = Callable[[ModuleType], None]
 def when_imported(name: str, call: _Call) -> None:
     """Calls back with a module: at once if it is imported (in the fork server), else after its import.
 
-    If an import fails, the call comes after a later import that succeeds.
-
-    Args:
-        name: the module's full name, such as `transformers.training_args`.
-        call: the callback. The import raises its exceptions.
+    If an import fails, the call comes after a later import that succeeds. The import raises the callback's exceptions.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -86,7 +82,7 @@ def when_imported(name: str, call: _Call) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """A finder that lets the other finders find a module, and adds the callback to its loading."""
+    # Lets the other finders find a module, and adds the callback to its loading.
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[_Call]] = {}
@@ -95,7 +91,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of the other finders; None for a module that has no callback."""
         if fullname not in self.waiting or fullname in self._searching:
             return None
         self._searching.add(fullname)

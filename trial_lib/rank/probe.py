@@ -41,11 +41,7 @@ from trial_lib.rank.torch_functions import PlainSteps
 
 
 class CurrentProbe:
-    """Forwards each event to the current probe.
-
-    Args:
-        find: returns that probe.
-    """
+    """Forwards each event to the current probe."""
 
     def __init__(self, find: Callable[[], InitializeObserver | None]) -> None:
         self._find = find
@@ -80,15 +76,11 @@ _LEAST_GROWTH, _MOST_GROWTH = 1.1, 1.5
 
 
 def next_moment(window: StepWindow, step_times: Sequence[float]) -> int:
-    """Returns the number of counted steps after which the ranks next decide whether the steps are enough.
+    """The number of counted steps after which the ranks next decide whether the steps are enough.
 
-    It is the expected end of the measurement, by the steps so far. Agreement costs time, so at least a tenth more steps
-    come first. The first few steps predict the next ones badly, so at most half as many again come first.
-
-    Args:
-        window: the steps to measure.
-        step_times: of the counted steps so far (s, of the slowest rank), the same on every rank. All ranks have to
-            reach the same moment.
+    It is the expected end of the measurement, by the times of the slowest rank in seconds, the same on every rank: all
+    have to reach the same moment. Agreement costs time, so at least a tenth more steps come first. The first few steps
+    predict the next ones badly, so at most half as many again come first.
     """
     counted = len(step_times)
     if counted < window.min_steps:
@@ -102,7 +94,7 @@ def next_moment(window: StepWindow, step_times: Sequence[float]) -> int:
 
 
 def is_enough(window: StepWindow, step_times: Sequence[float]) -> bool:
-    """Returns whether these counted step times (s, of the slowest rank) are enough."""
+    """Whether these counted step times (s, of the slowest rank) are enough."""
     return (
         len(step_times) >= window.max_steps
         or sum(step_times) >= window.max_seconds
@@ -111,7 +103,7 @@ def is_enough(window: StepWindow, step_times: Sequence[float]) -> bool:
 
 
 def relative_standard_error(values: Sequence[float]) -> float:
-    """Returns the standard error of the mean, divided by the mean; infinite for fewer than two values."""
+    """The standard error of the mean, divided by the mean; infinite for fewer than two values."""
     if len(values) < 2:
         return math.inf
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
@@ -131,10 +123,10 @@ _LEAST_STEPS, _LEAST_SHORT_STEPS = 2, 3
 
 
 def looks_after(window: StepWindow, counted: int) -> bool:
-    """Returns whether the ranks look at a trial with something to beat after this many counted steps.
+    """Whether the ranks look at a trial with something to beat after this many counted steps.
 
-    Each look comes after half as many steps again as the last one. When the window is full it has moments of its own.
-    Each look is an agreement of the ranks.
+    Each look, an agreement of the ranks, comes after half as many steps again as the last one. A full window has
+    moments of its own.
     """
     moment = _LEAST_STEPS
     while moment < min(counted, window.min_steps):
@@ -143,15 +135,11 @@ def looks_after(window: StepWindow, counted: int) -> bool:
 
 
 def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> float:
-    """Returns the largest possible throughput (samples/s) by these steps, at the error rate.
+    """The largest possible throughput (samples/s over all ranks) by these steps (s, slowest rank), at the error rate.
 
     It is infinite for too few steps. Otherwise it is a one-sided Student bound on the mean logarithm of the step time,
     because step times scatter by factors. The k-th look spends the share 1/(k (k + 1)) of the error rate. These shares
     add up to the whole.
-
-    Args:
-        step_times: seconds of the counted steps so far, on the slowest rank.
-        samples_per_step: over all ranks.
     """
     count = len(step_times)
     # The first step alone decides, so that the later looks are fixed before their steps are seen.
@@ -166,18 +154,12 @@ def throughput_bound(step_times: Sequence[float], samples_per_step: float) -> fl
 
 
 def is_hopeless(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> bool:
-    """Returns whether a trial can no longer reach the best.
-
-    Args:
-        step_times: seconds of the counted steps so far, on the slowest rank.
-        samples_per_step: over all ranks.
-        to_beat: the best's throughput in samples/s over all ranks.
-    """
+    """Whether a trial can no longer reach the best throughput (samples/s over all ranks)."""
     return throughput_bound(step_times, samples_per_step) < to_beat
 
 
 def too_slow_reason(step_times: Sequence[float], samples_per_step: float, to_beat: float) -> str:
-    """Returns the sentence for a trial that was stopped."""
+    """The sentence for a trial that `is_hopeless`."""
     most = throughput_bound(step_times, samples_per_step)
     return (
         f"After {len(step_times)} counted steps it trains at most {most:.3g} samples/s ({1 - ERROR_RATE:.0%} sure). "
@@ -196,21 +178,13 @@ _MOST_IN_A_ROW = 100
 
 
 class SkippedInARow:
-    """Counts the optimizer steps that DeepSpeed has skipped one after another.
-
-    DeepSpeed skips a step whose gradients are not finite.
-    """
+    """Counts the optimizer steps in a row that DeepSpeed has skipped, because their gradients are not finite."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def reason_after(self, applied: bool, loss: torch.Tensor | None) -> str:
-        """Counts a step, and returns why the training has diverged; empty if it may go on.
-
-        Args:
-            applied: whether the step was not skipped.
-            loss: of the step. None if the code shows none.
-        """
+        """Counts a step, and returns why the training has diverged; empty if it may go on."""
         self._count = 0 if applied else self._count + 1
         if applied:
             return ""
@@ -229,41 +203,28 @@ current: "Probe | None" = None
 class Probe:
     """Measures the first engine of a rank that trains.
 
-    Args:
-        order: the trial to measure. The functions that replace DeepSpeed's read its `overrides`, this one mapping.
-        source: finds the place from which the program has its batch size, for a refusal.
-        facts: collects facts about the program.
-        phases: seconds of the rank's phases so far. The probe adds its own.
-        engine_built: called when the first engine exists.
-        finish: called with the measurement when there is enough; it ends the rank, or raises `NextSize`. If the code
-            still trains on, or destroys the process group, it is called again with an empty measurement.
-        keep: called with a measurement that counts if the rank gets no further. A profile has one, and a trace.
-        training_began: called when the measured engine has taken its first optimizer step.
-        end_early: called before the code destroys the process group, if enough may have been measured.
-
-    Attributes:
-        facts: about the program.
-        has_finished: whether the measurement has been handed over.
-        has_frozen_engine: whether the code has built an engine that does not train.
-        thread: the thread in which the code trains. Before it trains, the thread that has built its engine, or the main
-            one.
+    Functions that replace DeepSpeed's read `order.overrides` itself.
     """
 
     def __init__(
         self,
         order: SizeOrder,
-        source: BatchSource,
+        source: BatchSource,  # has the place of the program's batch size, for a refusal
         facts: ProgramFacts,
-        phases: dict[str, float],
-        engine_built: Callable[[], None],
+        phases: dict[str, float],  # seconds of the rank's phases so far; the probe adds its own
+        engine_built: Callable[[], None],  # when the first engine exists
+        # with a measurement that is enough; ends the rank or raises `NextSize`; called again with an empty one if the
+        # code still trains on, or destroys the process group
         finish: Callable[[dict[str, Any]], None],
+        # with a measurement that counts if the rank gets no further
         keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
-        training_began: Callable[[], None] = lambda: None,
+        training_began: Callable[[], None] = lambda: None,  # after the first optimizer step of the measured engine
+        # before the code destroys the process group, if enough may have been measured
         end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
-        self.has_finished = self.has_frozen_engine = self._keeps_engine = False
-        self.thread = threading.main_thread()
+        self.has_finished = self.has_frozen_engine = self._keeps_engine = False  # the measurement has been handed over
+        self.thread = threading.main_thread()  # that trains; before, the one that has built its engine, or the main one
         self._end_early = end_early
         self._order = order
         self._source = source
@@ -287,26 +248,22 @@ class Probe:
 
     @property
     def steps_seen(self) -> int:
-        """Optimizer steps that the watched engine has taken."""
         return self._steps_seen
 
     @property
     def has_engine(self) -> bool:
-        """Whether the code has built an engine that trains."""
         return self._watch is not None
 
     @property
     def device(self) -> Device | None:
-        """The device of the measured engine; None before there is one."""
         return None if self._watch is None else self._watch.device
 
     @property
     def memory(self) -> RankMemory:
-        """The memory of this rank."""
         return self._memory
 
     def install(self) -> None:
-        """Replaces DeepSpeed's functions. Call it before the user's code runs."""
+        """Replaces DeepSpeed's functions, before the user's code runs."""
         global current
         if current is None:
             intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current), self._order.turned)
@@ -315,7 +272,7 @@ class Probe:
         self._plain_steps.begin()
 
     def take_over(self, previous: "Probe") -> None:
-        """Measures the engine of another probe, which may have another batch now. Call it in place of `install`.
+        """Measures the engine of another probe, which may have another batch now, in place of `install`.
 
         Memory counts from the engine's own initialisation, as in fresh ranks.
         """
@@ -340,7 +297,7 @@ class Probe:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the measured engine is a pipeline. Its buffers are made for one micro-batch size."""
+        """Its buffers are made for one micro-batch size."""
         return isinstance(self._watch, PipelineWatch)
 
     def _finish(self, measurement: dict[str, Any]) -> None:
@@ -348,11 +305,7 @@ class Probe:
         self._tell_finished(measurement)
 
     def starts_own_ranks(self, reason: str) -> None:
-        """Ends a trial whose program starts ranks of its own, unless it trains already.
-
-        Raises:
-            RuntimeError: this is a child of the rank. The exception ends it as well.
-        """
+        """Ends a trial whose program starts ranks of its own, unless it trains already. A child of the rank raises."""
         if self.has_engine:
             return
         if os.getpid() != self._process:
@@ -371,8 +324,7 @@ class Probe:
                 self.refuse("invalid", str(error), elsewhere=True)
 
     def frozen_engine_built(self) -> None:
-        """Records an engine that does not train. It is never measured."""
-        self.has_frozen_engine = True
+        self.has_frozen_engine = True  # the code has built an engine that does not train
 
     def engine_built(self, engine: Any) -> None:
         """Watches the first engine that trains, and leaves the others out."""
@@ -407,7 +359,6 @@ class Probe:
             self._warm_up.begin(self._watch)
 
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
-        """Records the properties that the first batch shows of all batches."""
         watch, as_typed = self._watch, self._order.is_typed_profile
         assert watch is not None
         if as_typed:
@@ -444,7 +395,7 @@ class Probe:
         self._phase_started = now
 
     def optimizer_step_ended(self, applied: bool) -> None:
-        """Records an optimizer step. At the moments of the window, all ranks agree on whether to go on."""
+        """At the moments of the window, all ranks agree on whether to go on."""
         if self.has_finished:
             self._finish({})
         watch = self._watch
@@ -544,17 +495,15 @@ class Probe:
 
     @property
     def window(self) -> StepWindow:
-        """The steps to measure."""
         return self._order.window
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that the watched engine has trained on."""
         return 0 if self._watch is None else self._watch.micro_batches
 
     @property
     def progress(self) -> dict[str, int]:
-        """The progress of this rank, as `trial_lib.rank.endings.RankEnd` has it."""
+        """As `RankEnd` has it."""
         return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
 
     @property
@@ -565,16 +514,12 @@ class Probe:
         return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
 
     def refuse(self, outcome: str, reason: str, **more: Any) -> None:
-        """Ends the trial without a measurement."""
         self._finish({"outcome": outcome, "reason": reason, **more, "phases": self._phases})
 
     def measure_common(self, counted: int, steps: int, note: str) -> None:
-        """Measures the steps that all ranks have, after the user's code has ended.
+        """Measures the steps that all ranks have counted, after the user's code has ended.
 
-        Args:
-            counted: steps that all ranks have counted.
-            steps: steps that all ranks have taken.
-            note: a sentence on the steps that the measurement leaves out.
+        `note`: on the steps left out.
         """
         assert self._watch is not None
         if self._traced is not None:
@@ -588,7 +533,7 @@ class Probe:
         self._finish(with_data_over(measurement) if self._order.traces else measurement)
 
     def on_most_demanding_rank(self, values: list[float]) -> list[float]:
-        """Returns the largest of each value over all ranks; all of them call it."""
+        """The largest of each value over all ranks; all of them call it."""
         assert self._watch is not None
         return most(values, self._watch.engine)
 

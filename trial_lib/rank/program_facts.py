@@ -23,11 +23,10 @@ _HELP = ("-h", "--help")
 
 
 def refused_options(varied: Mapping[str, Sequence[Any]], parsers: Parsers) -> dict[str, str]:
-    """Returns why the program would refuse options or their values: a clause for each option, by its name.
+    """Why the program would refuse options or their values: a clause for each option, by its name.
 
-    Args:
-        varied: the values to try, by the name of the option. None stays as typed, and a boolean has no word of its own.
-        parsers: those that the program has used, each with whether it refuses options that it does not have.
+    Of the values to try, None stays as typed, and a boolean has no word of its own. A parser comes with whether it
+    refuses options that it does not have.
     """
     found = {}
     for name, values in varied.items():
@@ -95,8 +94,8 @@ _ADAMS = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 class ProgramFacts:
     """The program's own settings, as the starting point of the driver's search.
 
-    The fields are those of `trial_lib.records.result.ProgramProfile`, which explains them. A rank cannot import that
-    record, because its environment may have no pydantic. Here `typed_batch` is a mapping.
+    `ProgramProfile` explains the fields. A rank cannot import that record, because its environment may have no
+    pydantic. Here `typed_batch` is a mapping.
     """
 
     ds_config: dict[str, Any] | None = None
@@ -150,22 +149,14 @@ class ProgramFacts:
         self.note_config(config)
 
     def note_varied(self, options: Mapping[str, Sequence[Any]]) -> None:
-        """Keeps what the program's own parser has read for some options, and why it would refuse values of them.
-
-        Args:
-            options: the values that a search tries, by the option.
-        """
+        """Keeps what the program's own parser has read for options, and why it would refuse the searched values."""
         self.switches = values_read(options)
         self.refused_options = refused_options(options, parsers_used)
 
     def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
-        """Keeps the engine's settings and the options that were read by now. Returns its micro-batch size.
+        """Keeps the settings of the engine that trains and the options read by now. Returns its micro-batch size.
 
         Only a run of the program as typed calls it.
-
-        Args:
-            engine: trains.
-            varied: the options that the search varies, as `note_varied` has them.
         """
         # This imports torch, which an engine has imported already.
         from trial_lib.rank import memory
@@ -204,15 +195,10 @@ class ProgramFacts:
             self.not_turnable[FUSED] = "the code makes no Adam of torch's"
 
     def note_devices(self, assignment: str) -> None:
-        """Keeps the first assignment by which the code names devices."""
         self.devices_in_code = self.devices_in_code or assignment
 
     def note_resumed(self, ds_config: Any) -> None:
-        """Keeps the ZeRO stage of a checkpoint that the program resumes from, if the checkpoint says it.
-
-        Args:
-            ds_config: that the checkpoint was written with. None if the checkpoint has none.
-        """
+        """Keeps the ZeRO stage of a checkpoint that the program resumes from, if its configuration says it."""
         zero = ds_config.get("zero_optimization") if isinstance(ds_config, Mapping) else None
         stage = zero.get("stage", 0) if isinstance(zero, Mapping) else None
         if isinstance(stage, int):
@@ -223,11 +209,9 @@ class ProgramFacts:
         self.trainer_options = [name for name in self.trainer_options if name not in set(names)]
 
     def note_formats(self, formats: Iterable[str]) -> None:
-        """Keeps further number formats."""
         self.formats = sorted({*self.formats, *formats})
 
     def note_arrival(self, arrival: Arrival) -> None:
-        """Keeps how samples show in batches."""
         self.rows_per_sample, self.batch_dimension = arrival.rows_per_sample, arrival.dimension
         self.other_rows_per_sample = arrival.other_rows_per_sample
         self.tokens_per_micro_batch = arrival.typed_tokens
@@ -239,5 +223,4 @@ class ProgramFacts:
             self.optimizer, self.by_accelerate = f"{kind.__module__}.{kind.__qualname__}", by_accelerate
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the facts as plain data, for a rank's record."""
         return asdict(self)

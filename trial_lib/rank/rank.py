@@ -33,7 +33,7 @@ _ALSO_DECIDE_SPEED = ("accelerate", "bitsandbytes", "flash-attn", "peft", "trans
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions of Python, torch, DeepSpeed and what else decides the speed of this process's program."""
+    """Versions of Python, torch, DeepSpeed and what else decides the speed of this process's program."""
     import deepspeed
     import torch
 
@@ -52,12 +52,7 @@ _INITIALIZE_FRAME = ("trial_lib/rank/interception.py", "initialize")
 
 
 def run(payload: Mapping[str, Any], rank: int) -> None:
-    """Runs one rank of a trial, or of the sizes of a sweep. It ends the process and does not return.
-
-    Args:
-        payload: a `RankOrder`, as JSON.
-        rank: this rank.
-    """
+    """Runs a rank of a trial, or of a sweep, by a `RankOrder` as JSON. It ends the process and does not return."""
     order = RankOrder.from_json(payload)
     process = os.getpid()
     sizes: Any = None
@@ -149,12 +144,7 @@ def _end_child(error: BaseException | None) -> None:
 
 
 def train(payload: Mapping[str, Any], rank: int) -> None:
-    """Runs one rank of a full experiment: the user's program as it is, to its own end. It does not return.
-
-    Args:
-        payload: a `TrainingOrder`, as JSON.
-        rank: this rank.
-    """
+    """Runs a rank of a full experiment, to the program's own end, by a `TrainingOrder` as JSON. It does not return."""
     order = TrainingOrder.from_json(payload)
     try:
         from trial_lib.rank import accelerate, huggingface_trainer, interception, patching, torch_functions

@@ -24,7 +24,7 @@ _KEEP_THEIR_RESULT = (
 
 
 def repeated_blocks(model: Any) -> list[Any]:
-    """Returns the blocks of the model's lists, in their order, with all other modules of their classes.
+    """The blocks of the model's lists, in their order, with all other modules of their classes.
 
     Of lists within each other, the outermost has the blocks: a layer, and not the experts within it. If the members of
     a list are stages, the blocks within them are meant. Blocks of a single operation are left out.
@@ -46,10 +46,8 @@ def _listed(module: Any) -> Iterator[Any]:
 
 
 def _blocks_of(module: Any) -> list[Any]:
-    """Returns the blocks of a list or a sequence; none if it is neither, or if its classes do not repeat.
-
-    Layers of two classes may take turns, as in a mixture of experts. In a sequence these may be single operations.
-    """
+    # None if it is neither a list nor a sequence, or if its classes do not repeat. Layers of two classes may take
+    # turns, as in a mixture of experts. In a sequence these may be single operations.
     if not isinstance(module, (*_LISTS, torch.nn.Sequential)):
         return []
     # One block may be there several times. `children` has it once.
@@ -62,10 +60,8 @@ def _blocks_of(module: Any) -> list[Any]:
 
 
 def _are_stages(blocks: Sequence[Any]) -> bool:
-    """Returns whether blocks are stages of a model, such as those of a Swin transformer.
-
-    Most of their parameters are then in lists of blocks that normalise. Experts within a layer do not.
-    """
+    # As those of a Swin transformer: most of their parameters are in lists of blocks that normalise. Experts within a
+    # layer do not.
     inner = [each for block in blocks for each in _listed(block)]
     normalise = any("norm" in type(module).__name__.lower() for each in inner for module in each.modules())
     return normalise and 2 * sum(map(_size, inner)) > sum(map(_size, blocks))
@@ -84,10 +80,7 @@ def _operations(block: Any) -> int:
 
 
 def _own_operations(module: Any) -> int:
-    """Returns a module's operations without those of its children.
-
-    Each matrix has one, as the two of a recurrent layer. Code that calls children has others, such as a sum.
-    """
+    # Each matrix has one, as the two of a recurrent layer. Code that calls children has others, such as a sum.
     parameters = list(module.parameters(recurse=False))
     if parameters:
         return max(1, sum(len(getattr(each, "ds_shape", each.shape)) > 1 for each in parameters))
@@ -119,21 +112,10 @@ class GuardedCheckpoint:
     """
 
     def __init__(self) -> None:
-        """Has compared nothing yet."""
         self._has_compared = False
 
     def __call__(self, block: Any, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Returns the block's outputs.
-
-        Args:
-            block: the module.
-            forward: its own forward pass.
-            args: for that.
-            kwargs: for that.
-
-        Raises:
-            ValueError: the block is another one if it is recomputed.
-        """
+        """The block's outputs. ValueError if the block is another one when it is recomputed."""
         # In this order: compiled code must not depend on what has been compared, or it would be compiled again.
         if not torch.compiler.is_compiling() and not self._has_compared and torch.is_grad_enabled():
             self._compare_once(block, forward, args, kwargs)
@@ -150,11 +132,8 @@ class GuardedCheckpoint:
 
 
 def _recomputed(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Returns the outputs of a forward pass that is recomputed in the backward pass.
-
-    torch keeps the random numbers of the devices of positional inputs only (torch/utils/checkpoint.py
-    get_device_states), and takes some named inputs for its own. So all inputs are positional here.
-    """
+    # torch keeps the random numbers of the devices of positional inputs only (torch/utils/checkpoint.py
+    # get_device_states), and takes some named inputs for its own. So all inputs are positional here.
     if not kwargs:
         return checkpoint(forward, *args, use_reentrant=False)
     by_name = functools.partial(_by_name, forward, tuple(kwargs))
@@ -182,11 +161,9 @@ def _compare(block: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwa
 
 
 def _apart(plain: list[torch.Tensor], recomputed: list[torch.Tensor]) -> float:
-    """Returns how far tensors are apart, all of them together, as a share of their norm.
-
-    A GPU adds in another order at each call (the backward pass of flash attention does). So elements near zero, and
-    gradients that are zero but for rounding, differ by any factor. Another dropout changes the norm by its own size.
-    """
+    # How far tensors are apart, all of them together, as a share of their norm. A GPU adds in another order at each
+    # call (the backward pass of flash attention does). So elements near zero, and gradients that are zero but for
+    # rounding, differ by any factor. Another dropout changes the norm by its own size.
     if [each.shape for each in plain] != [each.shape for each in recomputed]:
         return math.inf
     norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)

@@ -45,11 +45,7 @@ class WrittenCopies(Protocol):
 
 
 def install(files: WrittenCopies) -> None:
-    """Redirects the files that torch, safetensors and torch's distributed checkpoints write.
-
-    Args:
-        files: has the paths of the copies.
-    """
+    """Redirects the files that torch, safetensors and torch's distributed checkpoints write."""
 
     def to_write(path: Any) -> Any:
         if not isinstance(path, (str, os.PathLike)) or files.is_free(where := files.path_of(path)):
@@ -122,9 +118,7 @@ _SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerCo
 def swap_into_own_folder(scratch: Path, instead: Path | None = None) -> None:
     """Makes DeepSpeed read a folder of the trial's own in place of `nvme_path`, in this process from now on.
 
-    Args:
-        scratch: the trial's scratch folder.
-        instead: a folder in place of `nvme_path`, for ranks that swap nothing; the host may have no such path.
+    `instead` is for ranks that swap nothing: the host may have no such path.
     """
 
     def follow(module: ModuleType) -> None:
@@ -153,11 +147,7 @@ def _redirected(initialize: Any, scratch: Path, instead: Path | None) -> Any:
 
 
 class NotedMemory:
-    """The record of one rank.
-
-    Args:
-        scratch: the trial's scratch folder.
-    """
+    """The record of the shared memory that one rank's program makes, so that the guard can remove the rest."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -188,18 +178,13 @@ class NotedMemory:
 
 
 def note_builds(scratch: Path) -> None:
-    """Records, from now on, when this process builds a torch extension. DeepSpeed's ops are such extensions.
-
-    Args:
-        scratch: the trial's scratch folder.
-    """
+    """Records, from now on, when this process builds a torch extension, such as DeepSpeed's ops."""
 
     def follow(module: ModuleType) -> None:
         load = module._jit_compile
 
         @functools.wraps(load)
         def load_and_note(*arguments: Any, **options: Any) -> Any:
-            """Replaces `torch.utils.cpp_extension._jit_compile`."""
             with build_times.noted(scratch):
                 return load(*arguments, **options)
 
@@ -216,12 +201,7 @@ _OF_A_RUN = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", 
 
 
 def install_trackers(scratch: Path, files: UserFiles) -> None:
-    """Keeps the trackers of the user's program away from the user's runs. Call it before the program runs.
-
-    Args:
-        scratch: the trial's folder.
-        files: decides which folders are not the user's.
-    """
+    """Keeps the trackers of the program away from the user's runs, before the program runs."""
     for name in _OF_A_RUN:
         os.environ.pop(name, None)
     # A store of files, because a database takes seconds to make.

@@ -63,7 +63,7 @@ from trial_lib.rank.user_program import forget_program
 
 
 def install() -> None:
-    """Makes a lone rank skip the buffer. Call it before the user's program runs."""
+    """Makes a lone rank skip the buffer, before the user's program runs."""
     when_imported("deepspeed.comm.torch", _follow)
 
 
@@ -74,7 +74,6 @@ def _follow(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def build() -> Any:
-        """Replaces the function that loads DeepSpeed's op."""
         op = original()
         return None if op is None else _Op(op)
 
@@ -82,7 +81,7 @@ def _follow(module: ModuleType) -> None:
 
 
 class _Op:
-    """DeepSpeed's op. Only its `initialize` differs."""
+    # Only `initialize` of DeepSpeed's op differs.
 
     def __init__(self, op: Any) -> None:
         self._op = op
@@ -91,7 +90,6 @@ class _Op:
         return getattr(self._op, name)
 
     def initialize(self, size: int, rank: int) -> None:
-        """Creates the buffer of a rank that has others beside it."""
         if size > 1:
             self._op.initialize(size, rank)
 
@@ -105,11 +103,7 @@ _MOST_KEPT_BYTES, _MOST_KEPT_SHARE = 64 * 2**20, 0.05
 
 
 class EndedRun:
-    """An engine whose program has ended.
-
-    Args:
-        engine: of that run. It is destroyed, and this object keeps no reference to it.
-    """
+    """An engine whose program has ended. It is destroyed, and this object keeps no reference to it."""
 
     def __init__(self, engine: Any) -> None:
         self._parts = [weakref.ref(part) for part in (engine, engine.optimizer, engine.module) if part is not None]
@@ -117,13 +111,10 @@ class EndedRun:
         _forget_models()
 
     def is_held(self, device: Device, used_at_first: int, available: int | None, has_compiled: bool = False) -> bool:
-        """Returns whether the program still holds the engine. Call it after a garbage collection.
+        """Whether the program still holds the engine, after a garbage collection.
 
-        Args:
-            device: that it has trained on.
-            used_at_first: bytes in use when the first run's engine had been built.
-            available: bytes that a run has for its steps; None without a limit.
-            has_compiled: whether this process has compiled something.
+        `used_at_first`: bytes when the first run's engine had been built. `available`: for a run's steps; None without
+        a limit.
         """
         if has_compiled and not device.is_apart:
             # The compiler's own modules and caches stay in the process, and take more memory than a small engine.
@@ -152,27 +143,16 @@ _PATIENCE, _LEAST_PATIENCE_S = 3.0, 60.0
 
 
 class Sizes:
-    """The sizes that one rank measures.
-
-    Args:
-        order: the sizes, and everything that they share.
-        rank: this rank.
-        record: writes the measurement of the current size.
-        fail: records the exception that has ended the current size, and ends the process.
-        end: ends the process with a status.
-
-    Attributes:
-        phases: seconds of the phases of the current size.
-        is_last_run: whether the program cannot be run again in this process.
-    """
+    """The sizes that one rank measures."""
 
     def __init__(
         self,
         order: RankOrder,
         rank: int,
-        record: Callable[[SizeOrder, dict[str, Any]], None],
+        record: Callable[[SizeOrder, dict[str, Any]], None],  # writes the measurement of the current size
+        # records the exception that has ended the current size, and ends the process
         fail: Callable[[BaseException], None],
-        end: Callable[[int], NoReturn],
+        end: Callable[[int], NoReturn],  # ends the process with a status
     ) -> None:
         self._order = order
         self._rank = rank
@@ -189,17 +169,15 @@ class Sizes:
         self._patience_s = 0.0
         self._watchdog: threading.Timer | None = None
         self._used_at_first = 0
-        self.is_last_run = False
-        self.phases = {"start": seconds_since(order.launched_at)}
+        self.is_last_run = False  # the program cannot be run again in this process
+        self.phases = {"start": seconds_since(order.launched_at)}  # seconds of the phases of the current size
 
     @property
     def size(self) -> SizeOrder:
-        """The current size."""
         return self._order.sizes[self._position]
 
     @property
     def probe(self) -> Probe:
-        """The probe that measures the current size."""
         return self._probe
 
     @property
@@ -218,7 +196,7 @@ class Sizes:
         return "intercepted" if self._layered is None else "layered"
 
     def install(self) -> None:
-        """Installs the probe, and the protection of the user's files and runs. Call it before the program runs."""
+        """Installs the probe, and the protection of the user's files and runs, before the program runs."""
         order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
         self._probe = self._new_probe(facts, self.size, self._training_began)
@@ -343,11 +321,7 @@ class Sizes:
         self._measure_same_engine(self.size, self._training_began)
 
     def _train_on(self, profile: dict[str, Any]) -> None:
-        """Measures the configuration of a program that was profiled as typed. The program trains on as it is.
-
-        Args:
-            profile: the facts about the model, as `ModelProfile` has them.
-        """
+        # Measures the configuration of a program that was profiled as typed. The program trains on as it is.
         self._turn_to_next()
         formats = None if profile["uncounted"] else tuple(self._probe.facts.formats)
         size = replace(self.size, flops_per_sample=profile["flops_per_sample"], formats=formats)
@@ -412,10 +386,7 @@ class Sizes:
 
 
 def let_nothing_interrupt() -> set[int]:
-    """Stops the program's own signal handlers from raising within a record.
-
-    Returns the signals that were blocked before.
-    """
+    """Stops the program's own signal handlers from raising within a record. Returns the signals blocked before."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 

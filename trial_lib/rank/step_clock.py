@@ -27,46 +27,30 @@ class _Moment:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of an optimizer step, which can be read when the device has done it.
-
-    Args:
-        device: that has done it.
-        span: from its beginning to its end.
-        parts: the calls of each of `PARTS`, from beginning to end.
-    """
+    """The time of an optimizer step, which can be read when the device has done it."""
 
     device: Device
     span: tuple[_Moment, _Moment]
     parts: dict[str, list[tuple[Any, Any]]]
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds by the device's clock (`latency`), of processor time (`cpu`), and of each part."""
+        """By the device's clock (`latency`), of processor time (`cpu`), and of each part."""
         between, (start, end) = self.device.seconds_between, self.span
         parts = {part: sum(between(*call) for call in calls) for part, calls in self.parts.items()}
         return {"latency": between(start.instant, end.instant), "cpu": end.cpu_s - start.cpu_s, **parts}
 
 
 class StepClock:
-    """Runs from one `mark` to the next `step_ended`.
-
-    Args:
-        device: that runs the steps.
-    """
+    """Runs from one `mark` to the next `step_ended`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.mark()
 
     def mark(self) -> None:
-        """Starts the time of the next step."""
         self._started = self._now()
 
     def step_ended(self, parts: dict[str, list[tuple[Any, Any]]]) -> StepTime:
-        """Returns the time since `mark`.
-
-        Args:
-            parts: as `PartTimer.take` returns them.
-        """
         return StepTime(self._device, (self._started, self._now()), parts)
 
     def _now(self) -> _Moment:
@@ -74,22 +58,16 @@ class StepClock:
 
 
 class PartTimer:
-    """Records when each part of an optimizer step begins and ends.
-
-    Args:
-        device: that runs the parts.
-
-    Attributes:
-        scope: returns a context for a call of a part, which names it in a trace; None if nothing is traced.
-    """
+    """Records when each part of an optimizer step begins and ends."""
 
     def __init__(self, device: Device) -> None:
+        # a context that names a call of a part in a trace; None if nothing is traced
         self.scope: Callable[[str], AbstractContextManager[Any]] | None = None
         self._device = device
         self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that runs `function` and records each call as one of `part`."""
+        """`function` with each call recorded as one of `part`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._device.is_recording():
@@ -104,6 +82,6 @@ class PartTimer:
         return call
 
     def take(self) -> dict[str, list[tuple[Any, Any]]]:
-        """Returns the calls of each part since the last call of this method."""
+        """The calls of each part since the last call of this method."""
         calls, self._calls = self._calls, {part: [] for part in PARTS}
         return calls

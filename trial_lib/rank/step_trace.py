@@ -70,7 +70,7 @@ def named_scopes(watch: EngineWatch) -> Iterator[None]:
 
 
 def updates_on_host(engine: Any) -> bool:
-    """Returns whether an engine's optimizer is offloaded. DeepSpeed ignores offloading at some stages."""
+    """Whether an engine's optimizer is offloaded, which DeepSpeed ignores at some stages."""
     optimizer = engine.optimizer
     return any(bool(getattr(optimizer, name, False)) for name in ("cpu_offload", "offload_optimizer"))
 
@@ -98,20 +98,14 @@ _SHORT_STEP_S = 0.5
 
 
 def untraced(step_s: float) -> str:
-    """Returns why steps of so many seconds are not traced; empty if they are."""
+    """Why steps of so many seconds are not traced; empty if they are."""
     if step_s <= _LONGEST_STEP_S:
         return ""
     return f"A step takes {step_s:.0f} s, and the trace of more than {_LONGEST_STEP_S:.0f} s may not fit into memory."
 
 
 class StepTrace:
-    """Traces the next steps of an engine. Every rank makes one after the same step.
-
-    Args:
-        watch: of the engine that trains.
-        step_s: seconds of a step, which all ranks have agreed on.
-        total: returns the sum of each value over all ranks; each of them calls it.
-    """
+    """Traces the next steps of an engine. Every rank makes one after the same step, with `step_s` agreed on."""
 
     def __init__(self, watch: EngineWatch, step_s: float, total: Callable[[list[float]], list[float]]) -> None:
         self._watch = watch
@@ -126,7 +120,7 @@ class StepTrace:
         self._without_loss(self._begin)
 
     def step_ended(self) -> TracedStep | None:
-        """Returns the traced step when all ranks have it; None if the code has to train on."""
+        """The traced step when all ranks have it; None if the code has to train on."""
         self._left -= 1
         self._without_loss(self._mark)
         if self._left > 0:
@@ -136,7 +130,6 @@ class StepTrace:
         return self._agreed(parts or {})
 
     def close(self) -> None:
-        """Puts back everything that the trace has replaced."""
         self._open.close()
         if self._profile is not None:
             with contextlib.suppress(Exception):
@@ -214,26 +207,19 @@ _DATA_OVER = "The program ended before enough steps could be traced."
 
 
 def with_data_over(measurement: dict[str, Any]) -> dict[str, Any]:
-    """Returns the measurement of a program that has ended before the steps that would have been traced."""
+    """The measurement of a program that has ended before the steps that would have been traced."""
     return {**measurement, "traced": TracedStep(failure=_DATA_OVER).to_json()}
 
 
 class TracedEnd:
-    """Traces steps after the counted ones. Every rank makes one after the same step.
-
-    Args:
-        watch: of the engine that trains.
-        measurement: of the trial. It is kept at once, because the trace may end the rank.
-        seconds: of the counted steps, which all ranks have agreed on.
-        keep: called with a measurement that counts if the rank gets no further.
-    """
+    """Traces steps after the counted ones, whose seconds are agreed on. Every rank makes one after the same step."""
 
     def __init__(
         self,
         watch: EngineWatch,
         measurement: dict[str, Any],
         seconds: Sequence[float],
-        keep: Callable[[dict[str, Any]], None],
+        keep: Callable[[dict[str, Any]], None],  # with a measurement that counts if the rank gets no further
     ) -> None:
         self._watch = watch
         self._measurement = measurement
@@ -242,7 +228,7 @@ class TracedEnd:
         self._trace: StepTrace | None = None
 
     def go_on(self) -> dict[str, Any] | None:
-        """Returns the measurement with its trace; None if the code has to train on.
+        """The measurement with its trace; None if the code has to train on.
 
         Call it first after the last counted step, and then after each step.
         """
@@ -257,7 +243,7 @@ class TracedEnd:
         return None
 
     def cut_short(self) -> dict[str, Any]:
-        """Returns the measurement if the program ends during the trace."""
+        """The measurement if the program ends during the trace."""
         if self._trace is not None:
             self._trace.close()
         return with_data_over(self._measurement)

@@ -24,13 +24,8 @@ class FlopSurvey:
 
     A compiled function does not show its operators, so this micro-batch runs as its code is written. Its memory and its
     time are not the training's. It may even not fit: only compiled attention goes without its square of scores, for
-    example. The program has compiled its functions by then, and uses them again afterwards.
-
-    Args:
-        watch: of the engine that trains.
-        most: returns the largest of each value over all ranks; each of them calls it.
-        about_to_count: called before the code trains on. It saves the results so far, because nothing may be added to
-            them.
+    example. The program has compiled its functions by then, and uses them again afterwards. So the results are saved
+    before, by `about_to_count`, and nothing may be added to them.
     """
 
     def __init__(
@@ -45,11 +40,7 @@ class FlopSurvey:
         self._steps_left: int | None = None
 
     def step_ended(self, holds_other_batches: bool) -> bool:
-        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps.
-
-        Args:
-            holds_other_batches: whether the code may still hold a stretched batch.
-        """
+        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         if self._steps_left is None:
             (cannot_count,) = self._most([float(not _can_count(self._watch.engine))])
             if cannot_count:
@@ -85,10 +76,7 @@ _ALL = (WORKERS, PREFETCH, PINNED, PERSISTENT)
 class LoadingSurvey:
     """Looks at some steps after the counted one, because the first batch of a loader takes longer than the others.
 
-    Args:
-        facts: collect the findings.
-        most: returns the largest of each value over all ranks; each of them calls it.
-        is_apart: whether batches are copied to a device with memory of its own.
+    `is_apart`: batches are copied to a device with memory of its own.
     """
 
     def __init__(self, facts: ProgramFacts, most: Callable[[list[float]], list[float]], is_apart: bool) -> None:
@@ -100,7 +88,7 @@ class LoadingSurvey:
         self._is_over = False
 
     def step_ended(self) -> bool:
-        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         if self._is_over:
             return False
         self._steps += 1
@@ -168,7 +156,7 @@ def _own_first(own: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def cores_of_a_rank() -> int:
-    """Returns the cores that this rank may use for itself."""
+    """The cores that this rank may use for itself."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cores = len(os.sched_getaffinity(0))
     # A rank of a CPU has cores of its own. Those of GPUs share the host's.
@@ -188,11 +176,6 @@ class SizeSurvey:
 
     One is enough if a data loader of a fixed batch size gives it, with as many rows as the engine expects. Several are
     needed for batches that are made in another way, such as by a budget of tokens.
-
-    Args:
-        watch: of the engine that trains.
-        facts: collect the findings.
-        most: returns the largest of each value over all ranks; each of them calls it.
     """
 
     def __init__(self, watch: EngineWatch, facts: ProgramFacts, most: Callable[[list[float]], list[float]]) -> None:
@@ -202,7 +185,7 @@ class SizeSurvey:
         self._ends_at = time.monotonic() + _SIZE_SURVEY_SECONDS
 
     def step_ended(self) -> bool:
-        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         (is_open,) = self._most([float(not self._is_seen())])
         return bool(is_open)
 
@@ -213,9 +196,7 @@ class SizeSurvey:
         return loader_batches.has_fixed_size and set(rows) == {self._watch.asked}
 
     def conclude(self) -> None:
-        """Records which dimension has the rows, and whether they vary. Every rank takes part.
-
-        If the rows vary, each row is a sample.
+        """Records which dimension has the rows, and whether they vary: then each is a sample. Every rank takes part.
 
         A second dimension that differs between batches, or between ranks, is a length.
         """
@@ -250,11 +231,7 @@ def _differ(unsteady: float, top: float, negative_top: float) -> bool:
 
 
 def vary(rows: Sequence[int]) -> bool:
-    """Returns whether sizes vary. A smaller last batch of the data does not count.
-
-    Args:
-        rows: of each micro-batch, in order.
-    """
+    """Whether rows vary. A smaller last batch of the data does not count."""
     return rows.count(max(rows)) < len(rows) / 2 if rows else False
 
 
@@ -263,14 +240,6 @@ class Surveys:
 
     A program that is typed with a micro-batch of 1 has both in one run. The stages of a pipeline exchange batches of
     one size.
-
-    Args:
-        watch: of the engine that trains.
-        facts: collect the findings.
-        as_typed: whether the program runs as it was typed.
-        most: returns the largest of each value over all ranks; each of them calls it.
-        keep: see `SequenceSurvey`.
-        about_to_count: see `FlopSurvey`.
     """
 
     def __init__(
@@ -292,7 +261,7 @@ class Surveys:
         self._looks_at_sizes = as_typed
 
     def step_ended(self) -> bool:
-        """Returns whether the code has to train on. Every rank calls it after the same optimizer steps."""
+        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         self._note_of_steps()
         if self._looks_at_batches and self._look_at_batches():
             return True

@@ -21,7 +21,7 @@ _PLACES = 8191
 
 
 def tensor_parallel_size(engine: Any) -> int:
-    """Returns the ranks of a group of DeepSpeed's AutoTP; 1 without it, and before DeepSpeed had it."""
+    """The ranks of a group of DeepSpeed's AutoTP; 1 without it, and before DeepSpeed had it."""
     size = getattr(engine, "autotp_size", None)
     return max(1, int(size())) if callable(size) else 1
 
@@ -36,13 +36,13 @@ class Shard:
     first_column: int  # the column, likewise
 
     def places(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Returns the places of elements in the whole parameter, by their places in the shard. Both are flattened."""
+        """Places of elements in the whole parameter, by their places in the shard. Both are flattened."""
         rows, columns = numbers // self.width, numbers % self.width
         return (rows + self.first_row) * self.whole_width + columns + self.first_column
 
 
 def shards(engine: Any) -> dict[int, Shard | None]:
-    """Returns the place of each divided parameter by its id; None for a layer whose division is not known here.
+    """The place of each divided parameter by its id; None for a layer whose division is not known here.
 
     By columns of inputs or by rows, as `LinearAllreduce` and `LinearLayer` of deepspeed/module_inject/layers.py do.
     """
@@ -69,10 +69,10 @@ def _shard(layer: Any, parameter: Any) -> Shard | None:
 
 
 def parameter_shares(engine: Any) -> list[float]:
-    """Returns this rank's share of a replica's parameters: all, the trainable ones, of linear layers, of experts.
+    """This rank's share of a replica's parameters: all, the trainable ones, of linear layers, of experts.
 
-    The ranks of a group have divided some parameters. Each has a whole copy of the others, of which it takes its part.
-    The sums over the ranks of a replica are those of the whole model. Experts count as on so many ranks as have others.
+    The sums over the ranks of a replica are those of the whole model: each rank takes its part of the parameters of
+    which all have a whole copy. Experts count as on so many ranks as have others.
     """
     size, divides = tensor_parallel_size(engine) * sequence_parallel_size(engine), _divided_layer()
     total = trainable = linear = of_experts = 0.0
@@ -104,13 +104,13 @@ def _experts_on(parameter: Any) -> int:
 
 
 def expert_group(parameter: Any) -> str:
-    """Returns the name of the group of ranks that share an expert's layer; empty for any other parameter."""
+    """The name of the group of ranks that share an expert's layer; empty for any other parameter."""
     name = str(getattr(parameter, "group_name", ""))
     return name if name.startswith("ep_size_") else ""
 
 
 def head_counts(module: Any) -> list[int]:
-    """Returns a model's attention heads and key-value heads; nothing if its configuration does not say."""
+    """A model's attention heads and key-value heads; nothing if its configuration does not say."""
     config = getattr(module, "config", None)
     config = getattr(config, _OF_TEXT, config)
     counts = [getattr(config, name, None) for name in _HEADS]
@@ -118,23 +118,23 @@ def head_counts(module: Any) -> list[int]:
 
 
 def expert_counts(module: Any) -> list[int]:
-    """Returns the numbers of experts of a model's layers of DeepSpeed's mixture of experts, each once."""
+    """The numbers of experts of a model's layers of DeepSpeed's mixture of experts, each once."""
     layers = (each for each in module.modules() if type(each).__name__ == "MoE" and hasattr(each, "ep_size"))
     return sorted({int(layer.num_experts) for layer in layers})
 
 
 def expert_ranks(module: Any) -> int:
-    """Returns the most ranks over which the experts of a layer are divided; 1 without experts."""
+    """The most ranks over which the experts of a layer are divided; 1 without experts."""
     return max([1, *map(_experts_on, module.parameters())])
 
 
 def layer_count(module: Any) -> int:
-    """Returns the layers that the stages of a pipeline share; 0 for any other model."""
+    """The layers that the stages of a pipeline share; 0 for any other model."""
     return len(getattr(module, "_layer_specs", ()))
 
 
 def digest(inputs: Any) -> float:
-    """Returns a number that different batches do not share, from the values of all tensors."""
+    """A number that different batches do not share, from the values of all tensors."""
     summed = 0.0
     for tensor in tensors_in(inputs):
         flat = tensor.detach().reshape(-1).double().nan_to_num()
@@ -146,12 +146,8 @@ def digest(inputs: Any) -> float:
 def refuse_unequal_batches(engine: Any, digested: float | None, refuse: Callable[[str, str], Any]) -> None:
     """Refuses a trial in which the ranks of a tensor-parallel group have different batches.
 
-    Every rank calls it with its first batch. DeepSpeed's own check would end the program with an assertion.
-
-    Args:
-        engine: that trains.
-        digested: the digest of this rank's batch; None without tensor parallelism.
-        refuse: ends the trial with an outcome and a reason.
+    Every rank calls it with its first batch's digest; None without tensor parallelism. DeepSpeed's own check would end
+    the program with an assertion.
     """
     if digested is None:
         return

@@ -32,14 +32,13 @@ class LoaderOrigins:
         self._places: dict[int, tuple[weakref.ref[Any] | None, str, bool]] = {}
 
     def note(self, loader: Any) -> None:
-        """Keeps the line that makes a loader."""
         dataset = getattr(loader, "dataset", None)
         known = self._places.get(id(dataset))
         if known is None or (known[0] is not None and known[0]() is not dataset):
             self._places[id(dataset)] = (_reference(dataset), *_calling_line())
 
     def of(self, loader: Any) -> tuple[str, bool]:
-        """Returns the line (`file:line`, empty if unknown), and whether the Trainer has made the loader."""
+        """The line (`file:line`, empty if unknown), and whether the Trainer has made the loader."""
         _, line, by_trainer = self._places.get(id(loader.dataset), (None, "", False))
         return line, by_trainer
 
@@ -68,11 +67,9 @@ origins = LoaderOrigins()
 
 
 def install(settings: Callable[[], Mapping[str, Any]]) -> None:
-    """Makes data loaders follow. Call it before the user's program runs.
+    """Makes data loaders follow the candidate's settings, before the program runs.
 
-    Args:
-        settings: returns the candidate's settings of a loader, by torch's names. One that is missing, or None, stays as
-            the code has it.
+    A missing one or None changes none.
     """
     when_imported("torch.utils.data.dataloader", functools.partial(_follow, settings))
 
@@ -85,13 +82,11 @@ def _follow(settings: Callable[[], Mapping[str, Any]], module: ModuleType) -> No
 
     @functools.wraps(original_init)
     def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-        """Replaces `DataLoader.__init__`."""
         original_init(loader, *args, **kwargs)
         origins.note(loader)
 
     @functools.wraps(original_iter)
     def read(loader: Any) -> Any:
-        """Replaces `DataLoader.__iter__`."""
         wanted = {name: value for name, value in settings().items() if value is not None}
         if wanted and torch.is_grad_enabled():
             apply(loader, wanted)
@@ -101,12 +96,7 @@ def _follow(settings: Callable[[], Mapping[str, Any]], module: ModuleType) -> No
 
 
 def apply(loader: Any, wanted: Mapping[str, Any]) -> None:
-    """Gives a loader settings, as its constructor would have.
-
-    Args:
-        loader: not read yet, or read to its end.
-        wanted: by torch's names.
-    """
+    """Gives a loader, unread or read to its end, settings by torch's names, as its constructor would have."""
     import torch
 
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
@@ -138,12 +128,7 @@ of_the_trainer: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def install_fused_adam(settings: Callable[[], Mapping[str, Any]]) -> None:
-    """Makes the optimizers follow. Call it before the user's program runs.
-
-    Args:
-        settings: returns the candidate's settings. True in `fused` asks for the fused form, False for no fused form.
-            If it is missing, or None, an optimizer stays as the code has it.
-    """
+    """Makes the optimizers follow, before the program runs. Without `fused`, or with None, they stay as they are."""
     for module, name in (("torch.optim.adam", "Adam"), ("torch.optim.adamw", "AdamW")):
         when_imported(module, functools.partial(_follow_fused_adam, settings, name))
 
@@ -155,7 +140,6 @@ def _follow_fused_adam(settings: Callable[[], Mapping[str, Any]], name: str, mod
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
-        """Replaces the constructor."""
         if str(sys._getframe(1).f_globals.get("__name__", "")).startswith(_TRAINER):
             of_the_trainer.add(args[0])
         wanted = settings().get(FUSED)
@@ -184,11 +168,7 @@ _MOST = 100
 
 
 class PlainSteps:
-    """Ends a trial that trains without DeepSpeed. Otherwise it would run until its deadline.
-
-    Args:
-        refuse: ends the trial, with an outcome and a reason.
-    """
+    """Ends a trial that trains without DeepSpeed. Otherwise it would run until its deadline."""
 
     def __init__(self, refuse: Callable[[str, str], None]) -> None:
         self._refuse = refuse
@@ -197,7 +177,6 @@ class PlainSteps:
         self._process = os.getpid()
 
     def begin(self) -> None:
-        """Counts from now on."""
         self._hook = register_optimizer_step_post_hook(self._step_ended)
 
     def end(self) -> None:

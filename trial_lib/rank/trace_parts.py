@@ -30,12 +30,9 @@ class Span:
 
 
 def parts_of(spans: Iterable[Span], start: int, end: int) -> dict[str, float]:
-    """Returns the seconds of each part from `start` to `end`, which add up to that time.
+    """Seconds of each part, which add up to the time from `start` to `end` (ns).
 
-    Args:
-        spans: in any order. They may overlap. Without any on a device, the host is the device.
-        start: nanoseconds.
-        end: nanoseconds.
+    The spans come in any order, and may overlap. Without any on a device, the host is the device.
     """
     within = [
         Span(max(each.start, start), min(each.end, end), each.part, each.on_device)
@@ -120,15 +117,7 @@ class TracedWindow:
 
 
 def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:
-    """Returns the spans of a trace.
-
-    Args:
-        events: of one rank.
-        left_out: steps at its beginning that do not count.
-
-    Raises:
-        ValueError: the trace has no step.
-    """
+    """The spans of one rank's trace, without its first steps. ValueError if the trace has no step."""
     ends = sorted((each for each in events if each.name == PREFIX + BOUNDARY), key=lambda each: each.start)[left_out:]
     if len(ends) < 2:
         raise ValueError("the trace has no complete step")
@@ -142,7 +131,7 @@ def window_of(events: Sequence[TraceEvent], left_out: int) -> TracedWindow:
 
 
 def collective_part(name: str) -> str:
-    """Returns the part that waits for a collective, by the name of its operator or kernel."""
+    """The part that waits for a collective, by the name of its operator or kernel."""
     lowered = name.lower()
     return next((part for word, part in _KINDS if word in lowered), "exchanging")
 

@@ -21,11 +21,7 @@ _MOST_WRAPPERS = 6
 
 
 def inner_model(model: Any) -> Any:
-    """Returns the Hugging Face model within wrappers. Without one it is the given model.
-
-    Args:
-        model: as `deepspeed.initialize` gets it.
-    """
+    """The Hugging Face model within wrappers; without one, the given model."""
     found = model
     for _ in range(_MOST_WRAPPERS):
         if hasattr(type(found), "set_attn_implementation") or hasattr(type(found), "gradient_checkpointing_enable"):
@@ -46,7 +42,6 @@ class Found:
 
     @classmethod
     def of(cls, own: Any, values: tuple[Any, ...]) -> "Found":
-        """Returns values with the program's own first."""
         return cls((own, *(value for value in values if value != own)))
 
 
@@ -60,7 +55,7 @@ _STATISTICS = "the repeated blocks keep statistics of their batches, which recom
 
 
 def find(model: Any) -> Found:
-    """Returns the kinds of checkpointing that a model can have, its own first."""
+    """The kinds of checkpointing that a model can have, its own first."""
     own = inner_model(model)
     if _has_method(own):
         flags = [bool(module.gradient_checkpointing) for module in _flagged(own)]
@@ -75,11 +70,7 @@ def find(model: Any) -> Found:
 
 
 def turn(model: Any, kind: str) -> None:
-    """Gives a model another kind of checkpointing. Call it before its engine exists.
-
-    Raises:
-        ValueError: the model has no blocks that are worth it.
-    """
+    """Gives a model another kind of checkpointing before its engine exists. ValueError without worthwhile blocks."""
     own = inner_model(model)
     if not _has_method(own):
         blocks, reason = _recomputable(model)
@@ -143,7 +134,7 @@ _SAYS = {
 
 
 def find_attention(model: Any) -> Found:
-    """Returns the implementations that a model can have, its own first."""
+    """The implementations that a model can have, its own first."""
     model = inner_model(model)
     own = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if not isinstance(own, str):
@@ -155,11 +146,7 @@ def find_attention(model: Any) -> Found:
 
 
 def turn_attention(model: Any, name: str) -> None:
-    """Gives a model another implementation.
-
-    Raises:
-        ValueError: transformers refuses it, or keeps another one.
-    """
+    """Gives a model another implementation. ValueError if transformers refuses it, or keeps another one."""
     model = inner_model(model)
     if model.config._attn_implementation == name:
         return
@@ -192,7 +179,7 @@ _COMPILERS = ("g++", "clang++")
 
 
 def find_compiled(model: Any) -> Found:
-    """Returns whether a model is compiled, and whether it can be."""
+    """Whether a model is compiled, and whether it can be."""
     if hasattr(model, "activation_checkpoint_interval"):
         return Found(reason="the engine of a pipeline is not compiled")
     if hasattr(model, "_orig_mod") or any(_is_compiled(module) for module in model.modules()):
@@ -213,10 +200,8 @@ def _is_compiled(module: Any) -> bool:
 
 
 def _missing() -> str:
-    """Returns the compiler that inductor would not find; empty if there is one.
-
-    A foreseen run compiles nothing, and its device has the compilers of another host.
-    """
+    # The compiler that inductor would not find; empty if there is one. A foreseen run compiles nothing, and its device
+    # has the compilers of another host.
     from deepspeed.accelerator import get_accelerator
 
     device = get_accelerator().device_name()
@@ -251,23 +236,14 @@ _WAYS: dict[str, _Way] = {
 
 
 class Turning:
-    """The switches of one candidate.
-
-    Args:
-        wanted: the values, by name. Other switches stay as they are in the program. None for no switch.
-        facts: records which switches the first engine's program has. None to look for none.
-    """
+    """The switches of one candidate, the others staying as in the program. `facts` record those of its first engine."""
 
     def __init__(self, wanted: Mapping[str, Any] | None, facts: TurnableFacts | None = None) -> None:
         self._wanted = dict(wanted or {})
         self._facts = facts
 
     def before(self, arguments: dict[str, Any]) -> None:
-        """Turns switches of a model. Call it before an engine that trains is made.
-
-        Args:
-            arguments: of `deepspeed.initialize`, by name.
-        """
+        """Turns switches of a model before an engine that trains is made of it."""
         model = arguments.get("model")
         if model is None:
             return

@@ -25,37 +25,23 @@ _real_open, _real_unlink = builtins.open, os.unlink
 
 
 class UserFiles:
-    """The user's protected files, and the paths of their copies.
-
-    Args:
-        scratch: the trial's folder for redirected changes.
-        protected_before: seconds since the epoch. Files that have not changed since then are protected.
-        folder: the program's own.
-        layered_device: the device number of the trial's own file system; None if it has none.
-        hidden: ZeroTune's folders, which no listing shows and which nothing removes.
-        records: the folders among them that the rank writes to.
-
-    Attributes:
-        is_training: whether the program has taken an optimizer step. Files that it saves from then on are no
-            preparation.
-        filled: folders of the layer with older files, into which the program has saved.
-    """
+    """The user's protected files, and the paths of their copies."""
 
     def __init__(
         self,
-        scratch: Path,
-        protected_before: float,
+        scratch: Path,  # the trial's folder for redirected changes
+        protected_before: float,  # seconds since the epoch; older files are protected
         folder: Path,
-        layered_device: int | None,
-        hidden: Iterable[str] = (),
-        records: Iterable[Path] = (),
+        layered_device: int | None,  # the number of the trial's own file system; None if it has none
+        hidden: Iterable[str] = (),  # ZeroTune's folders, which no listing shows and which nothing removes
+        records: Iterable[Path] = (),  # the folders among them that the rank writes to
     ) -> None:
         self._copies = str(scratch / "files")
         self._layered_device = layered_device
         self._before = protected_before
         self._removed: set[str] = set()
-        self.is_training = False
-        self.filled: set[str] = set()
+        self.is_training = False  # an optimizer step was taken; what is saved from then on is no preparation
+        self.filled: set[str] = set()  # folders of the layer with older files, into which the program has saved
         self._hidden = {root for place in hidden for root in _spellings(place)}
         self._with_hidden = {os.path.dirname(root) for root in self._hidden}
         self._within_hidden = tuple(root + os.sep for root in self._hidden)
@@ -67,25 +53,21 @@ class UserFiles:
         self._roots = sorted(roots.items(), key=lambda root: -len(root[0]))
 
     def start_over(self) -> None:
-        """Forgets which files the program has written and removed, because it is run again.
-
-        No other rank may run the program meanwhile.
-        """
+        """Forgets what the program has written and removed, as it is run again. No other rank may run it meanwhile."""
         shutil.rmtree(self._copies, ignore_errors=True)
         self._removed.clear()
         self.filled.clear()
         self.is_training = False
 
     def training_began(self) -> None:
-        """Records that the program has finished its preparation."""
         self.is_training = True
 
     def is_free(self, where: str) -> bool:
-        """Returns whether a path is in a folder that this class does not protect."""
+        """Whether a path is in a folder that this class does not protect."""
         return next((is_free for root, is_free in self._roots if where.startswith(root)), False)
 
     def is_layered(self, where: str) -> bool:
-        """Returns whether a file at this path belongs to the trial's own file system."""
+        """Whether a file at this path belongs to the trial's own file system."""
         if self._layered_device is None:
             return False
         while not _exists(where) and where != os.sep:
@@ -93,22 +75,20 @@ class UserFiles:
         return _real_stat(where).st_dev == self._layered_device
 
     def path_of(self, path: Any, dir_fd: int | None = None) -> str:
-        """Returns an absolute path as text. The given path may be relative to an open folder."""
+        """An absolute path as text. The given path may be relative to an open folder."""
         text = os.fsdecode(path)
         if dir_fd is not None and not os.path.isabs(text):
             text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
         return os.path.abspath(text)
 
     def copy_of(self, where: str) -> str:
-        """Returns the path of a file's copy, which may not exist."""
         return self._copies + where
 
     def is_hidden(self, where: str) -> bool:
-        """Returns whether a path is a folder of ZeroTune's that no listing shows."""
+        """Whether a path is a folder of ZeroTune's that no listing shows."""
         return where in self._hidden
 
     def has_hidden(self, folder: str) -> bool:
-        """Returns whether a folder has an entry that its listing does not show."""
         return folder in self._with_hidden
 
     @property
@@ -117,11 +97,11 @@ class UserFiles:
         return bool(self._removed) or _exists(self._copies)
 
     def has_copy(self, where: str) -> bool:
-        """Returns whether a rank of this trial has written a path."""
+        """Whether a rank of this trial has written a path."""
         return _exists(self._copies) and _exists(self._copies + where)
 
     def seen(self, path: Any, dir_fd: int | None = None) -> Any:
-        """Returns the path to read: the copy if there is one, else the path itself."""
+        """The path to read: the copy if there is one, else the path itself."""
         if isinstance(path, int) or not self.has_changes:
             return path
         where = self.path_of(path, dir_fd)
@@ -132,7 +112,7 @@ class UserFiles:
         return path
 
     def is_old(self, where: str, follow: bool = True) -> bool:
-        """Returns whether a path is older than the study, and has to stay as it is."""
+        """Whether a path is older than the study, and has to stay as it is."""
         try:
             found = _real_stat(where) if follow else _real_lstat(where)
         except (OSError, ValueError):
@@ -142,7 +122,7 @@ class UserFiles:
         return is_file and is_before and found.st_dev != self._layered_device and not self.is_free(where)
 
     def to_prepare(self, folder: str | os.PathLike[str]) -> str | os.PathLike[str] | None:
-        """Returns the folder into which the program may still save; None if it may not.
+        """The folder into which the program may still save; None if it may not.
 
         It may while it prepares. A folder may hold something older than the study, such as a model that the user has
         trained. Then only a layer takes the save, because some libraries write past Python.
@@ -180,11 +160,9 @@ class UserFiles:
         return False
 
     def is_new(self, where: str) -> bool:
-        """Returns whether a path is newer than the start of the study."""
         return is_there(where) and not self.is_old(where, follow=False)
 
     def holds_old(self, where: str) -> bool:
-        """Returns whether a path is old, or a folder with something old in it."""
         if self.is_old(where, follow=False):
             return True
         if self.is_free(where) or not is_there(where, as_folder=True):
@@ -201,7 +179,6 @@ class UserFiles:
         self._removed.add(where)
 
     def was_removed(self, where: str) -> bool:
-        """Returns whether the program has removed a path that is older than the study."""
         is_below = any(where == path or where.startswith(path + os.sep) for path in self._removed)
         return is_below and self.is_old(where, follow=False)
 
@@ -211,19 +188,16 @@ class UserFiles:
         self._removed.update(os.path.join(where, name) for name in _real_listdir(where))
 
     def new_copy(self, where: str) -> str:
-        """Returns the path for a copy, and makes its folder. The caller writes the content."""
+        """Makes the folder of a path's copy. The caller writes the content."""
         copy = self.copy_of(where)
         _real_makedirs(os.path.dirname(copy), exist_ok=True)
         return copy
 
     def to_write(self, path: Any, keeps: bool, creates: bool = False, dir_fd: int | None = None) -> Any:
-        """Returns the path to write in place of a path.
+        """The path to write in place of a path, which may be relative to the open folder `dir_fd`.
 
-        Args:
-            path: the path that the program opens.
-            keeps: whether the file's content stays at first, because the program appends to it or changes a part.
-            creates: whether an existing file is an error.
-            dir_fd: the open folder that the path is relative to.
+        `keeps`: the content stays at first, because the program appends to it or changes a part. `creates`: an existing
+        file is an error.
         """
         if isinstance(path, int):
             return path
@@ -251,7 +225,7 @@ def _exists(path: str) -> bool:
 
 
 def is_there(path: str, as_folder: bool = False) -> bool:
-    """Returns whether a file, a link or a folder really exists at a path."""
+    """Whether a file, a link or a folder really exists at a path."""
     try:
         found = _real_lstat(path)
     except (OSError, ValueError):
@@ -276,28 +250,20 @@ def _copy_once(original: str, copy: str) -> None:
 
 
 class LayeredFiles:
-    """The layer of a trial.
-
-    Args:
-        layer: a mounted layer.
-
-    Attributes:
-        device: the number of the layer's file system. Every file in the layer has it.
-    """
+    """The layer of a trial."""
 
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._folder = Path(layer.folder)
         hidden = map(Path, layer.hidden)
         self._hidden = {str(path.relative_to(self._folder)) for path in hidden if self._folder in path.parents}
-        self.device = self._folder.stat().st_dev
+        self.device = self._folder.stat().st_dev  # the number of the layer's file system, which every file in it has
 
     def note_prepared(self, filled: Container[str]) -> None:
         """Records all new files when the program begins to train. One rank calls it.
 
-        Args:
-            filled: folders with a model of the user's, into which the program has saved. New files beside the model
-                would change how it loads, so they are no preparation.
+        Filled folders have a model of the user's, into which the program has saved. New files beside the model would
+        change how it loads, so they are no preparation.
         """
         beside = (path for path in self._new() if not self._is_folder(path))
         left_out = {path for path in beside if str((self._folder / path).parent) in filled}

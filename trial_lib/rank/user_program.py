@@ -31,12 +31,7 @@ _HALF = _MOST_CHARACTERS // 2
 
 
 def run_program(program: dict[str, str], arguments: list[str]) -> None:
-    """Runs the user's program as `__main__`, with its own folder first on the path.
-
-    Args:
-        program: `{"script": path}` or `{"module": name}`.
-        arguments: of its command line.
-    """
+    """Runs `{"script": path}` or `{"module": name}` as `__main__`, with its own folder first on the path."""
     _let_workers_name_main()
     if "module" in program:
         sys.argv = [program["module"], *arguments]
@@ -62,10 +57,8 @@ def run_program(program: dict[str, str], arguments: list[str]) -> None:
 
 
 def _let_workers_name_main() -> None:
-    """Makes `__mp_main__` stand for the program, because processes that it spawns find its classes by that name.
-
-    `multiprocessing` sets the name when it is imported. A primed rank has imported it before the program.
-    """
+    # Processes that the program spawns find its classes by the name `__mp_main__`, which `multiprocessing` sets when it
+    # is imported. A primed rank has imported it before the program.
     stand_in = ModuleType("__mp_main__")
     stand_in.__getattr__ = lambda name: getattr(sys.modules["__main__"], name)  # type: ignore[method-assign]
     sys.modules["__mp_main__"] = stand_in
@@ -88,10 +81,7 @@ _before: list[ModuleType] = []
 
 
 def without_own_frames(error: BaseException) -> BaseException:
-    """Returns the exception with the traceback that it would have without ZeroTune.
-
-    Its causes and contexts change alike.
-    """
+    """The exception, its causes and contexts with the tracebacks that they would have without ZeroTune."""
     for link in _chain(error):
         link.__traceback__ = _user_frames(link.__traceback__)
     return error
@@ -135,12 +125,9 @@ def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def may_be_of_the_user(name: str) -> bool:
-    """Returns whether code may be the user's: not ZeroTune's part of a rank, not a package's, and in a file.
+    """Whether a code's file may be the user's: not ZeroTune's, not a package's, and a file.
 
-    Python's own modules count as the user's.
-
-    Args:
-        name: the name of the code's file, as Python shows it.
+    Python's own modules may.
     """
     return not name.startswith((*_OWN_FOLDERS, "<")) and not any(folder in name for folder in _OF_PACKAGES)
 
@@ -162,7 +149,7 @@ def say(error: BaseException) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the traceback as text. The middle of a long one is cut."""
+    """The traceback as text. The middle of a long one is cut."""
     return shortened("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
