@@ -12,12 +12,7 @@ SMALLEST_BLOCK = 512
 
 
 def rounded(size: float, place: str) -> float:
-    """Returns the bytes that a request takes.
-
-    Args:
-        size: the request, in bytes.
-        place: one of `PLACES`. Plain host memory is not rounded.
-    """
+    """The bytes that a request takes in one of `PLACES`. Plain host memory is not rounded."""
     if size <= 0:
         return 0
     if place == "pinned":
@@ -39,8 +34,6 @@ _PAIR = re.compile(r"\s*(\w+)\s*:\s*(\[[^\]]*\]|[^,]*)\s*(?:,|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """Settings of the allocator."""
-
     expandable_segments: bool = False  # whether segments grow instead of having the size of a request
     max_split_size: int | None = None  # bytes of the largest block that may be split; None if all may be
     max_non_split_rounding: int = 20 * _MIB  # bytes that a block which may not be split can be larger than a request
@@ -50,21 +43,13 @@ class AllocatorSettings:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "AllocatorSettings":
-        """Returns the settings of a program's variables.
-
-        Raises:
-            InputError: a value cannot be read.
-        """
+        """Raises InputError if a value cannot be read."""
         variable = next((name for name in _VARIABLES if environment.get(name)), _VARIABLES[0])
         return cls.parse(environment.get(variable, ""))
 
     @classmethod
     def parse(cls, text: str) -> "AllocatorSettings":
-        """Returns the settings of a variable's value. Other keys do not change sizes.
-
-        Raises:
-            InputError: a value cannot be read.
-        """
+        """Keys that do not change sizes are ignored. Raises InputError if a value cannot be read."""
         found: dict[str, str] = {match[1]: match[2] for match in _PAIR.finditer(text)}
         split, rounding = found.get("max_split_size_mb"), found.get("max_non_split_rounding_mb")
         return cls(
@@ -77,7 +62,7 @@ class AllocatorSettings:
         )
 
     def rounded(self, request: int) -> int:
-        """Returns the bytes of the block for a request (`round_size`)."""
+        """The bytes of the block for a request (`round_size`)."""
         if request < SMALLEST_BLOCK:
             return SMALLEST_BLOCK
         steps = self._divisions_at(request)
@@ -185,7 +170,7 @@ class _Pool:
         block.is_free = False
 
     def smallest(self, size: int) -> _Block | None:
-        """Returns the best fit. A block that can grow counts with the size to which it can."""
+        """The best fit. A block that can grow counts with the size to which it can."""
         place = bisect_left(self.keys, (size, 0))
         if place == len(self.keys):
             return None
@@ -202,18 +187,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """The allocator of one device.
-
-    Args:
-        settings: of the allocator.
-        limit: bytes that it may reserve; None for a device without an end.
-
-    Attributes:
-        allocated: bytes in blocks that are in use.
-        reserved: bytes of all segments.
-        segments: their number.
-        retries: how often it gave cached segments back to the device, because the device was full.
-    """
+    """The allocator of one device. It may reserve `limit` bytes; None for a device without an end."""
 
     def __init__(self, settings: AllocatorSettings | None = None, limit: float | None = None) -> None:
         self._settings = settings or AllocatorSettings()
@@ -222,24 +196,17 @@ class CachingAllocator:
         self._in_use: dict[int, tuple[_Block, _Pool]] = {}
         self._next_address = 0
         self._most_split = self._settings.max_split_size or float("inf")
-        self.allocated = 0
-        self.reserved = 0
+        self.allocated = 0  # bytes in blocks that are in use
+        self.reserved = 0  # bytes of all segments
         self.segments = 0
-        self.retries = 0
+        self.retries = 0  # how often it gave cached segments back to the device, because the device was full
 
     @property
     def largest_free(self) -> int:
-        """Bytes of the largest free block."""
         return max((pool.keys[-1][0] for pool in self._pools.values() if pool.keys), default=0)
 
     def allocate(self, handle: int, request: float, stream: int = 0) -> bool:
-        """Allocates a block. It returns False if the device is full even without cached segments.
-
-        Args:
-            handle: names the block for `free`.
-            request: bytes. A request of 0 bytes takes no memory.
-            stream: on which it is allocated.
-        """
+        """Returns False if the device is full even without cached segments. 0 bytes take no memory."""
         if request <= 0:
             return True
         size = self._settings.rounded(int(request))
@@ -253,7 +220,7 @@ class CachingAllocator:
         return True
 
     def free(self, handle: int) -> None:
-        """Frees a block; nothing happens if no block has the name."""
+        """An unknown handle is ignored."""
         block, pool = self._in_use.pop(handle, (None, None))
         if block is None or pool is None:
             return

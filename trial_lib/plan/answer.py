@@ -62,7 +62,7 @@ TIME_BRIEFLY = {
 
 
 def grouped(memory: Mapping[str, float]) -> dict[str, float]:
-    """Returns bytes by the keys of `MEMORY_WORDS`, largest first."""
+    """Bytes by the keys of `MEMORY_WORDS`, largest first."""
     sums: dict[str, float] = {}
     for kind, size in memory.items():
         name = "states" if kind in STATES else kind
@@ -71,18 +71,17 @@ def grouped(memory: Mapping[str, float]) -> dict[str, float]:
 
 
 def memory_bound(memory: Mapping[str, float]) -> str:
-    """Returns what takes most of a device's memory, in words; empty if nothing is known."""
+    """What takes most of a device's memory, in words; empty if nothing is known."""
     return next((MEMORY_WORDS.get(name, name) for name in grouped(memory)), "")
 
 
 def time_bound(seconds: Mapping[str, float]) -> str:
-    """Returns what takes most of a step, in words; empty if nothing is known."""
+    """What takes most of a step, in words; empty if nothing is known."""
     longest = max(seconds, key=lambda part: seconds[part], default="")
     return TIME_WORDS.get(longest, longest)
 
 
 def answer_of(devices: PlannedDevices) -> str:
-    """Returns the answer for some devices in a sentence."""
     on = _on(devices)
     arm = devices.chosen
     if devices.contradiction:
@@ -104,7 +103,7 @@ def answer_of(devices: PlannedDevices) -> str:
 
 
 def configuration(arm: PlannedArm) -> str:
-    """Returns an arm's configuration in words, such as `ZeRO 2, micro-batch 8, accumulation 4`."""
+    """An arm in words, such as `ZeRO 2, micro-batch 8, accumulation 4`."""
     plain = arm.label.removesuffix("".join(f"-{word}" for word in arm.switches))
     stage, *more = plain.split("-", 1)
     said = [more[0].replace("-offload", " and offload").replace("-", " ")] if more else []
@@ -113,7 +112,7 @@ def configuration(arm: PlannedArm) -> str:
 
 
 def why_of(devices: PlannedDevices) -> tuple[str, ...]:
-    """Returns sentences on what bounds memory and time of the answer, or of the arm that is nearest to fit."""
+    """What bounds memory and time of the answer, or of the arm that is nearest to fit."""
     arm = devices.chosen or nearest_to_fit(devices.arms)
     if arm is None:
         return ()
@@ -145,12 +144,11 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
 
 
 def is_bound_by_loading(arm: PlannedArm) -> bool:
-    """Returns whether the devices wait for data in a tenth of a step or more."""
+    """Whether the devices wait for data in a tenth of a step or more."""
     return arm.without_loading is not None and arm.seconds.get("data", 0.0) >= 0.1 * sum(arm.seconds.values())
 
 
 def fewest_sentence(devices: PlannedDevices) -> str:
-    """Returns the fewest of these devices on which the program trains at all."""
     if devices.fewest is None:
         most = max((each.devices for each in devices.counts), default=devices.count)
         return f"It trains on no number of {devices.device} up to {most:,}."
@@ -162,12 +160,7 @@ def fewest_sentence(devices: PlannedDevices) -> str:
 
 
 def plan_answer(devices: Sequence[PlannedDevices], best: int | None) -> str:
-    """Returns the answer of the whole plan in a sentence.
-
-    Args:
-        devices: in the order of `--on`.
-        best: the index of the answer; None if nothing fits anywhere.
-    """
+    """`best` is the index of the answer; None if nothing fits anywhere."""
     if best is not None:
         return f"{answer_of(devices[best])}{_faster(devices, best)}"
     if len(devices) == 1 or any(each.contradiction for each in devices):
@@ -189,10 +182,7 @@ def _faster(devices: Sequence[PlannedDevices], best: int) -> str:
 
 
 def best_of(devices: Sequence[PlannedDevices]) -> int | None:
-    """Returns the index of the devices that the plan's answer is about.
-
-    It is that with the cheapest tokens if all that fit have a price, else that with the most samples a second.
-    """
+    """The index of the cheapest tokens if all that fit have a price, else of the most samples a second."""
     fitting = [(index, arm) for index, each in enumerate(devices) if (arm := each.chosen) is not None]
     if not fitting:
         return None
@@ -203,20 +193,20 @@ def best_of(devices: Sequence[PlannedDevices]) -> int | None:
 
 
 def nearest_to_fit(arms: Sequence[PlannedArm]) -> PlannedArm | None:
-    """Returns the arm that needs least memory; None if none was foreseen."""
+    """The arm that needs least memory; None if none was foreseen."""
     seen = [arm for arm in arms if arm.peak is not None]
     return min(seen, key=lambda arm: (-round(arm.fits, 2), arm.peak.value if arm.peak else 0.0), default=None)
 
 
 def likelihood(share: float) -> str:
-    """Returns a probability as people read it, and none that is surer than measurements have shown."""
+    """A probability for people, and none that is surer than measurements have shown."""
     if share > SUREST:
         return f"over {percent(SUREST)}"
     return f"under {percent(LEAST)}" if share < LEAST else percent(round(share, 2))
 
 
 def money(amount: float) -> str:
-    """Returns a price, in the currency of what the user typed."""
+    """A price, in the currency of what the user typed."""
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
 
 

@@ -22,8 +22,6 @@ MAPPED_FROM = (32 << 20) - (64 << 10)
 
 
 class CHeap:
-    """The heap of one process."""
-
     def __init__(self) -> None:
         # Free pieces by size and start, with both ends to join neighbours.
         self._free: list[tuple[int, int]] = []
@@ -39,12 +37,6 @@ class CHeap:
         return self._top + self._mapped
 
     def allocate(self, handle: int, request: int) -> None:
-        """Allocates a block.
-
-        Args:
-            handle: names it until it is freed.
-            request: bytes.
-        """
         size = max(_SMALLEST, -(-(request + _HEADER) // _UNIT) * _UNIT)
         if size >= MAPPED_FROM:
             pages = -(-(size + _ALIGNMENT + _SMALLEST) // _PAGE) * _PAGE
@@ -54,7 +46,7 @@ class CHeap:
             self._used[handle] = self._cut(size)
 
     def free(self, handle: int) -> None:
-        """Frees a block. An unknown handle is ignored."""
+        """An unknown handle is ignored."""
         start, size = self._used.pop(handle, (None, 0))
         if start is None:
             self._mapped -= size
@@ -131,7 +123,6 @@ class HostPeak:
 
 
 def host_peak(run: ForeseenRun) -> HostPeak:
-    """Returns the host memory of a run's rank."""
     highest = live_bytes(run, "host").by_name()
     return HostPeak(
         pageable=max((peak for name, peak in highest.items() if name != "initialize"), default=0.0),
@@ -143,7 +134,7 @@ def host_peak(run: ForeseenRun) -> HostPeak:
 
 
 def _pinned_blocks(run: ForeseenRun) -> float:
-    """Returns the bytes of all pinned blocks, by size the most that are live at once.
+    """The bytes of all pinned blocks, by size the most that are live at once.
 
     Source: `aten/src/ATen/core/CachingHostAllocator.h` of PyTorch 2.13, which keeps free blocks in one list for each
     power of two and gives none back.
@@ -179,22 +170,18 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Levels:
-    """Bytes of one run."""
-
     initialize: float  # live when `deepspeed.initialize` returns
     backward: _Level  # the peak outside the optimizer's step
     update: _Level  # the peak in the optimizer's step
 
 
 def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None:
-    """Returns the bytes of an arm; None if no run has foreseen a step.
+    """The bytes of an arm at one micro-batch size or more; None if no run has foreseen a step.
 
-    If two runs have the same events, the line goes through larger sizes than theirs. At a small size another event may
-    have the peak, whose bytes hardly grow. If all runs have one size, activations and batches are taken as growing.
-
-    Args:
-        runs: of one configuration, at one micro-batch size or more. The smallest and the largest count.
-        device: `cuda` or `cpu`. A processor has one memory, in which offloaded states and data sets lie too.
+    The smallest and the largest run count. If they have the same events, the line goes through larger sizes than
+    theirs. At a small size another event may have the peak, whose bytes hardly grow. If all runs have one size,
+    activations and batches are taken as growing. A processor has one memory, in which offloaded states and data sets
+    lie too.
     """
     whole = sorted((run for run in runs if not run.stopped and _has_step(run)), key=lambda run: run.micro_batch)
     if not whole:

@@ -16,20 +16,12 @@ from trial_lib.records.switches import switch_key
 
 
 def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
-    """Returns the run of the arm with another micro-batch. Its storages are those of the nearer run.
+    """The run of the arm with another micro-batch. Its storages are those of the nearer run.
 
     Operations are matched one to one by their order within a moment. If a moment has other operations at the larger
     size, the nearer run's are scaled by the sums of their class. If one run has more micro-batches in a step, its last
-    ones count.
-
-    Args:
-        small: a run of the arm.
-        large: a run of it with a larger micro-batch.
-        micro_batch: samples, at least 1.
-        accumulation: micro-batches of a step; that of the nearer run if None.
-
-    Raises:
-        ValueError: both runs have the same micro-batch.
+    ones count. The accumulation is that of the nearer run by default. Raises ValueError if both runs have the same
+    micro-batch.
     """
     if small.micro_batch == large.micro_batch:
         raise ValueError(f"both runs have a micro-batch of {small.micro_batch}")
@@ -130,14 +122,10 @@ _COPIES = ("to_host", "to_device")
 
 
 def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
-    """Returns the run with another number of replicas. Its storages stay, and so do not belong to it.
+    """The run with another number of replicas. Its storages stay, and so do not belong to it.
 
-    Args:
-        run: of two replicas or more, because one has no collectives that could be scaled.
-        replicas: of the model, at least 1. Tensor parallelism stays as it is.
-
-    Raises:
-        ValueError: the run has one replica, and more are asked for.
+    Tensor parallelism stays as it is. Raises ValueError for more replicas of a run of one: it has no collectives that
+    could be scaled.
     """
     if replicas == run.replicas:
         return run
@@ -194,8 +182,6 @@ _PARTITIONED_FROM = {"optimizer": 1, "gradient": 2, "parameter": 3}
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The foreseen runs of one arm."""
-
     arm: PlanArm  # what ran
     small: ForeseenRun  # the run at a small micro-batch
     large: ForeseenRun | None = None  # the same at a larger one; None if the program takes only one size
@@ -206,16 +192,10 @@ class ArmRuns:
 
     @property
     def runs(self) -> list[ForeseenRun]:
-        """All of them."""
         return [run for run in (self.small, self.large, self.wider) if run is not None]
 
     def with_loading(self, of_a_sample: float | None, is_beside: bool) -> "ArmRuns":
-        """Returns the arm with another loading time.
-
-        Args:
-            of_a_sample: seconds; None if it is not known.
-            is_beside: whether worker processes load while the rank trains.
-        """
+        """The arm with another loading time (seconds), and whether worker processes load while the rank trains."""
 
         def changed(run: ForeseenRun) -> ForeseenRun:
             loading = () if of_a_sample is None else (of_a_sample * run.micro_batch,)
@@ -240,11 +220,11 @@ class ArmRuns:
         return self.large is None or bool(self.large.stopped)
 
     def is_scaled(self, replicas: int) -> bool:
-        """Returns whether no run was of so many replicas, so that the states are divided anew."""
+        """Whether no run was of so many replicas, so that the states are divided anew."""
         return replicas != self.small.replicas
 
     def at_replicas(self, replicas: int) -> tuple[ForeseenRun, ForeseenRun | None]:
-        """Returns the runs at the small and at the larger micro-batch on a number of replicas of the model."""
+        """The runs at the small and at the larger micro-batch on a number of replicas of the model."""
         large = None if self.is_of_one_size else self.large
         if replicas == self.small.replicas:
             return self.small, large
@@ -261,13 +241,7 @@ class ArmRuns:
         return one, other
 
     def step_at(self, replicas: int, micro_batch: int, accumulation: int) -> ForeseenRun:
-        """Returns the run whose operations are those of a micro-batch on a number of replicas.
-
-        Args:
-            replicas: of the model.
-            micro_batch: samples.
-            accumulation: micro-batches of an optimizer step.
-        """
+        """The run whose operations are those of a micro-batch on a number of replicas."""
         run = self._at_size(micro_batch)
         if run.replicas != replicas:
             run = at_world(run, replicas) if run.replicas > 1 else _alone(run, replicas)
@@ -295,10 +269,7 @@ class ArmRuns:
 
 
 def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
-    """Returns a run whose partitioned states are divided over another number of replicas, by formula.
-
-    Buffers, and what a pass gathers for a while, stay.
-    """
+    """Divides partitioned states over other replicas, by formula. Buffers and what a pass gathers stay."""
     partitioned, share = partitioned_states(run), run.replicas / replicas
     storages = tuple(
         _divided(storage, share) if index in partitioned else storage for index, storage in enumerate(run.storages)
@@ -307,7 +278,7 @@ def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
 
 
 def partitioned_states(run: ForeseenRun) -> set[int]:
-    """Returns the indexes of the storages with this rank's share of states that ZeRO partitions.
+    """The indexes of the storages with this rank's share of states that ZeRO partitions.
 
     States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
     """
@@ -316,7 +287,7 @@ def partitioned_states(run: ForeseenRun) -> set[int]:
 
 
 def persistent(run: ForeseenRun) -> set[int]:
-    """Returns the indexes of the storages that are there when an optimizer steps; at the end of a run without steps."""
+    """The indexes of the storages that are there when an optimizer steps; at the end of a run without steps."""
     updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
     live: set[int] = set()
     found: set[int] = set()
@@ -331,10 +302,7 @@ def persistent(run: ForeseenRun) -> set[int]:
 
 
 def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
-    """Returns the bytes of one rank's share of partitioned states, on the device and on the host.
-
-    A share that is made anew in each step counts once.
-    """
+    """One rank's share on device and host. A share that is made anew in each step counts once."""
     device = host = 0.0
     most: dict[tuple[int, int], float] = {}
     live: dict[tuple[int, int], float] = {}
@@ -363,13 +331,10 @@ def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
 
 
 def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
-    """Returns the arms with the same loading time of a sample, which is the median over the runs of all of them.
+    """The arms with the same loading time of a sample, which is the median over the runs of all of them.
 
     Loading is measured, and a run has only a few batches. An arm would otherwise look slow because another process
     disturbed its run. Arms with other switches of the program may load otherwise, so they have a median of their own.
-
-    Args:
-        arms: of one program.
     """
     alike: dict[tuple[tuple[str, str], ...], list[ForeseenRun]] = {}
     for arm in arms:

@@ -37,8 +37,6 @@ _OFFLOADS = sorted({section for _, section in _STATES.values()})
 
 @dataclass(frozen=True, kw_only=True)
 class WantedRun:
-    """A run to foresee."""
-
     name: str  # unique in the plan, such as `z3-mbs1-of8`
     # What it changes in the DeepSpeed configuration; empty for the program as typed. The section `program` has the
     # program's switches.
@@ -49,12 +47,7 @@ class WantedRun:
 
 
 def pair_of(policy: BatchPolicy, own: int) -> tuple[int, ...]:
-    """Returns the one or two micro-batch sizes to run, ascending: the program's own and a neighbour.
-
-    Args:
-        policy: the batches.
-        own: the size at which the program ran as typed (samples).
-    """
+    """The one or two micro-batch sizes to run, ascending: `own`, at which the program ran as typed, and a neighbour."""
     sizes = policy.sizes()
     if own not in sizes:
         return sizes[:2]
@@ -70,10 +63,6 @@ def micro_batches_of_a_run(accumulation: int, pipeline_stages: int = 1) -> int:
     runtime/pipe/schedule.py). One more, and it holds them beside all gradients. The runs of a pipeline have so many at
     every size, because one line through two sizes needs as many in both. So the memory of a size with fewer
     micro-batches in its step is an upper bound.
-
-    Args:
-        accumulation: micro-batches of an optimizer step.
-        pipeline_stages: 1 without a pipeline.
     """
     return min(2, accumulation) if pipeline_stages == 1 else pipeline_stages + 1
 
@@ -81,7 +70,6 @@ def micro_batches_of_a_run(accumulation: int, pipeline_stages: int = 1) -> int:
 def wanted_run(
     arm: PlanArm, asked: AskedDevices, policy: BatchPolicy, size: int, pipeline_stages: int = 1
 ) -> WantedRun:
-    """Returns the run of an arm at a micro-batch size on some devices."""
     candidate = arm.candidate(policy, size, asked.count)
     steps = micro_batches_of_a_run(candidate.gradient_accumulation_steps, pipeline_stages)
     few = candidate.model_copy(update={"gradient_accumulation_steps": steps})
@@ -90,12 +78,11 @@ def wanted_run(
 
 
 def run_name(label: str, micro_batch: int, ranks: int) -> str:
-    """Returns the name of a run's file."""
     return f"{file_word(label)}-mbs{micro_batch}-of{ranks}"
 
 
 def file_word(label: str) -> str:
-    """Returns an arm's label as a part of a file's name. A switch may have a path in its name, or a long value."""
+    """An arm's label in a file's name. A switch may have a path in its name, or a long value."""
     word = re.sub(r"[^\w.,+=-]", "_", label)
     if word == label and len(label) <= _LONGEST:
         return label
@@ -103,14 +90,7 @@ def file_word(label: str) -> str:
 
 
 class ArmWork:
-    """The runs of a plan's arms.
-
-    Args:
-        arms: to foresee, the user's own first.
-        base: the devices that they are run on.
-        policies: the batches by number of devices.
-        typed: the first run.
-    """
+    """The runs of a plan's arms, the user's own first, on the devices `base`. Batches are by number of devices."""
 
     def __init__(
         self, arms: Sequence[PlanArm], base: AskedDevices, policies: Mapping[int, BatchPolicy], typed: ForeseenRun
@@ -138,14 +118,10 @@ class ArmWork:
         return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(self._arms)]
 
     def more(self, runs: Mapping[str, ForeseenRun], processes: int) -> list[WantedRun]:
-        """Returns the further runs: at a larger size, and on another number of devices, if they can be afforded.
+        """The further runs: at a larger size, and on another number of devices, if they can be afforded.
 
         Without them the growth of the user's own arm stands for that of all arms with its switches, and one arm of
         other switches for those. A formula divides the states.
-
-        Args:
-            runs: those of `small`, by name.
-            processes: runs at once.
         """
         whole = [arm for arm in self._ordered if not runs[self._name(arm, self._sizes[0])].stopped]
         seconds = {arm.label: runs[self._name(arm, self._sizes[0])].seconds for arm in whole}
@@ -159,7 +135,7 @@ class ArmWork:
         return [self._run(arm, size) for size in self._sizes[1:] for arm in self._leaders(whole)]
 
     def unlike(self, runs: Mapping[str, ForeseenRun]) -> list[WantedRun]:
-        """Returns further runs at the larger size: of arms that no arm with two runs has the operations of.
+        """Further runs at the larger size: of arms that no arm with two runs has the operations of.
 
         One of each stage comes first, because others may grow as it does. Ask again after them.
         """
@@ -180,7 +156,6 @@ class ArmWork:
         return list(found.values())
 
     def foreseen(self, runs: Mapping[str, ForeseenRun]) -> list[ArmRuns]:
-        """Returns the runs of each arm."""
         return [self._of_arm(arm, runs) for arm in self._arms]
 
     def _of_arm(self, arm: PlanArm, runs: Mapping[str, ForeseenRun]) -> ArmRuns:
@@ -195,7 +170,7 @@ class ArmWork:
         return ArmRuns(arm, small, large, runs[others[0]] if others else None, tuple(names))
 
     def ignores_size(self, runs: Mapping[str, ForeseenRun]) -> bool:
-        """Returns whether the program's batches stay as they are when it is asked for another size.
+        """Whether the program's batches stay as they are when it is asked for another size.
 
         A program may make its batches anywhere, so the work of a pass shows their size.
         """
@@ -261,14 +236,9 @@ def hopeless_arms(
     headroom: float,
     resizing: Collection[str] = (),
 ) -> tuple[PlanArm, ...]:
-    """Returns the arms whose states alone exceed a device of every kind and number.
+    """The arms whose states alone exceed a device of every kind and number.
 
-    Args:
-        arms: of the plan. The user's own is always run.
-        typed: a run, whose states are divided anew.
-        devices: those of the plan, and the largest numbers of its curves.
-        headroom: the share of a device's memory that stays free.
-        resizing: switches of the program that change its number of parameters. Arms with them are run.
+    The user's own is always run. So are arms with `resizing` switches, which change the program's number of parameters.
     """
     return tuple(
         arm
@@ -283,7 +253,7 @@ def hopeless_arms(
 
 
 def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
-    """Returns the row of an arm that was not run, on a number of devices."""
+    """The row of an arm that was not run."""
     memory = _states_of(arm, typed, count)
     total = sum(memory.values())
     return PlannedArm(
@@ -322,7 +292,7 @@ def _states_of(arm: PlanArm, typed: ForeseenRun, count: int) -> dict[str, float]
 
 
 def _first_work(run: ForeseenRun) -> list[tuple[int, float, float]]:
-    """Returns the operations of the first forward pass: kind, FLOPs and bytes of each.
+    """The operations of the first forward pass: kind, FLOPs and bytes of each.
 
     If the program calls its module and not the engine, those of the first backward pass.
     """

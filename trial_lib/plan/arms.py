@@ -25,8 +25,6 @@ _WHERE = "the DeepSpeed configuration"
 
 @dataclass(frozen=True)
 class PlanArm:
-    """One arm of a plan."""
-
     label: str  # such as `z3-offload-optimizer`
     # Its settings, each fine one at its best guess, in the shape of the DeepSpeed configuration
     knobs: Mapping[str, Any]
@@ -37,7 +35,6 @@ class PlanArm:
     switches: Mapping[str, str] = field(default_factory=dict)
 
     def candidate(self, policy: BatchPolicy, micro_batch: int, ranks: int) -> Candidate:
-        """Returns the arm at a micro-batch size (samples) on a number of ranks."""
         return Candidate(
             knobs=dict(self.knobs),
             micro_batch_size=micro_batch,
@@ -54,15 +51,10 @@ def planned_arms(
     requests: Sequence[RequestedKnob] = (),
     device: str = "cuda",
 ) -> tuple[PlanArm, ...]:
-    """Returns the arms to foresee. The user's own comes first.
+    """The arms to foresee, the user's own first.
 
-    Args:
-        typed: the foreseen run of the program as it was typed.
-        base_config: the user's DeepSpeed configuration, as far as it is known. Its section `program` has the switches
-            in the user's configuration.
-        stages: ZeRO stages that may be used.
-        requests: the `search_space` of the experiment. A switch stays as typed unless it `is_planned`.
-        device: `cuda` or `cpu`.
+    The section `program` of `base_config` has the switches in the user's configuration. A requested switch stays as
+    typed unless it `is_planned`.
     """
     turnable: Mapping[str, Sequence[Any]] = typed.program.get("turnable", {})
     requests = _planned_requests(typed, base_config, requests)
@@ -94,10 +86,7 @@ def requests_without_arms(
     requests: Sequence[RequestedKnob],
     device: str = "cuda",
 ) -> tuple[str, ...]:
-    """Returns one sentence for each request that no arm comes of, for each unknown one, and for ruled-out stages.
-
-    Args: as for `planned_arms`.
-    """
+    """A sentence for each request that no arm comes of, for each unknown one, and for ruled-out stages."""
     here = foreseen_surroundings(typed, base_config, device)
     planned = _planned_requests(typed, base_config, requests)
     return tuple(left_out_of_space(stages, here, planned, catalogue=True))
@@ -115,7 +104,7 @@ def _planned_requests(
 
 
 def is_planned(request: RequestedKnob) -> bool:
-    """Returns whether each value of a switch makes arms of a plan: it is coarse, no layout, and may be foreseen."""
+    """Whether each value of a switch makes arms of a plan: it is coarse, no layout, and may be foreseen."""
     is_free = is_switch(request.path) and request.is_coarse and not request.layout
     return is_free and is_foreseeable(place_of(request.path))
 
@@ -132,7 +121,7 @@ def _where_conditions_hold(requests: Sequence[RequestedKnob], own: Mapping[str, 
 
 
 def changed_word(place: str, value: Any) -> str:
-    """Returns the word for a switch of the program that differs from the user's, such as `no-compile`."""
+    """The word for a switch of the program that differs from the user's, such as `no-compile`."""
     name = place.partition(":")[2] if is_turned(place) else place.lstrip("-")
     return switch_word(place, value) or f"no-{name.replace('_', '-')}"
 
@@ -148,24 +137,23 @@ def _with_label(arm: Arm, own: Mapping[str, Any]) -> PlanArm:
 
 
 def with_switches(run: ForeseenRun, knobs: Mapping[str, Any]) -> ForeseenRun:
-    """Returns a run whose configuration has the switches of its arm. The run of the program as typed has none."""
+    """A run whose configuration has the switches of its arm. The run of the program as typed has none."""
     switches = switches_of(knobs)
     return replace(run, ds_config={**run.ds_config, PROGRAM: switches}) if switches else run
 
 
 def run_overrides(candidate: Candidate) -> dict[str, Any]:
-    """Returns the overrides of a candidate's foreseen run, with its switches in the section `program`."""
+    """With the candidate's switches in the section `program`."""
     return {**candidate.overrides, **({PROGRAM: candidate.switches} if candidate.switches else {})}
 
 
 def offloaded_sections(config: Mapping[str, Any]) -> set[str]:
-    """Returns the sections of a DeepSpeed configuration that offload states to the host or to disks."""
+    """The sections of a DeepSpeed configuration that offload states to the host or to disks."""
     sections = ("offload_optimizer", "offload_param")
     return {each for each in sections if get_knob(config, f"zero_optimization.{each}.device") not in (None, "none")}
 
 
 def own_label(base_config: Mapping[str, Any]) -> str:
-    """Returns the label of the user's own arm."""
     config = overwrite_deepspeed_config(base_config, {})
     coarse = {path: value for path, value in leaves(config) if path.startswith(_COARSE) and path != STAGE}
     arm = {"zero_optimization": {"stage": get_knob(config, STAGE, 0)}}
@@ -199,15 +187,9 @@ def _is_neutral(value: Any) -> bool:
 
 
 def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
-    """Checks that a number of devices can be divided into the groups of ranks that a configuration asks for.
+    """Raises InputError if a number of devices cannot be divided into the groups of ranks of a configuration.
 
-    Args:
-        config: the user's DeepSpeed configuration, as far as it is known.
-        count: devices.
-        where: the flag, for the error.
-
-    Raises:
-        InputError: it cannot.
+    `where` is the flag, for the error.
     """
     for path, size in group_sizes(config).items():
         if count % size:
@@ -219,11 +201,7 @@ def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
 
 
 def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
-    """Checks that model and batch can be divided over a number of devices. The arguments are those of `check_groups`.
-
-    Raises:
-        InputError: they cannot.
-    """
+    """Raises InputError if model and batch cannot be divided over a number of devices, by the flag `where`."""
     check_groups(config, count, where)
     replicas, batch = count // ranks_of_a_replica(config), config.get(TRAIN_BATCH)
     if isinstance(batch, int) and not isinstance(batch, bool) and batch > 0 and batch % replicas:
@@ -248,25 +226,13 @@ def batch_policy(
     max_micro_batch: int | None = None,
     grows_by: int | None = None,
 ) -> BatchPolicy:
-    """Returns the batches that arms may have on a number of replicas.
+    """The batches that arms may have on a number of replicas.
 
     If the configuration has a global batch, every arm and every number of devices keeps it. If it has only the batch of
     a device, the global batch is what the program trains on with so many devices. Replicas that cannot divide the
-    global batch may have the next larger one that they can. If the program takes one micro-batch alone, that is the one
-    of the user's accumulation.
-
-    Args:
-        typed: the foreseen run of the program as it was typed.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        replicas: of the model.
-        train_batch_size: samples of an optimizer step; None for the user's own.
-        free_batch: whether the global batch may change.
-        max_micro_batch: the largest size to consider (samples); None for any.
-        grows_by: the micro-batch of which the next larger global batch has to be a multiple (samples). None keeps the
-            global batch.
-
-    Raises:
-        InputError: no micro-batch divides that batch.
+    global batch may have the next larger one that is a multiple of the micro-batch `grows_by` for each. If the program
+    takes one micro-batch alone, that is the one of the user's accumulation. Raises InputError if no micro-batch divides
+    that batch.
     """
     only = typed.micro_batch if typed.program.get("batch_varies", False) else None
     batch = None if free_batch else train_batch_size or _own_batch(typed, base_config, replicas)
@@ -290,15 +256,7 @@ def batch_policy(
 
 
 def stated_run(base_config: Mapping[str, Any], count: int) -> ForeseenRun | None:
-    """Returns what a configuration alone says about the program's batch on a number of devices.
-
-    Args:
-        base_config: the user's DeepSpeed configuration as they wrote it.
-        count: devices.
-
-    Returns:
-        A run without events; None if the code decides on the batch.
-    """
+    """A run without events, of the batch that a configuration states by itself; None if the code decides on it."""
     micro = base_config.get(MICRO_BATCH)
     if type(micro) is not int or micro < 1:
         return None
@@ -335,8 +293,7 @@ class NamedRun(Protocol):
     """A run to foresee, by the name that it has in a plan."""
 
     @property
-    def name(self) -> str:
-        """The name."""
+    def name(self) -> str: ...
 
 
 RunT = TypeVar("RunT", bound=NamedRun)
@@ -347,15 +304,6 @@ class SwitchValues(Generic[RunT]):
 
     Each value is tried in the user's own arm, one at a time. A switch with conditions is not tried, because the program
     may refuse it if they are not met. So is one that ZeroTune turns, whose values differ by what they are.
-
-    Args:
-        requests: the `search_space` of the experiment.
-        own: the switches in the user's configuration, by their places.
-        of_own: the user's own arm.
-        as_run: returns the run of an arm.
-
-    Attributes:
-        wanted: the runs that show the values, that of the user's own arm first. None if there is nothing to try.
     """
 
     def __init__(
@@ -383,11 +331,7 @@ class SwitchValues(Generic[RunT]):
         return PlanArm(f"{label}-as-typed-{changed_word(place, value)}", {PROGRAM: {**known, place: value}})
 
     def apart(self, runs: Mapping[str, ForeseenRun]) -> tuple[tuple[RequestedKnob, ...], tuple[str, ...]]:
-        """Returns the requests with the values that are foreseen apart, and a sentence on each that is not.
-
-        Args:
-            runs: the wanted ones, by name.
-        """
+        """The requests with the values that are foreseen apart, and a sentence on each that is not."""
         needed = {path for request in self._requests for path in request.when}
         kept: list[RequestedKnob] = []
         notes: list[str] = []
@@ -405,11 +349,7 @@ class SwitchValues(Generic[RunT]):
         return tuple(kept), tuple(notes)
 
     def resizing(self, runs: Mapping[str, ForeseenRun]) -> frozenset[str]:
-        """Returns the places of the switches that change the model's number of parameters.
-
-        Args:
-            runs: the wanted ones, by name.
-        """
+        """The places of the switches that change the model's number of parameters."""
         found = ((place, runs[probe.name]) for (place, _), probe in self._probes.items())
         return frozenset(
             place for place, run in found if not run.stopped and run.parameters != runs[self._typed.name].parameters
@@ -418,12 +358,9 @@ class SwitchValues(Generic[RunT]):
     def _of_request(
         self, request: RequestedKnob, runs: Mapping[str, ForeseenRun], keeps_all: bool
     ) -> tuple[tuple[Any, ...], list[str]]:
-        """Returns the values of a switch that are foreseen apart, none if they change nothing, and the sentences.
+        """The values of a switch that are foreseen apart, none if they change nothing, and the sentences.
 
-        Args:
-            request: the switch.
-            runs: as in `apart`.
-            keeps_all: whether values that do the same stay, because a condition names them.
+        If `keeps_all`, values that do the same stay, because a condition names them.
         """
         place = place_of(request.path)
         values: list[Any] = []

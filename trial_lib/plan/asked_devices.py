@@ -29,17 +29,11 @@ class AskedDevices:
 
     @property
     def count(self) -> int:
-        """All of them."""
         return self.cluster.ranks
 
 
 def ran_as(asked: Sequence[AskedDevices], base: AskedDevices) -> list[str]:
-    """Returns a sentence about programs that choose a number format by the device, if the asked ones differ in that.
-
-    Args:
-        asked: all devices.
-        base: those that the program found.
-    """
+    """A sentence about programs that choose a number format by the device, if some differ in that from `base`."""
     name = base.cluster.device.name
     has = {each.cluster.device.name: each.cluster.device.capability >= BFLOAT16_SINCE for each in asked}
     others = [each for each, has_bfloat16 in has.items() if has_bfloat16 != has[name]]
@@ -54,15 +48,8 @@ def ran_as(asked: Sequence[AskedDevices], base: AskedDevices) -> list[str]:
 def read_devices(
     typed: Sequence[str], prices: Sequence[str], known: Mapping[str, DeviceFigures]
 ) -> tuple[AskedDevices, ...]:
-    """Returns the devices of `--on` and `--price`, in the order of `--on`.
-
-    Args:
-        typed: such as `h100-80gb:8`, `a100-40gb:2x8`, or `h100-80gb` for one.
-        prices: such as `h100-80gb=2.99`.
-        known: the known devices by name.
-
-    Raises:
-        InputError: a word is malformed, names an unknown device, or is there twice.
+    """The devices of `--on`, in its order, with the prices of `--price`. Raises InputError if a word is malformed,
+    names an unknown device, or is there twice.
     """
     clusters = [_read(word, known) for word in typed]
     costs = read_prices(prices, known)
@@ -81,10 +68,8 @@ def read_devices(
 
 
 def read_prices(prices: Sequence[str], known: Mapping[str, DeviceFigures]) -> dict[str, float]:
-    """Returns the price of one device for one hour, by the device's name.
-
-    Raises:
-        InputError: a word is malformed, names an unknown device, or is there twice.
+    """The price of one device for one hour, by the device's name. Raises InputError if a word is malformed, names an
+    unknown device, or is there twice.
     """
     costs: dict[str, float] = {}
     for word in prices:
@@ -141,7 +126,7 @@ def _hosts_of(count: int, device: DeviceFigures, where: str) -> tuple[int, int]:
 
 
 def _known(name: str, known: Mapping[str, DeviceFigures], where: str) -> DeviceFigures:
-    """Returns a device by its name, in any case and with any separators.
+    """A device by its name, in any case and with any separators.
 
     A part of a name is taken if it means one device alone: its kind (`h200`), with its form (`h100-pcie`) or without
     the maker's word (`4090`).
@@ -198,16 +183,7 @@ _ALIKE = 0.1
 
 
 def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[str, float]) -> AskedDevices:
-    """Returns the devices of a host.
-
-    Args:
-        host: this host.
-        known: the known devices by name.
-        prices: of one device for one hour, by the device's name.
-
-    Raises:
-        InputError: it has no GPU, or none that is known.
-    """
+    """The devices of this host. Raises InputError if it has no GPU, or none that is known."""
     if host.device != "cuda":
         raise InputError(
             "this host has no GPU to plan for.", where="--on", remedy="Name devices, such as --on h100-80gb:8."
@@ -224,13 +200,13 @@ def own_devices(host: Host, known: Mapping[str, DeviceFigures], prices: Mapping[
 
 
 def own_kind(host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
-    """Returns the known device that a host's GPUs are; None if they are none of them, or of several models."""
+    """None if the host's GPUs are no known device, or of several models."""
     models = {*host.models.values()}
     return _device(models.pop(), host, known) if len(models) == 1 else None
 
 
 def _device(model: str, host: Host, known: Mapping[str, DeviceFigures]) -> DeviceFigures | None:
-    """Returns the known device of a model's data sheet with nearly its memory.
+    """The known device of a model's data sheet with nearly its memory.
 
     If no known device has the sheet, one with the sheet's peak counts. Cards of other forms have the same peaks, and
     other links.

@@ -32,16 +32,12 @@ def counted(
     policy_on: Callable[[int, int | None], BatchPolicy],
     check: Callable[[], None] = lambda: None,
 ) -> tuple[PlannedCount, ...]:
-    """Returns the best arm on 1, 2, 4 and up to `MOST` of some devices.
+    """The best arm on 1, 2, 4 and up to `MOST` of some devices, and on the asked number.
 
     A number that cannot divide the kept global batch has the next larger one. Numbers that hold no whole replicas of
-    the model are left out.
-
-    Args:
-        evaluations: of each arm on the asked devices, whose own number is among those returned.
-        policy_on: returns the batches on a number of devices. With a size (samples) they are those of another global
-            batch, which is a multiple of it. It raises InputError if the batch cannot be divided.
-        check: called between numbers. Its error ends the work.
+    the model are left out. `policy_on` returns the batches on a number of devices. With a size (samples) they are those
+    of another global batch, which is a multiple of it. It raises InputError if the batch cannot be divided. `check` is
+    called between numbers, and its error ends the work.
     """
     found = []
     # Arms of one size need a batch that has it.
@@ -59,7 +55,7 @@ def counted(
 
 
 def largest(asked: AskedDevices) -> AskedDevices:
-    """Returns the largest number of some devices that a curve has."""
+    """The largest number of some devices that a curve has."""
     return max(_numbers(asked), key=lambda each: each.count)
 
 
@@ -76,13 +72,9 @@ def _arms_on(
 def with_answer(
     counts: Sequence[PlannedCount], devices: int, answer: PlannedArm | None, nearest: PlannedArm | None
 ) -> tuple[PlannedCount, ...]:
-    """Returns the best arms of all numbers, where the asked number has the answer of its table.
+    """The best arms of all numbers, where the asked number has the answer of its table.
 
-    Args:
-        counts: of each number of devices.
-        devices: the asked number.
-        answer: of the table; None if no arm fits.
-        nearest: the arm of the table that is nearest to fit; None if none was foreseen.
+    `answer` is None if no arm fits, and `nearest`, the arm that is nearest to fit, if none was foreseen.
     """
     shown = answer or nearest
     if shown is None or shown.peak is None:
@@ -102,7 +94,7 @@ def with_answer(
 
 
 def fewest(counts: Sequence[PlannedCount]) -> int | None:
-    """Returns the smallest number of devices on which an arm fits; None if there is none."""
+    """The smallest number of devices on which an arm fits; None if there is none."""
     return min((each.devices for each in counts if each.label), default=None)
 
 
@@ -119,25 +111,20 @@ def _numbers(asked: AskedDevices) -> Iterator[AskedDevices]:
 
 @dataclass(frozen=True)
 class _AtCount:
-    """An arm on a number of devices."""
-
     base: Evaluation  # the arm on the asked devices
     devices: AskedDevices  # the number
     policy: BatchPolicy  # its batches there
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Micro-batch sizes (samples), ascending."""
         return self.base.sizes_of(self.policy)
 
     @property
     def samples_of_a_step(self) -> int:
-        """Samples of an optimizer step over all devices."""
         size = self.sizes[0]
         return size * max(1, self.policy.accumulation(size)) * self.policy.data_parallel_size
 
     def forecast(self, size: int) -> PeakForecast:
-        """Returns the memory of a device at a micro-batch."""
         before, cluster = self.base.asked, self.devices.cluster
         found = self.base.memory.at(size)
         moved = self._more(self.base.runs.partitioned[0])
@@ -147,30 +134,27 @@ class _AtCount:
         return replace(found, needed=needed, shown=shown)
 
     def peak(self, size: int) -> ForeseenRange:
-        """Returns the memory of a device as a plan has it."""
         return ForeseenRange.of_peak(self.forecast(size), self.base.capacity)
 
     def fits(self, size: int) -> float:
-        """Returns the probability that a micro-batch fits."""
         needed = self.forecast(size).needed
         on_host = self.base.host + self._more(self.base.runs.partitioned[1])
         on_device = NormalDist(needed.mean, max(1.0, needed.deviation)).cdf(self.base.capacity)
         return on_device * host_likelihood(max(on_host, self.base.built), self.devices)
 
     def largest(self, likely: float) -> int:
-        """Returns the largest size that fits with a probability; 0 if none does."""
+        """The largest size that fits with a probability; 0 if none does."""
         sizes = self.sizes
         fitting = bisect_left(sizes, True, key=lambda size: self.fits(size) < likely)
         return sizes[fitting - 1] if fitting else 0
 
     def step(self, size: int) -> ForeseenStep:
-        """Returns the foreseen optimizer step at a micro-batch."""
         accumulation = max(1, self.policy.accumulation(size))
         run = self.base.runs.step_at(self.policy.data_parallel_size, size, accumulation)
         return foresee_step(run, self.devices.cluster, self.base.efficiencies)
 
     def fastest(self, largest: int) -> tuple[int, ForeseenStep]:
-        """Returns the size to take, of those up to the largest that fits, with its step."""
+        """The size to take, of those up to the largest that fits, with its step."""
         if self.base.runs.small.is_pipeline:
             return fastest_of_pipeline([size for size in self.sizes if size <= largest], self.step)
         return largest, self.step(largest)

@@ -61,11 +61,7 @@ class DeviceFigures:
         return " ".join((maker, self.sheet, *sizes) if self.sheet else (maker, *of_name))
 
     def peak(self, dtype: str) -> float:
-        """Returns the most FLOP/s in a type; those of `float32` for a type that its matrix units lack.
-
-        Args:
-            dtype: such as `bfloat16`, `torch.bfloat16` or `tf32`.
-        """
+        """The most FLOP/s in a type, such as `torch.bfloat16`; of `float32` if its matrix units lack that."""
         name = dtype.removeprefix("torch.")
         short = "float8" if name.startswith("float8") else name
         return self.peaks.get(short, self.peaks["float32"])
@@ -73,32 +69,25 @@ class DeviceFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Devices of one kind."""
-
     device: DeviceFigures  # the kind
     hosts: int = 1  # that have them
     per_host: int = 1  # devices of each host that train
 
     @property
     def ranks(self) -> int:
-        """All devices; one rank has one."""
         return self.hosts * self.per_host
 
     def __str__(self) -> str:
-        """Returns what people type for it."""
+        """What people type for it."""
         count = f"{self.hosts}x{self.per_host}" if self.hosts > 1 else str(self.per_host)
         return f"{self.device.name}:{count}"
 
 
 def known_devices(own: Path | None = None) -> dict[str, DeviceFigures]:
-    """Returns all devices by name.
+    """All devices by name. Raises InputError if a file cannot be used.
 
-    Args:
-        own: a YAML file of the user's with more devices, as `devices.yaml`. An entry may say
-            `like: h100-80gb`, and then only what differs.
-
-    Raises:
-        InputError: the file cannot be used.
+    `own` is a YAML file of the user's with more devices, as `devices.yaml`. An entry may say `like: h100-80gb`, and
+    then only what differs.
     """
     devices = _read(_OWN_FILE, {})
     return devices if own is None else {**devices, **_read(own, devices)}
@@ -231,23 +220,18 @@ class Efficiencies:
     device: str = ""  # that the steps are of; empty for the defaults, and for several kinds
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Efficiencies":
-        """Returns what `to_json` wrote. A constant that an older file lacks has its default.
-
-        Raises:
-            TypeError: a key is unknown.
-        """
+        """A constant that an older file lacks has its default. Raises TypeError if a key is unknown."""
         values: dict[str, Any] = {
             key: Constant(**value) if isinstance(value, Mapping) else value for key, value in plain.items()
         }
         return cls(**values)
 
     def changed(self, logarithms: Mapping[str, float]) -> "Efficiencies":
-        """Returns these constants, each multiplied by the exponential of its entry."""
+        """These constants, each multiplied by the exponential of its entry."""
         values: dict[str, Any] = {
             name: Constant(getattr(self, name).value * math.exp(shift), getattr(self, name).spread)
             for name, shift in logarithms.items()
@@ -270,18 +254,16 @@ class DeviceSpeed(FrozenRecord):
 
     @property
     def constants(self) -> Efficiencies:
-        """The constants themselves."""
         return Efficiencies.from_json(self.efficiencies)
 
     @property
     def sentence(self) -> str:
-        """Where speeds come from that were foreseen with these constants."""
         steps = "one configuration" if self.steps == 1 else f"{self.steps} configurations"
         return f"Speeds on {self.device} come from {steps} that the study {self.study_id} has measured on it."
 
 
 def read_device_speed(file: Path) -> DeviceSpeed | None:
-    """Returns what a study has learned of its devices; None if it has learned nothing, or the file is damaged."""
+    """None if the study has learned nothing of its devices, or the file is damaged."""
     try:
         found = DeviceSpeed.model_validate_json(file.read_text(encoding="utf-8"))
         found.constants  # noqa: B018 - a file of another version has other constants
@@ -291,11 +273,7 @@ def read_device_speed(file: Path) -> DeviceSpeed | None:
 
 
 def device_speeds(studies: Path) -> Mapping[str, DeviceSpeed]:
-    """Returns what the latest study of each kind of device has learned, by the kind's name.
-
-    Args:
-        studies: the folder that contains the studies.
-    """
+    """What the latest study of each kind of device has learned, by the kind's name."""
     found = [read_device_speed(StudyPaths(root).device_speed) for root in sorted(studies.glob("*"))]
     in_order = sorted((each for each in found if each is not None), key=lambda each: each.ended_at)
     return {each.device: each for each in in_order}
@@ -322,30 +300,20 @@ _UNLOCKED = 0.3
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of a collective."""
-
     ranks: int  # of the group
     members: int  # of them on one host
 
     @property
     def hosts(self) -> int:
-        """On which they are."""
         return -(-self.ranks // self.members)
 
 
 def group_of(ranks: int, replicas: int, world: int, cluster: Cluster, stages: int = 1) -> Group:
-    """Returns where the ranks of a collective are.
+    """Where the ranks of a collective are.
 
     Tensor and sequence parallelism take neighbouring ranks. The replicas of a model then are ranks at a distance, and a
-    host has fewer of a group's ranks than it has devices. All ranks of a pipeline's stage are neighbours
-    (`PipeModelDataParallelTopology` in deepspeed/runtime/pipe/topology.py).
-
-    Args:
-        ranks: of the group.
-        replicas: of the model. A group of so many ranks has them all.
-        world: all ranks.
-        cluster: their devices.
-        stages: of a pipeline; 1 without one.
+    host has fewer of a group's ranks than it has devices. A group of as many ranks as `replicas` has them all. All
+    ranks of a pipeline's stage are neighbours (`PipeModelDataParallelTopology` in deepspeed/runtime/pipe/topology.py).
     """
     shards = max(1, world // max(1, replicas) // stages)
     members = max(1, cluster.per_host // shards) if ranks == replicas else cluster.per_host
@@ -353,18 +321,11 @@ def group_of(ranks: int, replicas: int, world: int, cluster: Cluster, stages: in
 
 
 def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, efficiencies: Efficiencies) -> float:
-    """Returns the seconds of a collective.
+    """`size` is the bytes of the whole tensor: what `all_gather` returns, what `reduce_scatter` takes.
 
     Every hop of a ring carries the same bytes, so its slowest link decides. A ring leaves a host once, and several
     rings share the host's adapters among its members. `send` is one hop, from a rank to another one of its group. In a
     group on several hosts, some ranks send to another host, and the others wait for them.
-
-    Args:
-        kind: its name in `OPERATIONS`.
-        size: bytes of the whole tensor: what `all_gather` returns, what `reduce_scatter` takes.
-        group: its ranks.
-        cluster: their devices.
-        efficiencies: the share that collectives get of a link.
     """
     if group.ranks < 2:
         return 0.0
@@ -391,27 +352,13 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
 
 
 def copy_seconds(size: float, is_pinned: bool, cluster: Cluster, efficiencies: Efficiencies) -> float:
-    """Returns the seconds of a copy between a device and its host.
-
-    Args:
-        size: bytes.
-        is_pinned: whether the host's pages are locked.
-        cluster: the devices.
-        efficiencies: the share that copies get of the link.
-    """
+    """The seconds of a copy between a device and its host, whose pages are locked if `is_pinned`."""
     share = efficiencies.to_host.value * (1.0 if is_pinned else _UNLOCKED)
     return _COPY_LATENCY + size / (cluster.device.to_host * share)
 
 
 def swap_seconds(kind: str, size: float, cluster: Cluster, efficiencies: Efficiencies) -> float:
-    """Returns the seconds in which a host's NVMe drives read or write for a device.
-
-    Args:
-        kind: `from_disk` or `to_disk`.
-        size: bytes.
-        cluster: the devices.
-        efficiencies: the share of the drives' figure.
-    """
+    """The seconds in which a host's NVMe drives read or write for a device."""
     return size / (cluster.device.disk * efficiencies.disk.value * (_WRITTEN if kind == "to_disk" else 1.0))
 
 
@@ -428,14 +375,7 @@ _SHORTEST = 3e-6
 
 
 def kernel_seconds(operation: Operation, dtype: str, device: DeviceFigures, efficiencies: Efficiencies) -> float:
-    """Returns the seconds that an operation keeps a device busy.
-
-    Args:
-        operation: one of a class that the device does itself.
-        dtype: in which it multiplies, or of its inputs.
-        device: the figures.
-        efficiencies: the shares of the figures.
-    """
+    """The seconds of an operation that the device does itself. `dtype` is that of its products, or of its inputs."""
     moving = operation.moved / (device.bandwidth * efficiencies.memory.value)
     kind = OPERATIONS[operation.kind]
     if kind not in ON_MATRIX_UNITS:

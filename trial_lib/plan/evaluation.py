@@ -36,8 +36,6 @@ _LIBRARIES = 3 * 2.0**30
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One arm on one cluster."""
-
     runs: ArmRuns  # of the arm
     asked: AskedDevices  # the devices
     policy: BatchPolicy  # its batches there
@@ -59,14 +57,13 @@ class Evaluation:
         return self.sizes_of(self.policy)
 
     def sizes_of(self, policy: BatchPolicy) -> tuple[int, ...]:
-        """Returns the sizes of a policy that the runs of the arm say something about (samples), ascending."""
+        """The sizes of a policy that the runs of the arm say something about (samples), ascending."""
         if self.runs.is_of_one_size:
             return tuple(size for size in policy.sizes() if size == self.runs.small.micro_batch)
         return policy.sizes()
 
     @cached_property
     def memory(self) -> ArmMemory:
-        """The memory of a device for any micro-batch."""
         one, other = self.runs.at_replicas(self.policy.data_parallel_size)
         cluster = self.asked.cluster
         return ArmMemory(
@@ -93,7 +90,7 @@ class Evaluation:
         return host_likelihood(max(self.host, self.built), self.asked)
 
     def fits(self, micro_batch: int) -> float:
-        """Returns the probability that a micro-batch fits, on the device and in the host's memory."""
+        """The probability that a micro-batch fits, on the device and in the host's memory."""
         return self.memory.at(micro_batch).fits(self.capacity) * self.host_fits
 
     @cached_property
@@ -122,13 +119,11 @@ class Evaluation:
         return fastest, steps[fastest]
 
     def step(self, micro_batch: int) -> ForeseenStep:
-        """Returns the foreseen optimizer step at a micro-batch."""
         accumulation = max(1, self.policy.accumulation(micro_batch))
         run = self.runs.step_at(self.policy.data_parallel_size, micro_batch, accumulation)
         return foresee_step(run, self.asked.cluster, self.efficiencies)
 
     def planned(self) -> PlannedArm:
-        """Returns the row of the arm in the plan's table."""
         arm = self.runs.arm
         if self.runs.stopped:
             return PlannedArm(**self._named, stopped=self.runs.stopped)
@@ -208,14 +203,10 @@ def _without_data(step: ForeseenStep) -> float:
 
 
 def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep]) -> tuple[int, ForeseenStep]:
-    """Returns the fastest micro-batch of a pipeline, with its step.
+    """Larger micro-batches of a pipeline compute faster, and leave fewer of them in a step.
 
-    Larger micro-batches compute faster, and leave fewer of them in a step, so that more of it is spent with filling and
-    draining the pipeline. So the speed rises up to one size, and falls from there on.
-
-    Args:
-        sizes: that fit (samples), ascending; one at least.
-        step: returns the step at a size.
+    So more of it is spent with filling and draining the pipeline. The speed rises up to one size, and falls from there
+    on.
     """
     timed = cache(step)
 
@@ -234,15 +225,12 @@ def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep
 
 
 def contradiction_of(judged: Sequence[tuple[Evaluation, PlannedArm]]) -> str:
-    """Returns why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
+    """Why speeds of a table cannot be, in a sentence that names the rows; empty if they may.
 
     At one micro-batch more communication on a single device is no faster, and neither is an offload. No arm computes
     faster than the kernels of matrices do. The reason would be a fault of the foreseen runs, or of ZeroTune. Stages
-    have other code for the same work. So a speed contradicts that of an arm with less to do only beyond the interval
-    of the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
-
-    Args:
-        judged: the arms that were foreseen, with their rows.
+    have other code for the same work. So a speed contradicts that of an arm with less to do only beyond the interval of
+    the latter, without what is unknown of both alike. If launching small operations bounds a step, order is chance.
     """
     for evaluation, row in judged:
         constants = evaluation.efficiencies or Efficiencies()
@@ -282,18 +270,18 @@ def _speed(row: PlannedArm) -> float:
 
 
 def host_likelihood(held: float, asked: AskedDevices) -> float:
-    """Returns the probability that a host has room for the bytes that each of its ranks keeps there."""
+    """The probability that a host has room for the bytes that each of its ranks keeps there."""
     return 1.0 if held <= 0 else NormalDist(held, _HOST_ERROR * held).cdf(host_room(asked))
 
 
 def host_room(asked: AskedDevices) -> float:
-    """Returns the bytes of its host's memory that each rank may fill with states."""
+    """The bytes of its host's memory that each rank may fill with states."""
     # A rented device comes with its share of the host, also if the others are somebody else's.
     return asked.cluster.device.host_memory - _LIBRARIES
 
 
 def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
-    """Returns the rows of a table: those that fit, fastest first, then the others, nearest to fit first."""
+    """Those that fit, fastest first, then the others, nearest to fit first."""
 
     def key(arm: PlannedArm) -> tuple[int, float, float]:
         if arm.is_likely and arm.samples_per_s is not None:
@@ -306,7 +294,7 @@ def in_order(arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
 
 
 def best_arm(arms: Sequence[PlannedArm]) -> str:
-    """Returns the label of the answer: the fastest that surely fits, else the likeliest; empty if none fits."""
+    """The label of the fastest that surely fits, else of the likeliest; empty if none fits."""
     fitting = [arm for arm in arms if arm.is_likely and arm.samples_per_s is not None]
     safe = [arm for arm in fitting if arm.fits >= SAFE]
     if safe:

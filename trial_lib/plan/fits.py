@@ -50,21 +50,17 @@ _NCCL_NODES = Uncertain(1.0 * GIB, 0.45 * GIB)
 
 
 def in_all(*parts: Uncertain) -> Uncertain:
-    """Returns the sum of numbers whose errors are independent."""
+    """The sum of numbers whose errors are independent."""
     return Uncertain(sum(part.mean for part in parts), hypot(*(part.deviation for part in parts)))
 
 
 def communication(world: int, ranks_per_node: int) -> Uncertain:
-    """Returns the bytes of NCCL's buffers for one communicator over all ranks.
+    """The bytes of NCCL's buffers for one communicator over all ranks.
 
     Four A100 with NVLink showed 544 MB for a pair and 688 MB for more (github.com/NVIDIA/nccl/issues/964). Beyond two
     nodes the memory no longer grows (github.com/NVIDIA/nccl/issues/986). Several nodes are between that and the 1.6 GB
     of github.com/NVIDIA/nccl/issues/864. DeepSpeed opens a communicator for a single rank, too: 558 MiB on an H200
     (`benchmarks/results/gpu_h200_probe.json`).
-
-    Args:
-        world: ranks.
-        ranks_per_node: ranks of one host.
     """
     if world > ranks_per_node:
         return _NCCL_NODES
@@ -72,25 +68,16 @@ def communication(world: int, ranks_per_node: int) -> Uncertain:
 
 
 def outside_pytorch(world: int, ranks_per_node: int, *, loads_all_kernels: bool = False) -> Uncertain:
-    """Returns the bytes that `nvidia-smi` shows beyond the memory that PyTorch has reserved.
-
-    Args:
-        world: ranks.
-        ranks_per_node: ranks of one host.
-        loads_all_kernels: whether CUDA is older than 11.7.
-    """
+    """The bytes that `nvidia-smi` shows beyond what PyTorch has reserved. CUDA before 11.7 `loads_all_kernels`."""
     context = CONTEXT_OF_ALL_KERNELS if loads_all_kernels else CONTEXT
     return in_all(context, communication(world, ranks_per_node))
 
 
 def workspaces(capability: float = 8.0) -> tuple[int, ...]:
-    """Returns the bytes of each workspace of cuBLAS, which PyTorch allocates as any tensor.
+    """The bytes of each workspace of cuBLAS, which PyTorch allocates as any tensor.
 
     One is of the thread of the forward pass, one of the thread of the backward pass. Source: `parseChosenWorkspaceSize`
     of `aten/src/ATen/cuda/CublasHandlePool.cpp`, in which the default is `:4096:2:16:8`, and 32 MiB from Hopper on.
-
-    Args:
-        capability: the compute capability of the device.
     """
     size = 32 * MIB if capability >= 9.0 else (2 * 4096 + 8 * 16) * 1024
     return size, size
@@ -127,8 +114,6 @@ _WIDTH = NormalDist().inv_cdf((1 + INTERVAL) / 2)
 
 @dataclass(frozen=True, kw_only=True)
 class PeakForecast:
-    """The memory of one micro-batch on a device."""
-
     micro_batch: int  # samples
     live: LiveBytes  # live bytes by moment, without workspaces
     allocated: Uncertain  # as `torch.cuda.max_memory_allocated` shows
@@ -148,16 +133,10 @@ class PeakForecast:
         outside: Uncertain,
         program_error: float = PROGRAM_ERROR,
     ) -> "PeakForecast":
-        """Returns the forecast of a run, with the uncertainty of each of its parts.
+        """Adds the uncertainty of each part.
 
-        Args:
-            micro_batch: samples.
-            live: live bytes by moment.
-            allocated: the most bytes in use.
-            reserved: the most bytes of all segments, on a device that never gets full.
-            least: about the least bytes that a device has to have for PyTorch.
-            outside: bytes beyond the memory of PyTorch.
-            program_error: standard deviation of the allocated peak, as a share.
+        `least` is about the least bytes that a device has to have for PyTorch, and `outside` lies beyond PyTorch's
+        memory.
         """
         in_use, gap = Uncertain(allocated, program_error * allocated), reserved - allocated
         kept = in_all(in_use, Uncertain(gap, PIECES_ERROR * gap))
@@ -171,18 +150,14 @@ class PeakForecast:
         )
 
     def fits(self, capacity: float) -> float:
-        """Returns the probability that it fits.
-
-        Args:
-            capacity: bytes that the device has for programs (`torch.cuda.mem_get_info` on an idle device).
-        """
+        """The probability that it fits `capacity` bytes (`torch.cuda.mem_get_info` on an idle device)."""
         if self.needed.deviation <= 0:
             return float(self.needed.mean <= capacity)
         return NormalDist(self.needed.mean, self.needed.deviation).cdf(capacity)
 
 
 def interval(number: Uncertain) -> tuple[float, float]:
-    """Returns the ends of the 90 % interval of a number of bytes."""
+    """The ends of the 90 % interval."""
     return max(0.0, number.mean - _WIDTH * number.deviation), number.mean + _WIDTH * number.deviation
 
 
@@ -196,28 +171,19 @@ class ForeseenWay:
 
 
 def peak_interval(forecast: PeakForecast, capacity: float) -> tuple[float, float]:
-    """Returns the ends of the 90 % interval of a device's memory at the peak of a step.
-
-    Args:
-        forecast: of the step.
-        capacity: bytes that the device has for programs.
-    """
+    """The ends of the 90 % interval of the peak of a step on a device with `capacity` bytes for programs."""
     low, high = interval(forecast.needed)
     _, kept = ends_of([ForeseenWay(1.0, forecast.shown, forecast.needed)], capacity, is_kept=True)
     return low, max(high, kept)
 
 
 def ends_of(ways: Sequence[ForeseenWay], most: float, is_kept: bool) -> tuple[float, float]:
-    """Returns the ends of the 90 % interval of a figure.
+    """The ends of the 90 % interval of a figure, by ways whose weights add up to 1.
 
-    Args:
-        ways: whose weights add up to 1.
-        most: bytes that the figure cannot exceed; infinity if nothing is known.
-        is_kept: whether the figure has what the allocator keeps.
+    The figure cannot exceed `most` bytes (infinity if nothing is known). `is_kept`: it has what the allocator keeps.
     """
 
     def below(size: float) -> float:
-        """Returns the probability that the figure is at most a size."""
         if size >= most:
             return 1.0
         return sum(way.weight * (_kept(way, most) if is_kept else _normal(way.figure))(size) for way in ways)
@@ -292,12 +258,10 @@ class ArmMemory:
 
     @cached_property
     def sizes(self) -> BySize:
-        """Live bytes of any micro-batch."""
         return by_size(self.one, self.other)
 
     @cached_property
     def larger(self) -> ForeseenRun:
-        """The run with the larger micro-batch."""
         runs = [self.one] if self.other is None else [self.one, self.other]
         return max(runs, key=lambda run: run.micro_batch)
 
@@ -308,19 +272,16 @@ class ArmMemory:
 
     @cached_property
     def least(self) -> float:
-        """About the least bytes that a device has to have for PyTorch, so that the larger run has room."""
+        """Approximate device memory for PyTorch (bytes) below which the larger run does not fit."""
         return _replayed(_Same(self.larger), self.settings, workspaces(self.capability))[1]
 
     def at(self, micro_batch: int) -> PeakForecast:
-        """Returns the memory of a micro-batch, in samples."""
         return self.of_live(micro_batch, self.sizes.at(micro_batch))
 
     def of_live(self, micro_batch: int, live: LiveBytes) -> PeakForecast:
-        """Returns the memory of live bytes that the runs themselves do not have, such as those of more layers.
+        """The memory of live bytes that the runs themselves do not have, such as those of more layers.
 
-        Args:
-            micro_batch: samples.
-            live: by moment. The allocator adds to them what it adds to the larger run, as a share.
+        The allocator adds to them what it adds to the larger run, as a share.
         """
         of_cublas = sum(workspaces(self.capability))
         in_use = live.peak + of_cublas
@@ -339,13 +300,7 @@ class ArmMemory:
         )
 
     def largest_micro_batch(self, capacity: float, likely: float = 0.5, most: int = 65_536) -> int:
-        """Returns the largest micro-batch that probably fits, in samples; 0 if none does.
-
-        Args:
-            capacity: as in `PeakForecast.fits`.
-            likely: the least probability.
-            most: the largest that is tried.
-        """
+        """The largest that fits with the probability `likely` (samples); 0 if none does."""
         fitting, failing = 0, 1
         while failing <= most and self.at(failing).fits(capacity) >= likely:
             fitting, failing = failing, 2 * failing

@@ -51,13 +51,9 @@ class Pretended:
 def starter_for(
     program: Program, folder: Path, note: Callable[[str], None], leading: Sequence[str] = ()
 ) -> WarmStarter:
-    """Returns a starter for foreseen runs, whose fork server already starts. Its owner closes it.
+    """A starter for foreseen runs, whose fork server already starts. Its owner closes it.
 
-    Args:
-        program: gives the interpreter and the environment.
-        folder: for the log of the fork server.
-        note: called with a sentence when something takes long.
-        leading: statements by which the program begins, which import modules.
+    Its log is in `folder`. `leading` are statements by which the program begins, which import modules.
     """
     make_own_folder(folder)
     environment = {**program.environment, **_WITHOUT_DEVICES}
@@ -79,21 +75,13 @@ def foresee(
 ) -> ForeseenRun:
     """Runs a program under fake tensors, and returns the record of its steps.
 
-    Args:
-        program: the user's program, with the arguments of this run.
-        overrides: merged into the DeepSpeed configuration of the engine that trains. The section `program` has the
-            program's switches. The rank turns those that it turns, and the arguments have the others.
-        pretended: the hardware that it finds.
-        folder: for the run's files. They are removed, except for a log of a run that was stopped.
-        starter: starts the process.
-        deadline_s: seconds until the process is ended.
-        steps: optimizer steps to foresee.
-        varied_options: the options of the program that a search varies, with the values to try. The run's facts have
-            what the program's own parser says of them.
+    `overrides` are merged into the DeepSpeed configuration of the engine that trains. Their section `program` has the
+    program's switches. The rank turns those that it turns, and the program's arguments have the others.
+    `varied_options` are the options that a search varies, with the values to try. The run's facts have what the
+    program's own parser says of them. The files in `folder` are removed, except for a log of a run that was stopped.
 
-    Returns:
-        The run. Its configuration has the switches too, because they belong to its arm. Its `stopped` is not empty if
-        the program cannot be foreseen.
+    The run's configuration has the switches too, because they belong to its arm. Its `stopped` is not empty if the
+    program cannot be foreseen.
     """
     make_own_folder(folder)
     own = Path(tempfile.mkdtemp(dir=folder, prefix="foreseen-"))

@@ -50,15 +50,14 @@ class LiveBytes:
 
     @property
     def peak(self) -> float:
-        """Bytes at the peak of the run."""
         return self.highest.peak if self.highest else 0.0
 
     def highest_of(self, name: str) -> MomentPeak | None:
-        """Returns the moment of a name that has the highest peak; None if the run has no such moment."""
+        """None if the run has no such moment."""
         return max((each for each in self.moments if each.name == name), key=lambda each: each.peak, default=None)
 
     def by_name(self) -> dict[str, float]:
-        """Returns the peak of each name of a moment, in bytes, for the names that the run has."""
+        """The peak of each name of a moment, in bytes, for the names that the run has."""
         highest = {name: self.highest_of(name) for name in MOMENTS}
         return {name: moment.peak for name, moment in highest.items() if moment}
 
@@ -72,7 +71,6 @@ class TimePoint:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds."""
         return sum(self.by_kind)
 
 
@@ -97,12 +95,6 @@ class TimeLine:
 
 
 def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
-    """Returns the live bytes of a run by moment.
-
-    Args:
-        run: the foreseen run.
-        place: one of `PLACES`.
-    """
     live = [0.0] * len(KINDS)
     total, found, steps = 0.0, [], _changes(run, place)
     for moment, begin, end in _moments(run):
@@ -130,13 +122,9 @@ def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
 
 
 def time_line(run: ForeseenRun, step: int | None = None, place: str = "device", most_points: int = 2000) -> TimeLine:
-    """Returns the live bytes of one step, for a picture.
+    """The live bytes of one step, for a picture. By default the last step, which has all states.
 
-    Args:
-        run: the foreseen run.
-        step: the optimizer step, from 1. Default: the last one, which has all states.
-        place: one of `PLACES`.
-        most_points: about the most points. Of each stretch of events the highest and the last are kept.
+    Of each stretch of events the highest and the last point are kept, about `most_points` in all.
     """
     chosen = max((moment.step for moment in run.moments), default=0) if step is None else step
     spans = tuple(
@@ -183,12 +171,9 @@ def _moments(run: ForeseenRun) -> Iterator[tuple[Moment, int, int]]:
 
 
 def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[str, float]:
-    """Returns the bytes of a peak by kind, with `logits` as a kind of its own: they can be most of the memory.
+    """The bytes of a peak by kind, with `logits` as a kind of its own: they can be most of the memory.
 
-    Args:
-        peak: of a moment of the run, at the micro-batch.
-        run: with the events that the peak refers to, at any micro-batch.
-        micro_batch: samples.
+    The run has the events that the peak refers to, at any micro-batch.
     """
     split = dict(zip(KINDS, peak.by_kind, strict=True))
     moved = max((each.moved for each in run.operations if each.kind == _LOSS), default=0.0)
@@ -253,13 +238,9 @@ def replay(
     limit: float | None = None,
     before: Sequence[float] = (),
 ) -> Reserved:
-    """Replays the allocations of a run on its device.
+    """Replays the allocations of a run on its device, which has `limit` bytes for PyTorch.
 
-    Args:
-        run: the foreseen run.
-        settings: of the allocator.
-        limit: bytes that the device has for PyTorch; None for no limit.
-        before: bytes of blocks that are in use during the whole run and are not in its log, such as workspaces.
+    `before` has the bytes of blocks that are in use during the whole run and are not in its log, such as workspaces.
     """
     allocator = CachingAllocator(settings, limit)
     device = PLACES.index("device")
@@ -317,17 +298,11 @@ def least_reserved(
     before: Sequence[float] = (),
     tries: int = 3,
 ) -> float:
-    """Returns about the least bytes that a device has to have for PyTorch, so that every request finds room.
+    """About the least bytes that a device has to have for PyTorch, so that every request finds room.
 
     A full device makes the allocator give back whole segments that are free, so this is below what an endless device
-    reserves. It is the middle between the sizes of a replay that failed and of one that did not.
-
-    Args:
-        run: the foreseen run.
-        found: its replay on a device without a limit.
-        settings: of the allocator.
-        before: as in `replay`.
-        tries: replays. Each halves the error, which begins as the whole of the reserved memory that is not in use.
+    reserves (`found`). It is the middle between the sizes of a replay that failed and of one that did not. Each of the
+    `tries` halves the error, which begins as the whole of the reserved memory that is not in use.
     """
     too_small, enough = found.allocated, found.reserved
     for _ in range(tries):
@@ -341,8 +316,6 @@ def least_reserved(
 
 @dataclass
 class _Most:
-    """The most bytes that were seen."""
-
     allocated: float = 0
     reserved: float = 0
     in_use_then: float = 0
@@ -356,7 +329,6 @@ class _Most:
             self.reserved, self.in_use_then, self.segments = reserved, allocated, allocator.segments
 
     def take(self, later: "_Most") -> None:
-        """Takes the most of a later stretch, if it is more."""
         self.allocated = max(self.allocated, later.allocated)
         if (later.reserved, later.in_use_then) > (self.reserved, self.in_use_then):
             self.reserved, self.in_use_then, self.segments = later.reserved, later.in_use_then, later.segments

@@ -46,7 +46,6 @@ class ForeseenRange(_Foreseen):
 
     @classmethod
     def of_peak(cls, forecast: PeakForecast, capacity: float) -> "ForeseenRange":
-        """Returns the memory of a device, which has `capacity` bytes for programs."""
         low, high = peak_interval(forecast, capacity)
         return cls(value=forecast.needed.mean, low=low, high=high)
 
@@ -98,7 +97,7 @@ class PlannedArm(_Foreseen):
         return self
 
     def without_speed(self) -> "PlannedArm":
-        """Returns the row without the figures that come of time."""
+        """Without the figures that come of time."""
         gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
         return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
 
@@ -109,8 +108,6 @@ class PlannedArm(_Foreseen):
 
 
 class PlannedCount(_Foreseen):
-    """The best arm on one number of devices."""
-
     devices: _Count  # their number
     label: str = ""  # of the arm; empty if none trains there
     micro_batch: _CountOrNone = 0  # samples; 0 if no arm trains
@@ -124,8 +121,6 @@ class PlannedCount(_Foreseen):
 
 
 class PlannedDevices(_Foreseen):
-    """The plan for one kind of device in one number."""
-
     device: str  # the name of the kind, as `--on` has it
     nodes: _Count  # hosts
     per_node: _Count  # devices of each host
@@ -156,12 +151,10 @@ class PlannedDevices(_Foreseen):
 
     @property
     def count(self) -> int:
-        """The number of devices."""
         return self.nodes * self.per_node
 
     @property
     def chosen(self) -> PlannedArm | None:
-        """The arm of the answer."""
         return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
 
 
@@ -176,8 +169,6 @@ class PlannedAsk(_Foreseen):
 
 
 class PlanRecord(_Foreseen):
-    """A plan."""
-
     plan_id: str  # unique on this and other machines
     name: str  # the experiment's; plans and studies of one experiment share it
     command: tuple[str, ...] = ()  # what was typed, or the entrypoint of the YAML
@@ -214,14 +205,11 @@ class PlanRecord(_Foreseen):
 
     @property
     def chosen(self) -> PlannedArm | None:
-        """The arm of the answer."""
         return None if self.best is None else self.devices[self.best].chosen
 
 
 @dataclass(frozen=True)
 class PlanPaths(AnswerFolder):
-    """The files of one plan."""
-
     @property
     def record(self) -> Path:
         """The plan itself (`PlanRecord` as JSON)."""
@@ -229,12 +217,10 @@ class PlanPaths(AnswerFolder):
 
     @property
     def log(self) -> Path:
-        """The events of the planning, line by line."""
         return self.root / "plan.log"
 
     @property
     def runs(self) -> Path:
-        """The foreseen runs, a file each."""
         return self.root / "runs"
 
     def run(self, name: str) -> Path:
@@ -243,7 +229,6 @@ class PlanPaths(AnswerFolder):
 
 
 def write_run(path: Path, run: ForeseenRun) -> None:
-    """Writes a foreseen run into a file that only its owner may read."""
     make_own_folder(path.parent)
     # The least compression. A run of a large model has a hundred thousand events.
     path.write_bytes(gzip.compress(json.dumps(run.to_json()).encode(), compresslevel=1))
@@ -251,7 +236,6 @@ def write_run(path: Path, run: ForeseenRun) -> None:
 
 
 def read_run(path: Path) -> ForeseenRun:
-    """Returns a foreseen run that `write_run` has written."""
     return ForeseenRun.from_json(json.loads(gzip.decompress(path.read_bytes())))
 
 
@@ -325,18 +309,10 @@ class PlanArguments(FrozenRecord):
 
 
 def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dict[str, ArmRuns]:
-    """Returns the runs of the arms of some devices, by the arm's label.
+    """The runs of the arms of some devices (of the one with `label`, if that is given), by the arm's label.
 
     An arm that was run at one size grows as another one does, as in the plan. Arms whose runs are not in the folder are
-    left out.
-
-    Args:
-        devices: of the plan.
-        paths: the plan's files.
-        label: of the one arm to read; empty for all.
-
-    Raises:
-        InputError: a run's file is damaged.
+    left out. Raises InputError if a run's file is damaged.
     """
     whole = [arm for arm in devices.arms if arm.runs and all(paths.run(name).is_file() for name in arm.runs)]
     wanted = [arm for arm in whole if label in ("", arm.label)]
@@ -356,7 +332,7 @@ def kept_runs(devices: PlannedDevices, paths: PlanPaths, label: str = "") -> dic
 
 
 def wider_runs(arm: PlannedArm, paths: PlanPaths) -> list[Path]:
-    """Returns the files of an arm's runs on another number of ranks, at its small micro-batch."""
+    """The files of an arm's runs on another number of ranks, at its small micro-batch."""
     if not arm.runs:
         return []
     small = arm.runs[0].rpartition("-of")[0]
@@ -379,11 +355,7 @@ def _of_arm(
 
 
 def read_kept_run(file: Path) -> ForeseenRun:
-    """Returns a foreseen run from a file of a plan or a study.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Raises InputError if the file is damaged."""
     try:
         return read_run(file)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):

@@ -55,11 +55,7 @@ def paused_collector() -> Iterator[None]:
 
 
 class PlanProgress:
-    """Says how far the runs are, and that they go on.
-
-    Args:
-        tell: called with a sentence.
-    """
+    """Says how far the runs are, and that they go on."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -67,12 +63,10 @@ class PlanProgress:
         self._begun_at = self._said_at = time.monotonic()
 
     def begin(self, total: int) -> None:
-        """Begins a number of runs."""
         self._total, self._done = total, 0
         self._said_at = time.monotonic()
 
     def one(self, run: WantedRun, found: ForeseenRun) -> None:
-        """Says that a run has ended."""
         self._done += 1
         of = f" ({self._done} of {self._total})" if self._total > 1 else ""
         if found.stopped and (run.is_first or run.is_ahead):
@@ -107,18 +101,13 @@ class PlanProgress:
 
 
 class PlanWatch:
-    """Measures the parts of a planning.
-
-    Attributes:
-        shares: seconds of each part so far.
-    """
+    """The seconds of each part of a planning."""
 
     def __init__(self) -> None:
         self.shares: dict[str, float] = {}
         self._at = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """Ends a part."""
         now = time.monotonic()
         self.shares[name], self._at = now - self._at, now
 
@@ -134,8 +123,6 @@ Foresee = Callable[[WantedRun], ForeseenRun]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanProblem:
-    """What to plan."""
-
     asked: tuple[AskedDevices, ...]  # the devices, in the order of `--on`
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration as they wrote it; empty if it is in the code
     # What the first run changes in it, so that it goes on so many ranks
@@ -155,7 +142,7 @@ class PlanProblem:
     switches: Mapping[str, Any] = field(default_factory=dict)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
-        """Returns the batches and the user's micro-batch on some devices; None if only the program knows them."""
+        """The batches and the user's micro-batch on some devices; None if only the program knows them."""
         typed = stated_run({**self.base_config, **self.typed_overrides}, count)
         if typed is None:
             return None
@@ -166,16 +153,7 @@ class PlanProblem:
         return (policy, typed.micro_batch) if typed.micro_batch in policy.sizes() else None
 
     def policy(self, typed: ForeseenRun, count: int, grows_by: int | None = None) -> BatchPolicy:
-        """Returns the batches on a number of devices.
-
-        Args:
-            typed: the first run.
-            count: devices.
-            grows_by: as `batch_policy` has it, for devices that cannot divide the kept global batch.
-
-        Raises:
-            InputError: none can be divided over them.
-        """
+        """`grows_by` is as `batch_policy` has it. Raises InputError if none can be divided over them."""
         return batch_policy(
             typed,
             self.base_config,
@@ -199,8 +177,6 @@ class PlanProblem:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a planning has found."""
-
     typed: ForeseenRun  # the run of the program as typed
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration
     policies: Mapping[int, BatchPolicy]  # the batches by number of devices
@@ -220,17 +196,9 @@ def plan(
 ) -> Planned:
     """Foresees all arms and returns their tables.
 
-    Args:
-        problem: what to plan.
-        foresee: foresees one run.
-        tell: called with a sentence every few seconds.
-        check: called often. Its error ends the planning.
-        stop: ends the runs that are under way, because the planning has ended.
-        end: ends the run of a name if it is under way, because it is of no use.
-
-    Raises:
-        ProgramNotForeseenError: the program cannot be foreseen.
-        InputError: its batch cannot be divided over the devices.
+    `tell` is called with a sentence every few seconds. `check` is called often, and its error ends the planning. `stop`
+    ends the runs that are under way then, and `end` one that is of no use. Raises ProgramNotForeseenError if the
+    program cannot be foreseen, and InputError if its batch cannot be divided over the devices.
     """
     with paused_collector():
         said = PlanProgress(tell)
@@ -322,13 +290,10 @@ def _of_lengths(typed: ForeseenRun, arms: Sequence[ArmRuns]) -> list[str]:
 def _first(
     problem: PlanProblem, base: AskedDevices, run: Callable[[Sequence[WantedRun]], Mapping[str, ForeseenRun]]
 ) -> tuple[ForeseenRun, dict[str, ForeseenRun]]:
-    """Returns the first run, with the user's own accumulation, and by name. It finds out what the program is.
+    """The first run, with the user's own accumulation, and by name. It finds out what the program is.
 
     If the configuration states the batch, the first run is one of the user's arm. The other run of its pair, which
     every plan has, goes on beside it.
-
-    Raises:
-        ProgramNotForeseenError: the program cannot be foreseen.
     """
     stated, accumulation = problem.stated_batch(base.count), None
     ahead: list[WantedRun] = []

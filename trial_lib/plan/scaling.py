@@ -52,12 +52,12 @@ class Growth:
     sure: float  # the share of the pair's bytes whose growth is unambiguous
 
     def of_another_arm(self, run: ForeseenRun) -> ForeseenRun | None:
-        """Returns a run of another arm at the other micro-batch; None if its passes are not those of the pair."""
+        """A run of another arm at the other micro-batch; None if its passes are not those of the pair."""
         grown, share = self._grown(run)
         return grown if share >= SURE else None
 
     def of(self, run: ForeseenRun) -> ForeseenRun:
-        """Returns a run at the other micro-batch. What the pair does not have stays as it is."""
+        """A run at the other micro-batch. What the pair does not have stays as it is."""
         return self._grown(run)[0]
 
     def _grown(self, run: ForeseenRun) -> tuple[ForeseenRun, float]:
@@ -99,7 +99,6 @@ class _Share:
 
     @property
     def least(self) -> float:
-        """The smallest of the three shares."""
         return min(inside / whole if whole else 1.0 for inside, whole in zip(self._inside, self._all, strict=True))
 
 
@@ -110,7 +109,7 @@ def _work_of(run: ForeseenRun, operation: Operation) -> tuple[int, str, float, f
 
 
 def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
-    """Returns what grows between two runs of one arm; None if they cannot be compared well enough.
+    """What grows between two runs of one arm; None if they cannot be compared well enough.
 
     Storages and operations are paired in their order within each moment. A larger batch may add some, such as a copy
     that a single sample does not need. They are left out. A step may have fewer micro-batches in one of the runs, as a
@@ -136,7 +135,7 @@ def growth_between(small: ForeseenRun, large: ForeseenRun) -> Growth | None:
 
 
 def counterparts(mine: Sequence[Moment], theirs: Sequence[Moment]) -> list[int] | None:
-    """Returns for each moment of a run the index of the same moment of another run; None if one has none.
+    """For each moment of a run the index of the same moment of another run; None if one has none.
 
     If their steps have other numbers of micro-batches, the last of a step is the other's last, which reduces gradients.
     """
@@ -182,7 +181,6 @@ class _Paired:
         return sum(max(each.values()) for each in self._seen.values()) / total if total else 0.0
 
     def most(self) -> dict:  # type: ignore[type-arg]
-        """The commonest of each key."""
         return {key: each.most_common(1)[0][0] for key, each in self._seen.items()}
 
 
@@ -232,7 +230,7 @@ def _moments(run: ForeseenRun) -> Iterator[tuple[int, list[int], Sequence[Operat
 
 
 def have_same_events(one: ForeseenRun, other: ForeseenRun) -> bool:
-    """Returns whether two runs allocate and free alike, in the same moments, and differ in sizes alone.
+    """Whether two runs allocate and free alike, in the same moments, and differ in sizes alone.
 
     The order within a moment in which storages are freed may differ, and empty storages may. DeepSpeed frees gathered
     parameters in the order of a set, which depends on their addresses, and leaves empty ones in their place.
@@ -265,7 +263,7 @@ def _of_full(run: ForeseenRun, begin: int, end: int) -> list[MemoryEvent]:
 
 
 def have_same_operations(one: ForeseenRun, other: ForeseenRun) -> bool:
-    """Returns whether two runs issue the same operations, in the same moments, with other sizes."""
+    """Whether two runs issue the same operations, in the same moments, with other sizes."""
     return [(each.kind, each.dtype, each.where) for each in one.operations] == [
         (each.kind, each.dtype, each.where) for each in other.operations
     ] and [moment[4] for moment in one.moments] == [moment[4] for moment in other.moments]
@@ -279,17 +277,9 @@ def scaled_run(
     micro_batch: int | None = None,
     world: int | None = None,
 ) -> ForeseenRun:
-    """Returns the run of another micro-batch, of another world, or of both.
+    """The run of another micro-batch (from a `larger` run), of another world (from a `wider` one), or of both.
 
-    Args:
-        base: a run.
-        larger: the same with another micro-batch; needed for `micro_batch`.
-        wider: the same with another world; needed for `world`.
-        micro_batch: samples. Default: those of `base`.
-        world: ranks. Default: those of `base`.
-
-    Raises:
-        ValueError: a run that is needed is missing, equals `base` in size, or has other events.
+    Raises ValueError if a run that is needed is missing, equals `base` in size, or has other events.
     """
     steps: list[tuple[ForeseenRun, float]] = []
     if micro_batch is not None and micro_batch != base.micro_batch:
@@ -363,7 +353,6 @@ class PeakLine:
     event: int  # index of the event
 
     def at(self, micro_batch: float) -> float:
-        """Returns the bytes at a micro-batch."""
         return self.base + self.slope * micro_batch
 
 
@@ -379,7 +368,6 @@ class MomentLines:
     at_end: PeakLine  # live bytes when it ends
 
     def at(self, micro_batch: float) -> MomentPeak:
-        """Returns the moment's peak at a micro-batch."""
         highest = max(self.lines, key=lambda line: line.at(micro_batch))
         return MomentPeak(
             name=self.name,
@@ -404,12 +392,10 @@ class BySize:
     fewer_from: int = 0  # the smallest micro-batch, in samples, whose steps have that fewer
 
     def at(self, micro_batch: float) -> LiveBytes:
-        """Returns the live bytes at a micro-batch, in samples."""
         moments = tuple(moment.at(micro_batch) for moment in self._moments_at(micro_batch))
         return LiveBytes(place=self.place, moments=moments)
 
     def peak_at(self, micro_batch: float) -> float:
-        """Returns the bytes at the peak of the run."""
         lines = (line for moment in self._moments_at(micro_batch) for line in moment.lines)
         return max((line.at(micro_batch) for line in lines), default=0.0)
 
@@ -418,15 +404,9 @@ class BySize:
 
 
 def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "device") -> BySize:
-    """Returns the live bytes of any micro-batch.
+    """Live bytes of any micro-batch, from runs of one arm at two of them. With one run they are the same for all.
 
-    Args:
-        one: a run.
-        other: the same arm with another micro-batch. Without it the bytes are the same for all.
-        place: one of `PLACES`.
-
-    Raises:
-        ValueError: both runs have the same micro-batch.
+    Raises ValueError if both runs have the same micro-batch.
     """
     if other is None:
         return BySize(place=place, moments=_by_event(one, one, place))
@@ -520,7 +500,7 @@ def _is_below(one: tuple[float, float, int], middle: tuple[float, float, int], o
 
 
 def _pairs(mine: Sequence[MomentPeak], theirs: Sequence[MomentPeak]) -> list[tuple[MomentPeak, MomentPeak]]:
-    """Returns each moment of a run with that of another run: by their places, if both have the same in the same order.
+    """Each moment of a run with that of another run: by their places, if both have the same in the same order.
 
     If not, a moment goes with the highest of its name in the same micro-batch, or in the last that the other has.
     """

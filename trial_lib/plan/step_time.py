@@ -48,12 +48,12 @@ _COMPILED_MOMENTS = ("forward", "backward")
 
 
 def is_compiled(run: ForeseenRun) -> bool:
-    """Returns whether a switch in the configuration of a run compiles the model. The run itself is as written."""
+    """Whether a switch in the configuration of a run compiles the model. The run itself is as written."""
     return compiles(switches_of(run.ds_config))
 
 
 def fused(run: ForeseenRun) -> ForeseenRun:
-    """Returns a run with one operation for all that inductor may fuse. Its storages and events stay.
+    """A run with one operation for all that inductor may fuse. Its storages and events stay.
 
     At stage 3 DeepSpeed gathers the parameters of each module in hooks, which no kernel crosses.
     """
@@ -127,13 +127,11 @@ class Timeline:
     _reductions: deque[float] = field(default_factory=deque)
 
     def pause(self, seconds: float, part: str) -> None:
-        """Keeps the host from issuing."""
         if seconds > 0:
             self._pauses.append((self.host, self.host + seconds, part))
             self.host += seconds
 
     def compute(self, seconds: float, launch: float, part: str) -> None:
-        """Runs an operation on the device."""
         self.host += launch
         if self.host > self.device:
             self._device_waits_for_the_host()
@@ -141,7 +139,6 @@ class Timeline:
         self.parts[part] += seconds
 
     def wait(self, until: float, part: str) -> None:
-        """Lets the device wait."""
         if until > self.device:
             self._device_waits_for_the_host(until)
             self.parts[part] += max(0.0, until - self.device)
@@ -152,13 +149,7 @@ class Timeline:
         self.host = max(self.host, self.device)
 
     def carry(self, seconds: float, launch: float, after_device: bool) -> float:
-        """Sends over the links, and returns when that ends.
-
-        Args:
-            seconds: of the transfer.
-            launch: seconds in which the host issues it.
-            after_device: whether it sends what the device computes.
-        """
+        """Sends over the links, what the device computes if `after_device`, and returns when that ends."""
         self.host += launch
         begin = max(self.links, self.host, self.to_device, self.device if after_device else 0.0)
         self.links = begin + seconds
@@ -170,7 +161,6 @@ class Timeline:
         self.disk[kind] = max(self.disk[kind], begin) + seconds
 
     def swapped(self, kind: str) -> None:
-        """Lets the host wait for what a disk reads, or writes."""
         self.pause(self.disk[kind] - self.host, "disk")
 
     def gather_ahead(self, end: float, size: float, allowed: float) -> None:
@@ -187,7 +177,6 @@ class Timeline:
             self._wait_for_first_gather()
 
     def all_gathered(self) -> None:
-        """Lets the device wait for all parameters that are on their way."""
         while self._gathers:
             self._wait_for_first_gather()
 
@@ -198,12 +187,11 @@ class Timeline:
             self.wait(self._reductions.popleft(), "reducing")
 
     def all_reduced(self) -> None:
-        """Lets the device wait for all buckets."""
         self._reductions.clear()
         self.wait(self.links, "reducing")
 
     def finish(self, part: str) -> float:
-        """Returns the seconds of the step. The device waits for all links, under the name of `part`."""
+        """The seconds of the step. The device waits for all links, under the name of `part`."""
         self.all_gathered()
         self.wait(self.links, part)
         self.wait(max(self.to_host, self.to_device), "transfers")
@@ -246,8 +234,6 @@ _WAITED = ("gathering", "reducing", "exchanging", "transfers", "disk")
 
 @dataclass(frozen=True, kw_only=True)
 class ForeseenStep:
-    """A step on a cluster."""
-
     seconds: float  # of an optimizer step, the median of what is foreseen
     low: float  # the lower end of the 90 % interval
     high: float  # the upper end
@@ -265,17 +251,10 @@ class ForeseenStep:
 
 
 def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None = None) -> ForeseenStep:
-    """Returns the foreseen step of a run on a cluster.
+    """The step of a run of as many ranks as the cluster has; see `at_world` for another number.
 
-    If a switch in the run's configuration compiles the model, what inductor fuses counts as such (`fused.py`).
-
-    Args:
-        run: of as many ranks as the cluster has; see `by_world.py` for another number.
-        cluster: the devices.
-        efficiencies: the learned constants; the defaults if None.
-
-    Raises:
-        ValueError: the run has no step.
+    If a switch in the run's configuration compiles the model, what inductor fuses counts as such. Raises ValueError if
+    the run has no step.
     """
     written = _foresee_written(run, cluster, efficiencies)
     if not is_compiled(run):
@@ -371,7 +350,7 @@ class _Layer:
                 self._passed = dict(timeline.parts)
 
     def waits_for_stages(self) -> dict[str, float]:
-        """Returns the seconds in which a rank waits while a pipeline fills and drains, by the parts of other stages.
+        """The seconds in which a rank waits while a pipeline fills and drains, by the parts of other stages.
 
         With stages alike each other stage has those of one micro-batch (Narayanan et al., Efficient Large-Scale
         Language Model Training on GPU Clusters, arXiv 2104.04473, section 2.2). Only the last one loads data as well.
@@ -490,7 +469,7 @@ def _bytes_of(dtype: str) -> int:
 
 
 def _shares(parts: Mapping[str, float], busy: Mapping[str, float]) -> dict[str, float]:
-    """Returns the share of a step that each constant decides.
+    """The share of a step that each constant decides.
 
     What the device waited for is divided among the constants of its kind by their busy seconds.
     """

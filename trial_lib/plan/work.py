@@ -12,8 +12,6 @@ from trial_lib.plan.devices import ON_MATRIX_UNITS
 
 @dataclass(frozen=True)
 class Stretch:
-    """Operations of one moment."""
-
     moment: str  # a name of `MOMENTS`
     operations: tuple[Operation, ...]  # in order
     micro_batch: int = 0  # of the step, from 0
@@ -21,8 +19,6 @@ class Stretch:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The operations of an optimizer step."""
-
     repeated: tuple[Stretch, ...]  # a micro-batch that stands for several alike
     times: int  # how often it comes
     last: tuple[Stretch, ...]  # what comes after that, with the update
@@ -55,14 +51,12 @@ class ZeroTimes:
 
 
 def step_of(run: ForeseenRun) -> StepWork:
-    """Returns the last whole step of a run, with all of its micro-batches.
+    """The last whole step of a run, with all of its micro-batches.
 
     A run may show fewer micro-batches than a step has. Then its first stands for the missing ones, because the last
     also reduces what earlier ones left. Of three or more it is the second. If the first is the last, it stands for them
-    without what stages 0 and 1 reduce at the end of a step. If a run shows too many, the first are left out.
-
-    Raises:
-        ValueError: the run has no step.
+    without what stages 0 and 1 reduce at the end of a step. If a run shows too many, the first are left out. Raises
+    ValueError if the run has no step.
     """
     stretches = _stretches(run)
     whole = {moment.step for moment in run.moments if MOMENTS[moment.name] == "update" and moment.step > 0}
@@ -89,12 +83,12 @@ def _without_reductions(operations: tuple[Operation, ...], run: ForeseenRun) -> 
 
 
 def loading_seconds(run: ForeseenRun) -> float:
-    """Returns the usual seconds to fetch a micro-batch, measured on the host that foresaw."""
+    """The usual seconds to fetch a micro-batch, measured on the host that foresaw."""
     return statistics.median(run.loading_s) if run.loading_s else 0.0
 
 
 def model_flops(run: ForeseenRun) -> float:
-    """Returns the model FLOPs of a step on one rank.
+    """The model FLOPs of a step on one rank.
 
     Activations that are computed a second time do not count. If all is trained, a backward pass has twice the work of
     the forward pass. More than that is taken for such repetition.
@@ -109,7 +103,7 @@ def model_flops(run: ForeseenRun) -> float:
 
 
 def multiplied_in(run: ForeseenRun) -> str | None:
-    """Returns the number format of most FLOPs of matrices in a step; None without any, and for 64 bits."""
+    """The number format of most FLOPs of matrices in a step; None without any, and for 64 bits."""
     flops: dict[int, float] = {}
     for stretch in step_of(run).last:
         for each in stretch.operations:
@@ -127,10 +121,9 @@ def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:
 
 
 def kind_of(operation: Operation) -> str:
-    """Returns the name of an operation's class."""
     return OPERATIONS[operation.kind]
 
 
 def visits(operations: Sequence[Operation]) -> int:
-    """Returns how often a program enters another module."""
+    """How often a program enters another module."""
     return sum(one.where != other.where for one, other in pairwise(operations))

@@ -54,8 +54,6 @@ class ArmEstimate(FrozenRecord):
 
 
 class EstimateReport(FrozenRecord):
-    """The table of all stages."""
-
     device: str  # `cuda` or `cpu`
     device_memory: int  # bytes that the model may use on a slot
     host_memory: int | None  # bytes that each rank may keep in the host's memory. None on a CPU, or if it is not known.
@@ -76,15 +74,7 @@ class EstimateReport(FrozenRecord):
 def estimate_report(
     known: KnownTrials, slots: int, device: str, headroom: float, limit: SizeLimit | None
 ) -> EstimateReport:
-    """Returns the table of an experiment.
-
-    Args:
-        known: its trials.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`.
-        headroom: the share of a slot's memory to leave free.
-        limit: of the micro-batch sizes to consider; None for any.
-    """
+    """`limit` is of the micro-batch sizes to consider; None for any."""
     profile, base = known.model_profile, known.base_config
     basis = MemoryBasis(profile, base, slots, device, known.foreseen)
     model = MemoryModel(basis)

@@ -22,7 +22,7 @@ GREY, RED, GREEN = "#838b98", "#d0454c", "#159a74"
 
 
 def empty_figure(x: str, y: str) -> go.Figure:
-    """Returns an empty figure. The page sets the colours that depend on light or dark."""
+    """The page sets the colours that depend on light or dark."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -108,7 +108,6 @@ def add_failed(figure: go.Figure, failed: Sequence[tuple[TrialView, float]], min
 
 
 def error_bars(intervals: Sequence[Interval], unit: float) -> dict[str, Any]:
-    """Returns the bars of some points."""
     return {
         "type": "data",
         "symmetric": False,
@@ -122,7 +121,7 @@ def _beside(sizes: Sequence[int], place: int) -> list[float]:
 
 
 def ticks(sizes: Sequence[int]) -> list[int]:
-    """Returns the labelled sizes of a logarithmic axis: each at least a quarter more than the one before."""
+    """The labelled sizes of a logarithmic axis: each at least a quarter more than the one before."""
     ticks: list[int] = []
     for size in sizes:
         if not ticks or size >= 1.25 * ticks[-1]:
@@ -131,7 +130,7 @@ def ticks(sizes: Sequence[int]) -> list[int]:
 
 
 def three(interval: Interval | None, unit: float, style: str) -> tuple[str, str, str]:
-    """Returns value, low and high for a table."""
+    """Value, low and high for a table."""
     if interval is None:
         return "", "", ""
     low, value, high = (format(each / unit, style) for each in (interval.low, interval.value, interval.high))
@@ -139,17 +138,15 @@ def three(interval: Interval | None, unit: float, style: str) -> tuple[str, str,
 
 
 def holds(interval: Interval, value: float) -> bool:
-    """Returns whether a value is within an interval."""
     return interval.low <= value <= interval.high
 
 
 def is_confirming(trial: TrialView) -> bool:
-    """Returns whether a trial measured a configuration again."""
     return trial.row.purpose is Purpose.CONFIRM
 
 
 def plain(text: str) -> str:
-    """Returns a text escaped for plotly, which reads HTML as markup and `%{` as a variable."""
+    """Escapes for plotly, which reads HTML as markup and `%{` as a variable."""
     return html.escape(text, quote=False).replace("%{", "% {")
 
 
@@ -160,8 +157,6 @@ _FAR = 4  # times the memory of trials: a larger budget is written, not drawn
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure, and its explanation."""
-
     key: str  # its name in addresses and files
     title: str  # of the figure
     says: str  # how to read it
@@ -171,12 +166,10 @@ class Drawn:
 
 
 def draw_figures(view: StudyView) -> list[Drawn]:
-    """Returns the figures of a study, in the order of the report."""
     return [throughput_figure(view), memory_figure(view), progress_figure(view), knobs_figure(view)]
 
 
 def throughput_figure(view: StudyView) -> Drawn:
-    """Returns throughput against micro-batch size, by arm, with intervals."""
     measured = [trial for trial in view.trials if trial.throughput is not None and not trial.is_profile]
     searched = [trial for trial in measured if not is_confirming(trial)]
     key, title = "throughput", "Throughput against micro-batch size"
@@ -210,7 +203,7 @@ def throughput_figure(view: StudyView) -> Drawn:
 
 
 def memory_figure(view: StudyView) -> Drawn:
-    """Returns predicted and measured memory of every trial against what its slot left."""
+    """Predicted and measured memory of every trial against what its slot left."""
     trials = [(trial, trial.memory) for trial in view.trials if trial.memory is not None]
     key, title = "memory", "Memory of the steps: predicted, measured, budget"
     if not trials:
@@ -295,7 +288,6 @@ def memory_figure(view: StudyView) -> Drawn:
 
 
 def progress_figure(view: StudyView) -> Drawn:
-    """Returns the best value so far over time, with every trial and the level of the user's configuration."""
     key, title = "progress", "Best so far"
     ended = sorted((trial for trial in view.trials if not trial.is_profile), key=lambda trial: trial.ended)
     told = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]
@@ -355,7 +347,6 @@ def progress_figure(view: StudyView) -> Drawn:
 
 
 def knobs_figure(view: StudyView) -> Drawn:
-    """Returns the effect of each knob on the metric, all else being equal, with intervals."""
     key, title = "knobs", "Which knobs mattered"
     effects = knob_effects(view)
     if not effects:

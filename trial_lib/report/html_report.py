@@ -27,19 +27,19 @@ from trial_lib.report.tables import planned_rows
 
 
 def drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
-    """Returns plotly's data, by the figures' keys."""
+    """Plotly's data, by the figures' keys."""
     return {figure.key: json.loads(figure.figure.to_json()) for figure in figures if figure.figure is not None}
 
 
 @cache
 def packed_plotly() -> str:
-    """Returns plotly's code, compressed to two fifths; the page unpacks it."""
+    """Plotly's code, compressed to two fifths; the page unpacks it."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
 
 
 @cache
 def page_template(name: str) -> jinja2.Template:
-    """Returns a file of `templates`. It escapes its values, and a value that it lacks is an error."""
+    """A file of `templates`. It escapes its values, and a value that it lacks is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("trial_lib.report"),
         autoescape=True,
@@ -68,7 +68,6 @@ REPORT, FIGURE = "report.html.j2", "figure.html.j2"
 
 
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
-    """Returns the report as HTML, with the study's figures."""
     return page_template(REPORT).render(
         view=view,
         figures=figures,
@@ -84,7 +83,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
 
 
 def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
-    """Returns an HTML page for each figure with a drawing, by its key."""
+    """An HTML page for each figure with a drawing, by its key."""
     drawn = [figure for figure in figures if figure.figure is not None]
     return {
         figure.key: page_template(FIGURE).render(
@@ -95,10 +94,7 @@ def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
 
 
 def _compared(view: StudyView) -> list[tuple[str, str, str]]:
-    """Returns the metrics of the winner beside those of the user's configuration: name, own, winner.
-
-    Its own is empty if it was not measured.
-    """
+    """The winner's metrics beside the user's: name, own (empty if not measured), winner."""
     shown = {name: SEARCH_METRICS[name].shown for name in dict.fromkeys((view.metric, "throughput"))}
     after: Mapping[str, float] = view.after
     return [(name, show(view.before.get(name)), show(after[name])) for name, show in shown.items() if name in after]
@@ -122,9 +118,7 @@ def await_imports() -> None:
 def write_report(paths: StudyPaths) -> None:
     """Writes the report of a study in any state.
 
-    Raises:
-        InputError: the study's record or history is damaged.
-        OSError: the disk is full.
+    Raises InputError if the study's record or history is damaged, and OSError if the disk is full.
     """
     await_imports()
     view = read_study(paths.root, KnownSecrets.of_study(paths))

@@ -33,7 +33,7 @@ _NORMAL_90 = 1.645
 
 
 def percent(ratio: float) -> float:
-    """Returns a ratio as percent above 1."""
+    """A ratio as percent above 1."""
     return 100 * (ratio - 1)
 
 
@@ -56,7 +56,7 @@ class KnobEffect:
 
 
 def knob_effects(view: StudyView) -> list[KnobEffect]:
-    """Returns the effect of every knob that a study varied, the largest first; nothing for too few trials."""
+    """The largest effect first; nothing for too few trials."""
     trials = measured_trials(view)
     columns = _columns(trials)
     if len(trials) < FEWEST_TRIALS or not columns:
@@ -72,7 +72,7 @@ def knob_effects(view: StudyView) -> list[KnobEffect]:
 
 
 def measured_trials(view: StudyView) -> list[TrialView]:
-    """Returns the trials that effects are computed from: the latest that measured the study's metric."""
+    """The trials that effects are computed from: the latest that measured the study's metric."""
     return [trial for trial in view.trials if _is_measured(trial)][-_MOST_TRIALS:]
 
 

@@ -91,7 +91,6 @@ PART_COLOURS = {
 
 
 def faint(colour: str, opacity: float) -> str:
-    """Returns a colour such as `#2f81d6` with an opacity from 0 to 1."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
@@ -108,25 +107,25 @@ LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", 
 
 
 def devices_name(devices: PlannedDevices) -> str:
-    """Returns devices for people, such as `16 x a100-40gb on 2 hosts`."""
+    """Such as `16 x a100-40gb on 2 hosts`."""
     hosts = "" if devices.nodes == 1 else f" on {devices.nodes} hosts"
     return f"{devices.count} x {devices.device}{hosts}"
 
 
 def devices_key(devices: PlannedDevices) -> str:
-    """Returns a word for addresses within the page, such as `a100-40gb-2x8`."""
+    """A word for addresses within the page, such as `a100-40gb-2x8`."""
     return re.sub(r"[^0-9A-Za-z]+", "-", devices.label).strip("-")
 
 
 def arm_name(arm: PlannedArm) -> str:
-    """Returns an arm with its batch, such as `z3, 4 x 8`."""
+    """An arm with its batch, such as `z3, 4 x 8`."""
     if arm.stopped:
         return f"{arm.label}, not foreseen"
     return f"{arm.label}, {arm.micro_batch} x {arm.accumulation}" + ("" if arm.is_likely else ", does not fit")
 
 
 def bytes_unit(most: float) -> tuple[str, float]:
-    """Returns the unit of an axis that ends at so many bytes, and its size."""
+    """The unit of an axis that ends at so many bytes, and its size."""
     return next((unit for unit in _UNITS if most >= 2 * unit[1]), _UNITS[-1])
 
 
@@ -148,14 +147,8 @@ def add_level(figure: go.Figure, level: float, text: str, colour: str, dash: str
 def device_level(figure: go.Figure, memory: float, most: float, size: float) -> float:
     """Draws the memory of a device, or names it if it is far above the rest.
 
-    Args:
-        figure: drawn from `size` bytes a unit.
-        memory: bytes of the device.
-        most: bytes of the highest that is drawn.
-        size: of the unit.
-
-    Returns:
-        The bytes of the highest that is drawn then.
+    `most` is the bytes of the highest that is drawn, and the return value those of the highest that is drawn then. A
+    unit of the figure has `size` bytes.
     """
     if memory > FAR * most:
         name_above(figure, f"the device: {bytes_shown(memory)}", RED)
@@ -184,19 +177,17 @@ def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None
 
 
 def as_interval(figure: ForeseenRange) -> Interval:
-    """Returns a foreseen figure as an interval that figures draw."""
     return Interval(figure.value, figure.low, figure.high)
 
 
 def bytes_range(figure: ForeseenRange) -> str:
-    """Returns bytes with their interval."""
     if not figure.low < figure.high:
         return bytes_shown(figure.value)
     return f"{bytes_shown(figure.value)} ({bytes_shown(figure.low)} to {bytes_shown(figure.high)})"
 
 
 def figure_text(value: float) -> str:
-    """Returns a speed with three digits: more would be invented."""
+    """A speed with three digits: more would be invented."""
     if abs(value) < 100:
         return f"{value:#.3g}"
     return f"{round(value, 2 - math.floor(math.log10(abs(value)))):,.0f}"
@@ -206,7 +197,7 @@ def figure_text(value: float) -> str:
 
 
 def arms_memory_figure(devices: PlannedDevices) -> Drawn:
-    """Returns the memory of each arm at its micro-batch, by kind, against the device's memory."""
+    """The memory of each arm at its micro-batch, by kind, against the device's memory."""
     key, title = f"memory-{devices_key(devices)}", f"Memory of the arms on {devices_name(devices)}"
     seen = [(arm, arm.peak) for arm in devices.arms if arm.peak is not None and arm.memory]
     if not seen:
@@ -255,7 +246,6 @@ def arms_memory_figure(devices: PlannedDevices) -> Drawn:
 
 
 def arms_time_figure(devices: PlannedDevices) -> Drawn:
-    """Returns where the time of a step goes, by arm."""
     key, title = f"time-{devices_key(devices)}", f"Where the time of a step goes on {devices_name(devices)}"
     arms = [arm for arm in devices.arms if arm.seconds and arm.is_likely]
     if not arms:
@@ -342,11 +332,8 @@ _FAILING = "nothing fits"
 
 
 def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
-    """Returns samples/s over the number of devices, with intervals, by kind of device.
-
-    Args:
-        devices: one for each kind.
-        says_same: what stays the same over the numbers, in a sentence.
+    """Speed by the number of devices, with one table for each kind. `says_same` says what stays the same over the
+    numbers.
     """
     key, title = "speed", "Speed by the number of devices"
     figure = empty_figure("devices", "samples/s")
@@ -373,7 +360,6 @@ def speed_figure(devices: Sequence[PlannedDevices], says_same: str) -> Drawn:
 
 
 def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
-    """Returns the memory of one device over the number of devices."""
     key, title = "memory-counts", "Memory of one device by the number of devices"
     drawn = [(each, [(count, count.peak) for count in each.counts if count.peak is not None]) for each in devices]
     drawn = [(each, peaks) for each, peaks in drawn if peaks]
@@ -402,7 +388,6 @@ def count_memory_figure(devices: Sequence[PlannedDevices]) -> Drawn:
 
 
 def fewest_text(devices: Sequence[PlannedDevices]) -> str:
-    """Returns the fewest devices of each kind, in a sentence."""
     known = [f"{each.fewest:,} x {each.device}" for each in devices if each.fewest is not None]
     none = [each.device for each in devices if each.fewest is None]
     sentences = [f"The fewest devices on which it trains (star): {', '.join(known)}."] if known else []

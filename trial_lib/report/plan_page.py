@@ -37,12 +37,7 @@ _SHOWN_ON_HOST = 0.01
 
 
 def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
-    """Returns the page of a plan as HTML.
-
-    Args:
-        record: the plan.
-        lines: the step of the chosen arm, by the labels of devices. Those that have none are missing.
-    """
+    """`lines` has the step of the chosen arm, by the labels of devices. Those that have none are missing."""
     of_devices = [(each, _figures(each, lines.get(each.label, (None, None)))) for each in _best_first(record)]
     counts = _count_figures(record)
     drawn = [figure for _, figures in of_devices for figure in figures] + counts
@@ -94,7 +89,7 @@ def _figures(devices: PlannedDevices, lines: StepLines) -> list[Drawn]:
 
 
 def keeps_on_host(devices: PlannedDevices) -> bool:
-    """Returns whether any arm keeps enough in the host's memory to be shown. Each keeps a few counters there."""
+    """Whether any arm keeps enough in the host's memory to be shown. Each keeps a few counters there."""
     return any(arm.host > _SHOWN_ON_HOST * devices.usable for arm in devices.arms)
 
 
@@ -166,11 +161,7 @@ def _facts(record: PlanRecord) -> dict[str, str]:
 
 
 def write_plan_page(paths: PlanPaths) -> None:
-    """Writes the page of a plan from its record and its runs.
-
-    Raises:
-        OSError: a file is missing, or the disk is full.
-    """
+    """Raises OSError if a file is missing, or the disk is full."""
     secrets = KnownSecrets.of(paths.experiment, paths.record)
     record = PlanRecord.model_validate_json(paths.record.read_text())
     lines = {each.label: found for each in record.devices if (found := step_lines(paths, each)) is not None}
@@ -178,18 +169,13 @@ def write_plan_page(paths: PlanPaths) -> None:
 
 
 def step_lines(paths: PlanPaths, devices: PlannedDevices) -> StepLines | None:
-    """Returns the step of the chosen arm in the memory of a device and of the host; None without runs of it.
-
-    Args:
-        paths: of the plan.
-        devices: one of its tables.
-    """
+    """The chosen arm's step in the memory of a device and of the host; None without runs of it."""
     run = step_run(paths, devices)
     return None if run is None else (step_line(run, DEVICE), step_line(run, HOST))
 
 
 def step_run(paths: PlanPaths, devices: PlannedDevices) -> ForeseenRun | None:
-    """Returns the run of the chosen arm at its micro-batch, as near as its runs come; None without runs of it."""
+    """The run of the chosen arm at its micro-batch, as near as its runs come; None without runs of it."""
     arm = devices.chosen
     runs = {} if arm is None else kept_runs(devices, paths, arm.label)
     if arm is None or arm.label not in runs:

@@ -51,7 +51,7 @@ from trial_lib.study.program import completed_config, learned_switches
 
 
 def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
-    """Returns the circumstances of a study, by name. If its trials differ, a fact has several values."""
+    """The circumstances of a study, by name. If its trials differ, a fact has several values."""
     by_number = {result.number: result for result in results}
     profile = next((result.profile for result in by_number.values() if result.profile is not None), None)
     facts = {
@@ -103,12 +103,7 @@ def _word(value: Any) -> str:
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
-    """Returns the configurations that a finding compares, the user's first.
-
-    Args:
-        finding: the study's.
-        candidates: its candidates, by the numbers of their trials.
-    """
+    """The configurations that a finding compares, the user's first."""
     measured = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
     return tuple(
         ConfirmedView(
@@ -148,12 +143,7 @@ _ALL_CHARACTERS = 1_000_000
 
 
 class LogEnds:
-    """Reads the ends of the logs of one study.
-
-    Args:
-        paths: the study's files.
-        secrets: values to hide. None hides nothing.
-    """
+    """The ends of the logs of one study, in which the values of `secrets` are hidden."""
 
     def __init__(self, paths: StudyPaths, secrets: KnownSecrets | None) -> None:
         self._paths = paths
@@ -161,7 +151,7 @@ class LogEnds:
         self._left = _ALL_CHARACTERS
 
     def of(self, result: TrialResult) -> tuple[str, str]:
-        """Returns the end of a trial's log, and the path of the whole log within the study's folder.
+        """The end of a trial's log, and the path of the whole log within the study's folder.
 
         The log is that of the rank that failed first. If its program raised an exception, the traceback comes instead.
         """
@@ -182,11 +172,9 @@ class LogEnds:
 
 
 def first_failed(result: TrialResult, paths: StudyPaths) -> RankRecord:
-    """Returns the record of the rank that failed first; of rank 0 if none failed, or if an older record lacks it.
+    """The record of the rank that failed first; of rank 0 if none failed, or if an older record lacks it.
 
-    Args:
-        result: of a trial that has logs.
-        paths: the study's files, wherever its folder is now.
+    The result is of a trial that has logs, and the study's folder may have moved.
     """
     rank = result.failed_rank or 0
     written, typed = Path(result.logs[rank]), paths.trial(result.number).as_typed.root.name
@@ -211,22 +199,15 @@ _LARGEST = 1e300  # No figure is larger.
 
 @dataclass(frozen=True)
 class _Answer:
-    """A study's answer: the measurements, the winning configuration, and the command to train with it."""
-
     measured: dict[str, Any]
     config: dict[str, Any]
     command: str
 
 
 def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
-    """Returns the view of a study.
+    """`secrets` are hidden, with all that looks like a secret. None hides nothing, for the study's owner.
 
-    Args:
-        root: its folder.
-        secrets: values to hide, with all that looks like a secret. None hides nothing, for the study's owner.
-
-    Raises:
-        InputError: the folder has no study, or its files are damaged.
+    Raises InputError if the folder has no study, or its files are damaged.
     """
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
@@ -316,11 +297,7 @@ def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, 
 
 
 def _answer(paths: StudyPaths) -> _Answer | None:
-    """Returns a study's answer; None if one of its files is missing.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """A study's answer; None if one of its files is missing. Raises InputError if a file is damaged."""
     try:
         command = read_own_text(paths.best_command, "the study's answer", _RESTORE).rstrip()
         return _Answer(_document(paths.best_ds_metrics), _document(paths.best_ds_config), command)
@@ -408,7 +385,6 @@ def _changes(
 
 
 def setting_changes(base: Mapping[str, Any], best: Mapping[str, Any]) -> list[SettingChange]:
-    """Returns the settings that differ between two DeepSpeed configurations."""
     own, winner = dict(leaves(base)), dict(leaves(best))
     paths = dict.fromkeys([*own, *winner])
     return [SettingChange(path, own.get(path), winner.get(path)) for path in paths if own.get(path) != winner.get(path)]

@@ -75,7 +75,6 @@ class StepLine:
 
     @property
     def most(self) -> float:
-        """The live bytes at the peak."""
         return sum(self.bytes[self.peak])
 
     @property
@@ -86,14 +85,9 @@ class StepLine:
 
 
 def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | None:
-    """Returns the live bytes of the run's last optimizer step. In the first one the optimizer's states appear.
+    """The live bytes of the run's last optimizer step. In the first one the optimizer's states appear.
 
-    Args:
-        run: of a rank.
-        places: names of `PLACES`, which are added up.
-
-    Returns:
-        None if the run has no step that updates, or nothing lies in those places.
+    `places` are names of `PLACES`, which are added up. None if no step updates, or nothing lies there.
     """
     update = MOMENTS.index("update")
     step = max((moment.step for moment in run.moments if moment.name == update), default=0)
@@ -172,7 +166,7 @@ _ROWS = 60  # of the table: a reader of numbers wants the course, not each event
 
 
 def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
-    """Returns what is alive on a device during a step of the chosen arm."""
+    """What is alive on a device during a step of the chosen arm."""
     arm = devices.chosen
     peak = arm.peak if arm is not None else None
     # The run of another micro-batch needs another amount.
@@ -203,7 +197,6 @@ def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
 
 
 def host_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
-    """Returns what is alive in the host's memory during the same step."""
     unit = bytes_unit(line.most)
     figure = _drawn(line, *unit)
     figure.update_yaxes(range=[0, 1.06 * line.most / unit[1]])
@@ -256,7 +249,7 @@ def _drawn(line: StepLine, unit: str, size: float) -> go.Figure:
 
 
 def places(line: StepLine) -> Callable[[float], float]:
-    """Returns the function from an event's number to its place in the drawing, from 0 to 1.
+    """The function from an event's number to its place in the drawing, from 0 to 1.
 
     Within a moment the events are evenly spaced. A moment of few events is widened, so that its name has room.
     """

@@ -25,8 +25,6 @@ from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_
 
 
 class LeaderboardRow(FrozenRecord):
-    """One trial."""
-
     trial: int  # its number
     purpose: Purpose  # why it ran
     label: str  # its name for people, such as `z2-mbs16`
@@ -42,7 +40,6 @@ class LeaderboardRow(FrozenRecord):
     knobs: dict[str, Any]  # its settings other than the batch
 
     def for_people(self) -> dict[str, str]:
-        """Returns the cells of the row in a table."""
         return {
             "trial": f"{self.trial:04d}",
             "candidate": self.label,
@@ -57,7 +54,7 @@ class LeaderboardRow(FrozenRecord):
 
 
 def flat_knobs(knobs: Mapping[str, Any]) -> str:
-    """Returns knobs as `key=value` words, without their sections, and switches as people read them."""
+    """Knobs as `key=value` words, without their sections, and switches as people read them."""
     words = []
     for key, value in knobs.items():
         if key == PROGRAM:
@@ -70,7 +67,7 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
 def leaderboard(
     results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
 ) -> list[LeaderboardRow]:
-    """Returns the trials that have ended, without the profile. Completed ones come first, the best at the top."""
+    """The trials that have ended, without the profile. Completed ones come first, the best at the top."""
     naming = CandidateNames()
     names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
     rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
@@ -78,7 +75,7 @@ def leaderboard(
 
 
 def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
-    """Returns the rows without the profile's. Completed ones come first, the best at the top."""
+    """Without the profile's. Completed ones come first, the best at the top."""
     sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
     return sorted(
         (row for row in rows if row.purpose is not Purpose.PROFILE),
@@ -87,14 +84,7 @@ def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
 
 
 def row_of(result: TrialResult, candidate: Candidate, name: str, metric: str) -> LeaderboardRow:
-    """Returns the row of a trial that has ended.
-
-    Args:
-        result: the trial's.
-        candidate: the candidate that ran.
-        name: the candidate's in the study, by `CandidateNames`.
-        metric: the optimised metric.
-    """
+    """`name` is the candidate's in the study, by `CandidateNames`."""
     return LeaderboardRow(
         trial=result.number,
         purpose=result.purpose,
@@ -124,7 +114,6 @@ class Interval:
 
     @property
     def has_ends(self) -> bool:
-        """Whether the interval is known."""
         return self.low < self.high
 
 
@@ -139,8 +128,6 @@ class MemoryView:
 
 @dataclass(frozen=True)
 class TrialView:
-    """A trial that has ended."""
-
     row: LeaderboardRow  # as in the leaderboard
     arm: str  # its ZeRO stage and offload, such as `z3-offload-optimizer`
     settings: Mapping[str, Any]  # the varied settings of the trial's complete configuration, by dotted path
@@ -155,12 +142,10 @@ class TrialView:
 
     @property
     def number(self) -> int:
-        """The trial's number."""
         return self.row.trial
 
     @property
     def completed(self) -> bool:
-        """Whether it completed its measurement."""
         return self.row.outcome is Outcome.COMPLETED
 
     @property
@@ -198,7 +183,6 @@ class SettingChange:
 
     @property
     def is_of_program(self) -> bool:
-        """Whether it is a switch of the program."""
         return is_switch(self.setting)
 
 
@@ -255,7 +239,7 @@ class StudyView:
         return sorted(self.trials, key=place)
 
     def document(self) -> dict[str, Any]:
-        """Returns the view as JSON. It shares the names of `zerotune METHOD --json`."""
+        """As JSON. It shares the names of `zerotune METHOD --json`."""
         best = next((trial for trial in self.trials if trial.number == self.best_number), None)
         return {
             "study": self.study_id,
@@ -295,7 +279,7 @@ class StudyView:
 
 
 def setting_text(value: Any) -> str:
-    """Returns a setting's value for people, such as `5,000,000`."""
+    """A setting's value for people, such as `5,000,000`."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -321,7 +305,7 @@ View = TypeVar("View")
 
 
 def shown_view(view: View, secrets: KnownSecrets | None) -> View:
-    """Returns a view or a record without secrets and control characters, at any depth. Names of settings stay."""
+    """A view or a record without secrets and control characters, at any depth. Names of settings stay."""
     shown: View = _shown(view, secrets)
     return shown
 
@@ -355,18 +339,16 @@ class FailureGroup:
 
     @property
     def micro_batches(self) -> str:
-        """Their micro-batch sizes, from the smallest to the largest."""
         sizes = sorted({trial.row.micro_batch_size for trial in self.trials})
         return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
 
     @property
     def arms(self) -> str:
-        """The arms of the trials."""
         return ", ".join(sorted({trial.arm for trial in self.trials}))
 
 
 def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
-    """Returns the trials that did not complete, by cause, the most frequent cause first."""
+    """The most frequent cause first."""
     groups: dict[tuple[Outcome, str], list[TrialView]] = {}
     for trial in trials:
         if not trial.completed:
@@ -388,13 +370,9 @@ def memory_views(
     results: Mapping[int, TrialResult],
     foreseen: Sequence[ForeseenArm] = (),
 ) -> dict[int, MemoryView]:
-    """Returns the prediction for each trial just before its result; nothing without a profile or a known device.
+    """The prediction for each trial just before its result; nothing without a profile or a known device.
 
-    Args:
-        base_config: the user's DeepSpeed configuration, completed.
-        candidates: by number.
-        results: by number, in the order in which they came.
-        foreseen: the arms that the search began with.
+    `results` are in the order in which they came. The search began with the arms `foreseen`.
     """
     profiles = [(number, result) for number, result in results.items() if result.profile is not None]
     device = device_of(results.values())
@@ -425,5 +403,5 @@ def memory_views(
 
 
 def device_of(results: Iterable[TrialResult]) -> str:
-    """Returns `cuda` or `cpu`; empty if no trial recorded it. Older versions do not record it."""
+    """`cuda` or `cpu`; empty if no trial recorded it. Older versions do not record it."""
     return next((result.trained_on for result in results if result.trained_on), "")

@@ -21,8 +21,6 @@ _NONE = "-"
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A trial that the plan foresaw."""
-
     trial: int  # its number
     arm: str  # such as `z3-offload-optimizer`
     micro_batch: int  # samples
@@ -31,7 +29,7 @@ class PlannedRow:
 
 
 def planned_rows(planned: PlannedTrials) -> list[PlannedRow]:
-    """Returns a row for each trial that the plan foresaw."""
+    """A row for each trial that the plan foresaw."""
     rows = []
     for trial in planned.trials:
         speed = _NONE
