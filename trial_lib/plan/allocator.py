@@ -22,8 +22,7 @@ def rounded(size: float, place: str) -> float:
     return size
 
 
-# The settings of PyTorch's caching allocator, as `PYTORCH_CUDA_ALLOC_CONF` gives them.
-
+# The settings, as `PYTORCH_CUDA_ALLOC_CONF` gives them.
 
 _MIB = 2**20
 # The first that is set counts (`c10/core/AllocatorConfig.h`). The second is the older name.
@@ -108,18 +107,12 @@ def _number(text: str, key: str) -> int:
         ) from None
 
 
-# A replay of a run's allocations through a model of PyTorch's caching allocator for CUDA.
+# The model of the allocator for CUDA (`c10/cuda/CUDACachingAllocator.cpp`).
 
-
-MIB = 2**20
-SMALL_REQUEST = MIB
-SMALL_SEGMENT = 2 * MIB
-LARGE_SEGMENT = 20 * MIB
-OWN_SEGMENT = 10 * MIB
-"""A request of this size or more gets a segment of its own, rounded up to `SEGMENT_UNIT`."""
-SEGMENT_UNIT = 2 * MIB
+SMALL_REQUEST, SMALL_SEGMENT, LARGE_SEGMENT = _MIB, 2 * _MIB, 20 * _MIB
+# A request of this size or more gets a segment of its own, in whole units.
+OWN_SEGMENT, SEGMENT_UNIT = 10 * _MIB, 2 * _MIB
 SMALLEST_REST = 512
-
 # The addresses of a range that grows, in whole pages. Otherwise only their order matters.
 _RANGE = LARGE_SEGMENT * 2**26
 
@@ -198,19 +191,17 @@ class CachingAllocator:
         self._most_split = self._settings.max_split_size or float("inf")
         self.allocated = 0  # bytes in blocks that are in use
         self.reserved = 0  # bytes of all segments
-        self.segments = 0
         self.retries = 0  # how often it gave cached segments back to the device, because the device was full
-
-    @property
-    def largest_free(self) -> int:
-        return max((pool.keys[-1][0] for pool in self._pools.values() if pool.keys), default=0)
 
     def allocate(self, handle: int, request: float, stream: int = 0) -> bool:
         """Returns False if the device is full even without cached segments. 0 bytes take no memory."""
         if request <= 0:
             return True
         size = self._settings.rounded(int(request))
-        pool = self._pool(stream, is_small=size <= SMALL_REQUEST)
+        key = stream, size <= SMALL_REQUEST
+        if key not in self._pools:
+            self._pools[key] = _Pool(is_small=key[1], number=len(self._pools))
+        pool = self._pools[key]
         block = self._cached(pool, size) or self._from_device(pool, size)
         if block is None:
             return False
@@ -237,17 +228,9 @@ class CachingAllocator:
                 elif not block.is_split:
                     self._release(pool, block)
 
-    def _pool(self, stream: int, *, is_small: bool) -> _Pool:
-        pool = self._pools.get((stream, is_small))
-        if pool is None:
-            pool = self._pools[stream, is_small] = _Pool(is_small=is_small, number=len(self._pools))
-        return pool
-
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         block = pool.smallest(size)
-        if block is None:
-            return None
-        if size < self._most_split <= block.size:
+        if block is None or size < self._most_split <= block.size:
             return None
         if size >= self._most_split and block.size >= size + self._settings.max_non_split_rounding:
             return None
@@ -274,7 +257,6 @@ class CachingAllocator:
         block = _Block(self._next_address, taken)
         self._next_address += taken
         self.reserved += taken
-        self.segments += 1
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _Block | None:
@@ -302,7 +284,6 @@ class CachingAllocator:
                 return first
         whole = _Block((1 + pool.number) * _RANGE, _RANGE, is_mapped=False)
         pool.unmapped[whole.start] = whole
-        self.segments += 1
         return whole
 
     def _map(self, pool: _Pool, block: _Block, size: int) -> bool:
@@ -384,7 +365,6 @@ class CachingAllocator:
     def _release(self, pool: _Pool, block: _Block) -> None:
         pool.remove(block)
         self.reserved -= block.size
-        self.segments -= 1
 
     def _release_oversize(self, pool: _Pool, size: int) -> bool:
         # Gives back blocks that may not be split, until they are enough for a request.

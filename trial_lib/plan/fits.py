@@ -23,15 +23,9 @@ from trial_lib.plan.live_bytes import LiveBytes, Reserved, least_reserved, repla
 from trial_lib.plan.scaling import BySize, by_size
 from trial_lib.search.budget import Uncertain
 
+GIB, MIB = 2**30, 2**20
+
 # Memory that no allocation of a program shows: workspaces, the CUDA context, the buffers of NCCL.
-
-
-GIB = 2**30
-MIB = 2**20
-
-MEMORY_FIGURES = ("allocated", "reserved", "shown")
-"""Figures of memory. `shown` is the one of `nvidia-smi`, which adds the context and NCCL to the reserved memory."""
-
 
 CONTEXT = Uncertain(0.5 * GIB, 0.15 * GIB)
 """Driver, CUDA context and the kernels that were loaded, since CUDA 11.7 loads them when they are first used.
@@ -298,17 +292,3 @@ class ArmMemory:
             outside=outside_pytorch(self.one.world, self.ranks_per_node, loads_all_kernels=self.loads_all_kernels),
             program_error=self.program_error,
         )
-
-    def largest_micro_batch(self, capacity: float, likely: float = 0.5, most: int = 65_536) -> int:
-        """The largest that fits with the probability `likely` (samples); 0 if none does."""
-        fitting, failing = 0, 1
-        while failing <= most and self.at(failing).fits(capacity) >= likely:
-            fitting, failing = failing, 2 * failing
-        failing = min(failing, most + 1)
-        while failing - fitting > 1:
-            middle = (fitting + failing) // 2
-            if self.at(middle).fits(capacity) >= likely:
-                fitting = middle
-            else:
-                failing = middle
-        return fitting

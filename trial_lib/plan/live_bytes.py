@@ -3,11 +3,11 @@
 A storage counts from its allocation to its release, with the size that PyTorch's allocator gives it (`rounded`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, ForeseenRun, Moment
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, ForeseenRun
 from trial_lib.plan.allocator import AllocatorSettings, CachingAllocator, rounded
 
 _LOSS, _ON_DEVICE = OPERATIONS.index("loss"), PLACES.index("device")
@@ -62,45 +62,13 @@ class LiveBytes:
         return {name: moment.peak for name, moment in highest.items() if moment}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimePoint:
-    """Live bytes after one event."""
-
-    event: int  # index of the event
-    by_kind: tuple[float, ...]  # bytes in the order of `KINDS`
-
-    @property
-    def total(self) -> float:
-        return sum(self.by_kind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MomentSpan:
-    """The events of a moment: `begin` is its first, and `end` is the first of the next moment."""
-
-    name: str
-    micro_batch: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeLine:
-    """The live bytes of one optimizer step, event by event."""
-
-    step: int  # the optimizer step, from 1
-    # In order. Some are left out if there are too many, never a point at a peak of its neighbourhood.
-    points: tuple[TimePoint, ...]
-    spans: tuple[MomentSpan, ...]  # the moments of the step
-
-
 def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
     live = [0.0] * len(KINDS)
     total, found, steps = 0.0, [], _changes(run, place)
-    for moment, begin, end in _moments(run):
+    for moment, events in run.events_by_moment():
         at_begin = peak = total
-        at_peak, where = tuple(live), begin
-        for event in range(begin, end):
+        at_peak, where = tuple(live), moment.event
+        for event in events:
             kind, change = steps[event]
             live[kind] += change
             total += change
@@ -121,40 +89,6 @@ def live_bytes(run: ForeseenRun, place: str = "device") -> LiveBytes:
     return LiveBytes(place=place, moments=tuple(found))
 
 
-def time_line(run: ForeseenRun, step: int | None = None, place: str = "device", most_points: int = 2000) -> TimeLine:
-    """The live bytes of one step, for a picture. By default the last step, which has all states.
-
-    Of each stretch of events the highest and the last point are kept, about `most_points` in all.
-    """
-    chosen = max((moment.step for moment in run.moments), default=0) if step is None else step
-    spans = tuple(
-        MomentSpan(name=MOMENTS[moment.name], micro_batch=moment.micro_batch, begin=begin, end=end)
-        for moment, begin, end in _moments(run)
-        if moment.step == chosen
-    )
-    if not spans:
-        return TimeLine(step=chosen, points=(), spans=())
-    begin, end = spans[0].begin, spans[-1].end
-    live, points = [0.0] * len(KINDS), []
-    for event, (kind, change) in enumerate(_changes(run, place)[:end]):
-        live[kind] += change
-        if event >= begin:
-            points.append(TimePoint(event=event, by_kind=tuple(live)))
-    return TimeLine(step=chosen, points=_thinned(points, most_points), spans=spans)
-
-
-def _thinned(points: Sequence[TimePoint], most: int) -> tuple[TimePoint, ...]:
-    stretch = max(1, -(-2 * len(points) // max(most, 2)))
-    if stretch < 2:
-        return tuple(points)
-    kept: list[TimePoint] = []
-    for first in range(0, len(points), stretch):
-        some = points[first : first + stretch]
-        highest = max(some, key=lambda point: point.total)
-        kept += [highest, some[-1]] if highest is not some[-1] else [highest]
-    return tuple(kept)
-
-
 def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
     # The kind and the change of live bytes of each event; a change of 0 if it is in another place.
     index = PLACES.index(place)
@@ -163,11 +97,6 @@ def _changes(run: ForeseenRun, place: str) -> list[tuple[int, float]]:
         (run.storages[event.storage].kind, float(sizes[event.storage] if event.is_made else -sizes[event.storage]))
         for event in run.events
     ]
-
-
-def _moments(run: ForeseenRun) -> Iterator[tuple[Moment, int, int]]:
-    for moment, following in zip_longest(run.moments, run.moments[1:]):
-        yield moment, moment.event, following.event if following else len(run.events)
 
 
 def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[str, float]:
@@ -202,34 +131,13 @@ def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[st
 # The memory that a run reserves: its allocations replayed through the caching allocator.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MomentReserved:
-    """Bytes during one moment."""
-
-    name: str  # one of `MOMENTS`
-    step: int  # the optimizer step, from 1
-    micro_batch: int  # of the step, from 0
-    allocated: float  # the most bytes in use
-    reserved: float  # the most bytes of all segments
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reserved:
     """What the caching allocator makes of a run's allocations."""
 
     allocated: float  # the most bytes in use, `torch.cuda.max_memory_allocated`
     reserved: float  # the most bytes of all segments, `torch.cuda.max_memory_reserved`
-    in_use_then: float  # bytes in use when the most are reserved
-    segments: int  # when the most bytes are reserved
-    retries: int  # how often the allocator emptied its cache because the device was full
     failed_at: int | None  # index of the event whose request found no room; None if all did. The replay ends there.
-    lacking: float  # bytes of that request; 0 if there is none
-    moments: tuple[MomentReserved, ...]  # of the run, in order
-
-    @property
-    def fragmentation(self) -> float:
-        """The share of the reserved memory that is not in use when the most is reserved."""
-        return 1 - self.in_use_then / self.reserved if self.reserved else 0.0
 
 
 def replay(
@@ -243,52 +151,25 @@ def replay(
     `before` has the bytes of blocks that are in use during the whole run and are not in its log, such as workspaces.
     """
     allocator = CachingAllocator(settings, limit)
-    device = PLACES.index("device")
-    most, lacking = _Most(), 0.0
     failed_at = None
     for index, size in enumerate(before):
         if not allocator.allocate(-1 - index, size):
-            failed_at, lacking = 0, size
-    most.see(allocator)
-    storages, events = run.storages, run.events
-    moments: list[MomentReserved] = []
-    for moment, its_events in run.events_by_moment():
-        here = _Most()
-        here.see(allocator)
-        for event in its_events if failed_at is None else ():
-            index, is_made = events[event]
-            storage = storages[index]
-            if storage.place != device:
-                continue
-            if not is_made:
-                allocator.free(index)
-                continue
-            if not allocator.allocate(index, storage.size, storage.stream):
-                failed_at, lacking = event, storage.size
-                break
-            here.see(allocator)
-        most.take(here)
-        moments.append(
-            MomentReserved(
-                name=MOMENTS[moment.name],
-                step=moment.step,
-                micro_batch=moment.micro_batch,
-                allocated=here.allocated,
-                reserved=here.reserved,
-            )
-        )
-        if failed_at is not None:
+            failed_at = 0
+    allocated, reserved = allocator.allocated, allocator.reserved
+    events = chain.from_iterable(events for _, events in run.events_by_moment())
+    for event in events if failed_at is None else ():
+        index, is_made = run.events[event]
+        storage = run.storages[index]
+        if storage.place != _ON_DEVICE:
+            continue
+        if not is_made:
+            allocator.free(index)
+        elif allocator.allocate(index, storage.size, storage.stream):
+            allocated, reserved = max(allocated, allocator.allocated), max(reserved, allocator.reserved)
+        else:
+            failed_at = event
             break
-    return Reserved(
-        allocated=most.allocated,
-        reserved=most.reserved,
-        in_use_then=most.in_use_then,
-        segments=most.segments,
-        retries=allocator.retries,
-        failed_at=failed_at,
-        lacking=lacking,
-        moments=tuple(moments),
-    )
+    return Reserved(allocated, reserved, failed_at)
 
 
 def least_reserved(
@@ -312,23 +193,3 @@ def least_reserved(
         else:
             too_small = middle
     return (too_small + enough) / 2
-
-
-@dataclass
-class _Most:
-    allocated: float = 0
-    reserved: float = 0
-    in_use_then: float = 0
-    segments: int = 0
-
-    def see(self, allocator: CachingAllocator) -> None:
-        allocated, reserved = allocator.allocated, allocator.reserved
-        if allocated > self.allocated:
-            self.allocated = allocated
-        if reserved > self.reserved or (reserved == self.reserved and allocated > self.in_use_then):
-            self.reserved, self.in_use_then, self.segments = reserved, allocated, allocator.segments
-
-    def take(self, later: "_Most") -> None:
-        self.allocated = max(self.allocated, later.allocated)
-        if (later.reserved, later.in_use_then) > (self.reserved, self.in_use_then):
-            self.reserved, self.in_use_then, self.segments = later.reserved, later.in_use_then, later.segments

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TypeVar
 
 from trial_lib.messages.foreseen_run import (
@@ -21,8 +20,7 @@ from trial_lib.plan.allocator import rounded
 from trial_lib.plan.devices import COLLECTIVES, DISK
 from trial_lib.plan.live_bytes import LiveBytes, MomentPeak, live_bytes
 
-# What a larger micro-batch changes in a run, learned from the runs of another arm at two sizes. Pure.
-
+# What a larger micro-batch changes in a run, learned from the runs of another arm at two sizes.
 
 _T = TypeVar("_T")
 _AHEAD = 12
@@ -220,10 +218,8 @@ def _is_between(mine: float, its: float, most: float) -> bool:
 
 
 def _moments(run: ForeseenRun) -> Iterator[tuple[int, list[int], Sequence[Operation]]]:
-    for moment, following in zip_longest(run.moments, run.moments[1:]):
-        events = run.events[moment.event : following.event if following else len(run.events)]
-        done = run.operations[moment.operation : following.operation if following else len(run.operations)]
-        yield moment.name, [event.storage for event in events if event.is_made], done
+    for (moment, events), (_, done) in zip(run.events_by_moment(), run.operations_by_moment(), strict=True):
+        yield moment.name, [event.storage for event in run.events[events.start : events.stop] if event.is_made], done
 
 
 # A run of another size, from runs of one program that have the same events.
@@ -392,15 +388,8 @@ class BySize:
     fewer_from: int = 0  # the smallest micro-batch, in samples, whose steps have that fewer
 
     def at(self, micro_batch: float) -> LiveBytes:
-        moments = tuple(moment.at(micro_batch) for moment in self._moments_at(micro_batch))
-        return LiveBytes(place=self.place, moments=moments)
-
-    def peak_at(self, micro_batch: float) -> float:
-        lines = (line for moment in self._moments_at(micro_batch) for line in moment.lines)
-        return max((line.at(micro_batch) for line in lines), default=0.0)
-
-    def _moments_at(self, micro_batch: float) -> tuple[MomentLines, ...]:
-        return self.fewer if self.fewer and micro_batch >= self.fewer_from else self.moments
+        moments = self.fewer if self.fewer and micro_batch >= self.fewer_from else self.moments
+        return LiveBytes(place=self.place, moments=tuple(moment.at(micro_batch) for moment in moments))
 
 
 def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "device") -> BySize:
@@ -484,19 +473,20 @@ def _line(live: Sequence[Sequence[float]], event: int) -> PeakLine:
 def _envelope(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
     # The (slope, base, event) of the lines that are the highest for some micro-batch above 0.
     hull: list[tuple[float, float, int]] = []
+
+    def is_last_below(point: tuple[float, float, int]) -> bool:
+        one, middle = hull[-2:]
+        return (one[1] - point[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (point[0] - one[0])
+
     for point in sorted(points):
         if hull and point[0] - hull[-1][0] < 1e-9:
             if point[1] <= hull[-1][1]:
                 continue
             hull.pop()
-        while hull and (hull[-1][1] <= point[1] or (len(hull) > 1 and _is_below(hull[-2], hull[-1], point))):
+        while hull and (hull[-1][1] <= point[1] or (len(hull) > 1 and is_last_below(point))):
             hull.pop()
         hull.append(point)
     return hull
-
-
-def _is_below(one: tuple[float, float, int], middle: tuple[float, float, int], other: tuple[float, float, int]) -> bool:
-    return (one[1] - other[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (other[0] - one[0])
 
 
 def _pairs(mine: Sequence[MomentPeak], theirs: Sequence[MomentPeak]) -> list[tuple[MomentPeak, MomentPeak]]:

@@ -8,7 +8,6 @@ import plotly.graph_objects as go
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from trial_lib.plan.allocator import rounded
-from trial_lib.plan.live_bytes import MomentSpan, time_line
 from trial_lib.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import GREY, RED, Drawn, empty_figure
@@ -93,26 +92,27 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
     step = max((moment.step for moment in run.moments if moment.name == update), default=0)
     if not step:
         return None
-    lines = [time_line(run, step, place, most_points=2 * len(run.events) + 2) for place in places]
-    live = {
-        points[0].event: tuple(sum(sizes) for sizes in zip(*(point.by_kind for point in points), strict=True))
-        for points in zip(*(line.points for line in lines), strict=True)
-    }
-    # Micro-batches of a pipeline interleave, so none repeats another.
-    spans, skipped = ([each for each in lines[0].spans if _events(each)], 0)
+    # The live bytes by kind: before the first event, and after each.
+    now = [0.0] * len(KINDS)
+    live = [tuple(now)]
+    for event in run.events:
+        storage = run.storages[event.storage]
+        if (place := PLACES[storage.place]) in places:
+            now[storage.kind] += rounded(storage.size, place) * (1 if event.is_made else -1)
+        live.append(tuple(now))
+    # Micro-batches of a pipeline interleave. Otherwise those between the first and the last repeat the others.
+    spans = [(moment, events) for moment, events in run.events_by_moment() if moment.step == step and events]
+    last, skipped = max((moment.micro_batch for moment, _ in spans), default=0), 0
     if not run.is_pipeline:
-        spans, skipped = _without_repetitions(spans)
-    if not live or not spans:
-        return None
-    live[spans[0].begin - 1] = _before(run, spans[0].begin, live[spans[0].begin], places)
+        spans, skipped = [each for each in spans if each[0].micro_batch in (0, last)], max(last - 1, 0)
     parts: list[StepPart] = []
     points: list[_Point] = []
     shown = 0
-    for span in spans:
-        parts.append(StepPart(name=span.name, micro_batch=span.micro_batch, start=shown, end=shown + _events(span)))
-        points.append((shown, live[span.begin - 1]))
-        points += [(shown + 1 + event - span.begin, live[event]) for event in range(span.begin, span.end)]
-        shown = parts[-1].end
+    for moment, events in spans:
+        end = shown + len(events)
+        parts.append(StepPart(name=MOMENTS[moment.name], micro_batch=moment.micro_batch, start=shown, end=end))
+        points += [(shown + index, live[events.start + index]) for index in range(len(events) + 1)]
+        shown = end
     if not any(any(each) for _, each in points):
         return None
     points = _thinned(points)
@@ -126,24 +126,6 @@ def step_line(run: ForeseenRun, places: Sequence[str] = DEVICE) -> StepLine | No
         peak=max(range(len(points)), key=lambda index: sum(points[index][1])),
         skipped=skipped,
     )
-
-
-def _before(run: ForeseenRun, event: int, after: Sequence[float], places: Sequence[str]) -> tuple[float, ...]:
-    # The live bytes by kind before an event, from those after it.
-    storage, is_made = run.storages[run.events[event].storage], run.events[event].is_made
-    before, place = list(after), PLACES[storage.place]
-    if place in places:
-        before[storage.kind] -= rounded(storage.size, place) * (1 if is_made else -1)
-    return tuple(before)
-
-
-def _without_repetitions(spans: Sequence[MomentSpan]) -> tuple[list[MomentSpan], int]:
-    last = max((span.micro_batch for span in spans), default=0)
-    return [span for span in spans if span.micro_batch in (0, last) and _events(span)], max(last - 1, 0)
-
-
-def _events(span: MomentSpan) -> int:
-    return span.end - span.begin
 
 
 def _thinned(points: list[_Point]) -> list[_Point]:

@@ -41,7 +41,7 @@ def test_two_sizes_give_every_other_size_exactly(seed: int) -> None:
         assert [(each.peak, each.at_begin, each.at_end) for each in found.at(size).moments] == [
             (each.peak, each.at_begin, each.at_end) for each in expected.moments
         ]
-        assert found.peak_at(size) == expected.peak
+        assert found.at(size).peak == expected.peak
         assert all(sum(each.by_kind) == pytest.approx(each.peak) for each in found.at(size).moments)
 
 
@@ -104,7 +104,7 @@ def test_a_step_of_one_micro_batch_beside_a_step_of_two() -> None:
     for size, accumulation in ((1, 2), (2, 2), (3, 2), (4, 1), (8, 1), (64, 1)):
         expected = live_bytes(step_of(size, accumulation))
         assert found.at(size).moments == expected.moments, size
-        assert found.peak_at(size) == expected.peak
+        assert found.at(size).peak == expected.peak
 
 
 def test_moments_of_one_name_keep_their_places_if_the_runs_have_other_events() -> None:
@@ -126,7 +126,7 @@ def test_moments_of_one_name_keep_their_places_if_the_runs_have_other_events() -
 
 
 def test_one_run_gives_the_same_bytes_for_all_sizes() -> None:
-    assert by_size(run_of(2)).peak_at(9) == live_bytes(run_of(2)).peak
+    assert by_size(run_of(2)).at(9).peak == live_bytes(run_of(2)).peak
     with pytest.raises(ValueError, match="same micro_batch"):
         by_size(run_of(2), run_of(2))
 

@@ -43,14 +43,6 @@ def test_the_probability_falls_with_the_size_and_grows_with_the_device() -> None
     assert ARM.at(29).fits(90 * GIB) > ARM.at(29).fits(80 * GIB)
 
 
-def test_the_largest_micro_batch_is_the_last_that_is_likely() -> None:
-    largest = ARM.largest_micro_batch(80 * GIB)
-    assert ARM.at(largest).fits(80 * GIB) >= 0.5 > ARM.at(largest + 1).fits(80 * GIB)
-    assert ARM.largest_micro_batch(80 * GIB, likely=0.95) < largest
-    assert ARM.largest_micro_batch(80 * GIB, most=5) == 5
-    assert ARM.largest_micro_batch(16 * GIB) == 0
-
-
 def test_nccl_needs_more_memory_for_more_ranks_and_as_much_for_one_as_for_two() -> None:
     means = [communication(*case).mean for case in ((1, 8), (2, 8), (8, 8), (64, 8))]
     assert means[0] == means[1] > 0

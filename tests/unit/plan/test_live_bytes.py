@@ -1,6 +1,6 @@
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
 from trial_lib.plan.allocator import rounded
-from trial_lib.plan.live_bytes import live_bytes, time_line
+from trial_lib.plan.live_bytes import live_bytes
 
 
 def storage(size: int, kind: str, place: str = "device") -> Storage:
@@ -45,19 +45,6 @@ def test_pinned_memory_is_counted_apart_and_rounded_to_a_power_of_two() -> None:
     assert live_bytes(RUN, "pinned").peak == 4096
     assert live_bytes(RUN, "host").peak == 0
     assert [rounded(size, "device") for size in (0, 1, 512, 513)] == [0, 512, 512, 1024]
-
-
-def test_a_time_line_shows_one_step_and_keeps_its_peak_when_it_is_thinned() -> None:
-    line = time_line(RUN)
-    assert [point.total for point in line.points] == [2048, 3072, 2048, 6144, 5120]
-    assert [(span.name, span.begin, span.end) for span in line.spans] == [
-        ("forward", 2, 3),
-        ("backward", 3, 5),
-        ("update", 5, 7),
-    ]
-    thin = time_line(RUN, most_points=2)
-    assert [point.total for point in thin.points] == [6144, 5120]
-    assert time_line(RUN, step=9).points == ()
 
 
 def test_a_run_without_events_has_no_peak() -> None:
