@@ -12,7 +12,6 @@ _OBJECTS = 100_000
 
 
 def main() -> None:
-    """Runs the command line."""
     interrupts.listen()
     # The imports of a command make a million objects, none of which is garbage.
     gc.set_threshold(_OBJECTS)

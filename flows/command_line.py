@@ -27,8 +27,7 @@ from flows.options import (
     tune_options,
     with_options,
 )
-from flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes
-from flows.running_servers import log_in
+from flows.prefect_server import OUT_OF_PROCESSES, ServerError, is_out_of_processes, log_in
 from flows.terminal import open_streams, say_error
 from trial_lib.inputs.launchers import launchers_listed
 from trial_lib.messages.errors import InputError
@@ -156,13 +155,9 @@ def _estimate(**options: Any) -> None:
     the folder with its code. Earlier studies of the experiment in this folder are used. If there are none, one profile
     trial runs.
     """
+    from flows.planning import estimate_command
 
-    def command() -> int:
-        from flows.planning import estimate_command
-
-        return estimate_command(**options)
-
-    _run(command)
+    _run(lambda: estimate_command(**options))
 
 
 cli.command("estimate", section=Section.TUNE)(with_options(_estimate, ESTIMATE_OPTIONS))
@@ -173,14 +168,10 @@ def _train(resume: bool, as_json: bool, **options: Any) -> None:
 
     CONFIG_PATH is the experiment's YAML, and MODEL_DIR the folder with its code.
     """
+    from flows.tuning import train_command
+    from trial_lib.study.full_experiment import TrainingArguments
 
-    def command() -> int:
-        from flows.tuning import train_command
-        from trial_lib.study.full_experiment import TrainingArguments
-
-        return train_command(TrainingArguments(**options), resume, as_json)
-
-    _run(command)
+    _run(lambda: train_command(TrainingArguments(**options), resume, as_json))
 
 
 cli.command("train", section=Section.TRAIN)(with_options(_train, TRAIN_OPTIONS))
@@ -206,13 +197,9 @@ def up(prefect_port: int, mlflow_port: int) -> None:
 
     They listen on loopback until Ctrl-C or `zerotune down`. Deployed runs write their studies in this folder.
     """
+    from flows.up import up_command
 
-    def command() -> int:
-        from flows.up import up_command
-
-        return up_command(prefect_port, mlflow_port)
-
-    _run(command)
+    _run(lambda: up_command(prefect_port, mlflow_port))
 
 
 @cli.command(section=Section.SERVERS)
@@ -221,13 +208,9 @@ def down() -> None:
 
     Any terminal will do.
     """
+    from flows.up import down_command
 
-    def command() -> int:
-        from flows.up import down_command
-
-        return down_command()
-
-    _run(command)
+    _run(down_command)
 
 
 @cli.command(section=Section.SERVERS)
@@ -305,14 +288,6 @@ def _tune(method: str, options: dict[str, Any]) -> None:
 
 
 def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Tunes a training command.
-
-    Args:
-        name: of zerotune's command.
-        method: of the search. None if `--method` names it.
-        typed: the words of the training command.
-        options: zerotune's own.
-    """
     as_json, mappings, varied = options.pop("as_json"), options.pop("mappings"), options.pop("varied", ())
     chosen = options.pop("method") if method is None else method
     if method is not None:
@@ -330,11 +305,6 @@ def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: 
 
 
 def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:
-    """Returns the arguments of a study, with the method's own settings.
-
-    Raises:
-        InputError: a value is wrong. The error names its flag.
-    """
     if not options.get("zero_stages"):
         options = {name: value for name, value in options.items() if name != "zero_stages"}
     with _named_mistakes(name):
@@ -344,14 +314,6 @@ def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str
 
 @contextlib.contextmanager
 def _named_mistakes(name: str) -> Iterator[None]:
-    """Turns a record's refusal of a value into an error that names the flag.
-
-    Args:
-        name: of zerotune's command.
-
-    Raises:
-        InputError: the body was refused a value.
-    """
     try:
         yield
     except ValidationError as error:
@@ -378,6 +340,5 @@ def _run(command: Callable[[], int]) -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Runs the command that was typed."""
     open_streams()
     cli(prog_name="zerotune")

@@ -18,6 +18,7 @@ from trial_lib.device.this_host import kind_of
 from trial_lib.doctor import (
     BUILDS,
     DATA,
+    HOST_LOCKS,
     STUDIES,
     Check,
     DevicesFound,
@@ -41,7 +42,6 @@ from trial_lib.doctor import (
     trusting,
     warn,
 )
-from trial_lib.doctor import HOST_LOCKS as LOCKS
 from trial_lib.inputs.known_secrets import known_here
 from trial_lib.launch.locks import host_lock_dir
 from trial_lib.launch.starters import rank_environment
@@ -52,19 +52,13 @@ from trial_lib.study.program import build_root, with_build_folder
 
 # The doctor's check of Prefect: the configured server, its version and its clock.
 
-
 NAME = "Prefect"
 _TIMEOUT_S = 5
 _LOGIN = "Set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud."
 
 
 def check_prefect() -> tuple[Check, float | None, float]:
-    """Checks the Prefect server that a study would use.
-
-    Returns:
-        The check, the server's clock and this host's clock at the same moment. Clocks are in seconds since the epoch.
-        The server's is None if it does not answer.
-    """
+    """Also returns the server's clock, None if it does not answer, and this host's then, in seconds since the epoch."""
     ours = version("prefect")
     if not is_configured():
         said = f"no server is configured, so a command starts its own on loopback (Prefect {ours})"
@@ -125,14 +119,6 @@ _COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
 
 def doctor_command(as_json: bool) -> int:
-    """Prints all checks.
-
-    Args:
-        as_json: whether to print one JSON document.
-
-    Returns:
-        The exit code, which is 1 if a check fails.
-    """
     began = time.monotonic()
     checks = examine(Path.cwd())
     failed = any(check.verdict is Verdict.FAIL for check in checks)
@@ -172,7 +158,7 @@ def examine(work_dir: Path) -> list[Check]:
         STUDIES: work_dir / STUDIES_FOLDER,
         DATA: data_folder(),
         BUILDS: build_root(environment),
-        LOCKS: host_lock_dir(),
+        HOST_LOCKS: host_lock_dir(),
     }
     return [
         check_accelerators(found, report, tried),

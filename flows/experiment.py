@@ -9,7 +9,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 
 from flows.interrupts import interrupts
-from flows.parameters import checked, shows, work_folder
+from flows.options import checked, shows, work_folder
 from tasks.cancellation import is_interrupt, outlive_worker
 from tasks.results import report_training, train
 from tasks.telling import keep_secrets_from_prefect
@@ -56,7 +56,6 @@ def experiment_open(full_experiment: FullExperiment) -> Flow[..., State[Any]]:
 
 
 def run_experiment(full_experiment: FullExperiment) -> State[Any]:
-    """Runs an open full experiment to its end and closes it. Returns the flow's state."""
     try:
         full_experiment.begin()
         end = train(full_experiment)

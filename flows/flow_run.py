@@ -47,14 +47,11 @@ def run_flow(
     Args:
         server: the command's own server, which is starting. None for the user's.
         load: imports the flow. It is called when the environment names the server.
-        names: the names of the flow's run and of its subflows' runs.
-        log: the log of the study or the full experiment.
         is_down: whether nothing but the record of the flow's end is missing.
         check: called before the wait for the server. Its error ends the command.
         begin: called when nothing but the command's own server is missing. It begins what needs no server.
         has_begun: whether the flow has come to its work. Until then the server may be silent, and the flow is tried
             again for a while. Then it runs without a server.
-        parameters: the flow's parameters.
 
     Raises:
         InputError: `check` has found wrong input.
@@ -91,10 +88,7 @@ def run_flow(
         else:
             from tasks.telling import say_once
 
-            say_once(
-                log,
-                "Prefect has not recorded everything: its server is down or too slow. The folder has it all.",
-            )
+            say_once(log, "Prefect has not recorded everything: its server is down or too slow. The folder has it all.")
             interrupts.prefect_is_away = True
 
 
@@ -140,23 +134,13 @@ def _until_begun(
 
 
 class _Run:
-    """The flow, followed by the wait for its history.
-
-    Args:
-        run: runs the flow.
-        names: of the flow's run and of its subflows' runs.
-        log: the log of the study or the full experiment.
-        has_heartbeats: whether somebody may watch the run's heartbeats. A run waits at its end for their thread, which
-            sleeps for a second at a time.
-
-    Attributes:
-        is_told: whether the server has recorded the whole history.
-    """
+    """The flow, followed by the wait for its history."""
 
     def __init__(
         self, run: Callable[[], Any], names: Sequence[str], log: logging.Logger, has_heartbeats: bool = True
     ) -> None:
-        self.is_told = False
+        self.is_told = False  # whether the server has recorded the whole history
+        # A run with heartbeats waits at its end for their thread, which sleeps for a second at a time.
         self._run, self._names, self._log, self._has_heartbeats = run, names, log, has_heartbeats
 
     def __call__(self) -> None:
@@ -183,18 +167,8 @@ class _Run:
 
 
 def ended_in_time(work: Callable[[], None], is_down: Callable[[], bool], limit_s: float) -> bool:
-    """Runs work in another thread and waits for its end. Stops waiting if its last part takes too long.
-
-    Args:
-        work: the work.
-        is_down: whether the last part has begun.
-        limit_s: seconds to wait for the last part.
-
-    Returns:
-        Whether the work has ended.
-
-    Raises:
-        BaseException: the work's own error.
+    """Runs work in another thread, and raises its error. Stops waiting `limit_s` after its last part has begun.
+    Returns whether it has ended.
     """
     aside = Aside(work)
     leave_at = None
@@ -211,11 +185,7 @@ def ended_in_time(work: Callable[[], None], is_down: Callable[[], bool], limit_s
 
 
 def keep_lines_of_prefect(log: logging.Logger) -> None:
-    """Sends the lines that Prefect would print to a log's file. Prefect's server still gets its own lines.
-
-    Args:
-        log: the log of the study or the full experiment.
-    """
+    """Sends the lines that Prefect would print to a log's file. Prefect's server still gets its own lines."""
     from prefect.logging import handlers
     from prefect.logging.configuration import setup_logging
 
@@ -233,8 +203,6 @@ def keep_lines_of_prefect(log: logging.Logger) -> None:
 
 
 class _Kept(logging.Handler):
-    """Passes the lines of other logs on to a log's file."""
-
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
@@ -284,25 +252,16 @@ class RunningStudy:
 
     @property
     def is_down(self) -> bool:
-        """Whether nothing of the study is left to do."""
         return self.study.is_down
 
 
-class _StudyElsewhere:
-    """Replaces a `RunningStudy` in a process that does not run it."""
+class _StudyElsewhere: ...
 
 
 # The end of a study: its record and its report.
 
 
 def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
-    """Writes how a study ended, and its report.
-
-    Args:
-        study: no trial of it is running.
-        status: how it ended.
-        reason: why it ended. Empty if it completed.
-    """
     study.finish(status, reason)
     # A cancelled run has seconds to end in, and its study may be resumed. `zerotune show` reads it meanwhile.
     if status is not StudyStatus.CANCELLED:
@@ -310,20 +269,13 @@ def finish(study: OpenStudy, status: StudyStatus, reason: str = "") -> None:
 
 
 def missing_files(study: OpenStudy) -> list[str]:
-    """Returns the names of the files that a completed study should have, and does not."""
     paths = study.paths
     answer = [paths.best_ds_config, paths.best_command, paths.best_ds_metrics, paths.report]
     return [path.name for path in answer if study.record.status is StudyStatus.COMPLETED and not path.is_file()]
 
 
 def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRecord], see: str) -> Callable[[], str]:
-    """Returns a function for `Interrupts.ended`. What has ended before this call counts as not ended: it is resumed.
-
-    Args:
-        what: what the record is of.
-        record: called for the newest record.
-        see: how to see the end.
-    """
+    """Returns a function for `Interrupts.ended`. What has ended before this call counts as not ended: it is resumed."""
     before = record().ended_at
 
     def sentence() -> str:
@@ -336,7 +288,7 @@ def told_if_ended(what: str, record: Callable[[], StudyRecord | FullExperimentRe
 
 def _report(study: OpenStudy) -> None:
     # Writes the report. If that fails, the study has still completed, and the command says so (`missing_files`).
-    # If the study has searched, it is loaded already (`load_ahead.py`).
+    # If the study has searched, it is loaded already (`flows.tune.load_ahead`).
     from trial_lib.report.html_report import write_report
 
     try:

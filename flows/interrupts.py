@@ -34,30 +34,22 @@ _REMOVAL_S = 1.0
 
 
 class Interrupts:
-    """The signals of one command.
-
-    Attributes:
-        resume_command: what to type to resume. None as long as there is nothing to resume.
-        again_command: what to type to run it again from its beginning, because an interrupt leaves nothing of it. None
-            as long as nothing has begun.
-        ended: called for the sentence for people if only work after the end is missing. Empty before.
-        leavings: folders outside the study's own that are removed when the command ends.
-        is_heeded: whether a signal is the normal end of this command. Its own exit code is used then.
-        prefect_is_away: whether the Prefect server lacks some records. Prefect would retry them for minutes while the
-            process exits.
-    """
+    """The signals of one command."""
 
     def __init__(self) -> None:
-        self.resume_command: str | None = None
+        self.resume_command: str | None = None  # what to type; None as long as there is nothing to resume
+        # What to type to begin anew, because an interrupt leaves nothing of it. None as long as nothing has begun.
         self.again_command: str | None = None
+        # Called for the sentence for people if only work after the end is missing. Empty before.
         self.ended: Callable[[], str] = lambda: ""
-        self.leavings: list[Path] = []
+        self.leavings: list[Path] = []  # folders outside the study's own that are removed when the command ends
+        # The Prefect server lacks some records. Prefect would retry them for minutes while the process exits.
         self.prefect_is_away = False
         self._signals = 0
         self._is_open = False  # there is something to end
         self._is_opening = False
         self._is_over = False  # the command has ended
-        self.is_heeded = False
+        self.is_heeded = False  # a signal is the normal end of this command: its own exit code is used
         self._is_told = False
         self._notes: list[Callable[[], None]] = []
         self._patience_s = _PATIENCE_S
@@ -68,10 +60,7 @@ class Interrupts:
         return "interrupts"
 
     def listen(self) -> None:
-        """Installs the handlers, in the main thread.
-
-        Call it before anything registers with `atexit`, as Prefect does, because the first to register runs last.
-        """
+        """Installs the handlers, in the main thread, before anything registers with `atexit`: the first runs last."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
         # nohup has it ignored, so that the command survives its terminal.
@@ -86,18 +75,14 @@ class Interrupts:
 
     def check(self) -> None:
         """Ends the command if a signal has arrived. Call it at points where nothing is half done, and in waiting loops.
-
-        Raises:
-            KeyboardInterrupt: a signal has arrived.
+        Raises KeyboardInterrupt: a signal has arrived.
         """
         if self.heard:
             raise KeyboardInterrupt
 
     def run(self, command: "Callable[[], int]") -> int:
         """Runs a command in another thread, while this one receives signals. Returns the exit code.
-
-        Raises:
-            BaseException: the command's own error, unless a signal has ended it.
+        Raises BaseException: the command's own error, unless a signal has ended it.
         """
         working = Aside(command)
         while working.goes_on and not self.heard:
@@ -114,9 +99,7 @@ class Interrupts:
 
     def aside(self, work: "Callable[[], Result]") -> "Result":
         """Returns the result of work that takes seconds and does not call `check`, such as an import.
-
-        Raises:
-            KeyboardInterrupt: a signal has arrived. The work continues, and its result is lost.
+        Raises KeyboardInterrupt: a signal has arrived. The work continues, and its result is lost.
         """
         working = Aside(work)
         while working.goes_on:
@@ -157,11 +140,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def opening(self) -> "Iterator[None]":
-        """Delays signals until its body has completed. The body creates what a signal has to end from then on.
-
-        Raises:
-            KeyboardInterrupt: a signal had arrived before.
-        """
+        """Delays signals until its body has completed, which creates what a signal has to end from then on."""
         # In this order no signal is missed: its handler sees the flag, or `check` sees the signal.
         self._is_open = self._is_opening = True
         self.check()
@@ -174,13 +153,8 @@ class Interrupts:
     def noting(self, note: "Callable[[], None]", patience_s: float = _PATIENCE_S) -> "Iterator[None]":
         """Has the first signal call `note`, in the main thread, while the body runs.
 
-        Args:
-            note: writes into a record that it was interrupted, begins to end the work, and returns at once. It is also
-                called for a signal that had arrived before.
-            patience_s: seconds that an orderly end may take.
-
-        Raises:
-            KeyboardInterrupt: a signal had arrived before.
+        It writes into a record that it was interrupted, begins to end the work, and returns at once. It is also called
+        for a signal that had arrived before, which then raises KeyboardInterrupt. An orderly end may take `patience_s`.
         """
         before_s, self._patience_s = self._patience_s, patience_s
         self._notes.append(note)
@@ -217,7 +191,6 @@ class Interrupts:
 
     @property
     def message(self) -> str:
-        """The sentence for people: nothing was started, how to resume, or where to see how it ended."""
         if after := self.ended():
             return after
         if self.resume_command is not None:
@@ -228,7 +201,6 @@ class Interrupts:
         return f"zerotune: interrupted {when}."
 
     def tell(self) -> None:
-        """Prints the message on standard error, once."""
         if self._is_told:
             return
         self._is_told = True
@@ -251,8 +223,6 @@ class Interrupts:
 
 
 class Aside:
-    """Work in another thread."""
-
     def __init__(self, work: "Callable[[], Any]") -> None:
         # Imported after the handlers are installed, because it takes time.
         import threading
@@ -271,22 +241,18 @@ class Aside:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is still running."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Waits for its end, for a moment at most."""
         self._thread.join(_POLL_S)
 
     def result(self) -> "Any":
-        """Returns the work's result, or raises its error."""
         if self._error is not None:
             raise self._error
         return self._ends[0]
 
 
-interrupts = Interrupts()
-"""The signals of this process."""
+interrupts = Interrupts()  # the signals of this process
 
 
 _TURN_S = 0.0005

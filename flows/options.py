@@ -2,16 +2,18 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticUndefined
 
+from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.records.candidate import NameOf
 from trial_lib.records.result import SEARCH_METRICS
@@ -27,20 +29,13 @@ _OTHERWISE = re.compile(r"(.*) Default: (.*)\.", re.DOTALL)
 
 
 class FlagWithOlderNames(click.Option):
-    """An option that older spellings give as well. The help does not list them.
-
-    Args:
-        *arguments: of click's option.
-        older: the older spellings.
-        **options: of click's option.
-    """
+    """An option that older spellings give as well. The help does not list them."""
 
     def __init__(self, *arguments: Any, older: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.older = older
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Adds the option to a command's parser."""
         super().add_to_parser(parser, ctx)
         if self.older:
             parser.add_option(obj=self, opts=list(self.older), dest=self.name, action="store")
@@ -54,19 +49,17 @@ def option(
     more: str = "",
     older: Sequence[str] = (),
 ) -> Decorator:
-    """Returns the flag of one field.
+    """Returns the flag of one field, which the record's docstring describes. Without spellings it is its name.
 
-    Args:
-        model: the record, whose docstring describes its fields.
-        field: the field's name.
-        flags: the flag's spellings. Without any it is `--` and the field's name.
-        default: the default to show in the help, if the record computes it.
-        more: a sentence to add to the field's description.
-        older: spellings that still work, and that the help does not list. They take a value.
+    `default` is shown in the help if the record computes it. Spellings in `older` still work, and the help does not
+    list them.
     """
-    said, otherwise = _said_of(model, field)
+    description = descriptions(model)[field]
+    parted = _OTHERWISE.fullmatch(description)
+    said, otherwise = (description, "") if parted is None else (parted[1], parted[2])
     help_text, told_default = f"{said} {more}".rstrip(), default or otherwise
-    options, value = _kind_of(_annotation(model, field)), model.model_fields[field].default
+    owner = next(each for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
+    options, value = _kind_of(owner.__annotations__[field]), model.model_fields[field].default
     if told_default:
         help_text += f"  [default: {told_default}]"
     elif value not in (None, PydanticUndefined, ()) and not options.get("is_flag"):
@@ -91,16 +84,6 @@ def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
     return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in found.items()}
 
 
-def _said_of(model: type[BaseModel], field: str) -> tuple[str, str]:
-    description = descriptions(model)[field]
-    parted = _OTHERWISE.fullmatch(description)
-    return (description, "") if parted is None else (parted[1], parted[2])
-
-
-def _annotation(model: type[BaseModel], field: str) -> Any:
-    return next(each.__annotations__[field] for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
-
-
 def _kind_of(annotation: Any) -> dict[str, Any]:
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
@@ -120,7 +103,6 @@ def _kind_of(annotation: Any) -> dict[str, Any]:
 
 
 # The arguments and flags of the commands. Most flags are made from the records that they fill.
-
 
 EXPERIMENT: list[Decorator] = [
     click.argument("config_path", type=click.Path(path_type=Path)),
@@ -158,10 +140,7 @@ def _zero_stages(default: str) -> Decorator:
     return option(StudyArguments, "zero_stages", "-z", "--zero-stages", default=default)
 
 
-def _units() -> str:
-    return f"The metrics are {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
-
-
+_UNITS = f"The metrics are {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
 INCLUDE = _of_study("include", "-i", "--include")
 _MAX_TRIALS = _of_study("max_trials", "-mt", "--max-trials")
 _MAX_SLOTS = _of_study("max_slots", "-ms", "--max-slots")
@@ -175,7 +154,7 @@ _OPTIONS: list[Decorator] = [
     _MAX_SLOTS,
     _MAX_MICRO_BATCH,
     _of_study("max_concurrent_trials", "-mct", "--max-concurrent-trials"),
-    _of_study("metric", "-m", "--metric", more=_units()),
+    _of_study("metric", "-m", "--metric", more=_UNITS),
     _of_study("from_earlier"),
     _of_study("foresee"),
     _of_study("plan"),
@@ -202,7 +181,6 @@ def _numbers(stages: tuple[int, ...]) -> str:
 
 
 def tune_options() -> list[Decorator]:
-    """Returns the flags of `zerotune tune`."""
     method = click.option(
         "--method",
         type=click.Choice([method.name for method in METHODS.values() if method.confirms_winner]),
@@ -217,7 +195,6 @@ MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICR
 
 
 def method_options(method: Method) -> list[Decorator]:
-    """Returns the arguments and flags of the command of one method."""
     policy = _BATCH_POLICY if method.has_batch_policy else []
     known = {*SearchSettings.model_fields, *StudyArguments.model_fields}
     own = [option(method.settings, field) for field in method.settings.model_fields if field not in known]
@@ -225,7 +202,6 @@ def method_options(method: Method) -> list[Decorator]:
 
 
 def with_options(command: Callable[..., None], options: list[Decorator]) -> Callable[..., None]:
-    """Gives a command its arguments and flags."""
     for each in reversed(options):
         command = each(command)
     return command
@@ -249,11 +225,7 @@ RECORD_OPTIONS: list[Decorator] = [
         help="Measure these micro-batch sizes, in samples, such as -b 1 2 4 8.",
     ),
     click.option(
-        "--repeats",
-        type=click.IntRange(min=1),
-        default=2,
-        show_default=True,
-        help="Measure each candidate this often.",
+        "--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Measure each candidate this often."
     ),
     _zero_stages("0 1 2 3"),
     INCLUDE,
@@ -307,15 +279,11 @@ TRAIN_OPTIONS: list[Decorator] = [
 
 # How the commands are read and listed: by section, lists with spaces or commas, a training command behind `--`.
 
-
-LONGEST_LINE = 45
-"""Characters that the line of a command may have."""
+LONGEST_LINE = 45  # characters that the line of a command may have
 _FIRST = {"tune": "-- deepspeed train.py", "show": "", "resume": "STUDY"}
 
 
 class Section(str, Enum):
-    """The headings of the list of commands, in its order."""
-
     TUNE = "Tune"
     TRAIN = "Train"
     SERVERS = "Servers"
@@ -323,24 +291,16 @@ class Section(str, Enum):
 
 
 class Command(click.Command):
-    """A command. The first sentence of its help is its line in the list of all commands.
-
-    Args:
-        section: the heading that it is listed under.
-        *arguments: of click's command.
-        **options: of click's command.
-    """
+    """A command. The first sentence of its help is its line in the list of all commands."""
 
     def __init__(self, *arguments: Any, section: Section, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.section = section
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses zerotune's own words."""
         return super().parse_args(ctx, self.spread(args))
 
     def spread(self, args: list[str]) -> list[str]:
-        """Returns words with lists as click understands them."""
         return spread_lists(args, self.params)
 
 
@@ -348,11 +308,6 @@ class TypedCommand(Command):
     """A command that takes a training command, word for word, behind `--`. It arrives as `typed`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words before the first `--`, and keeps those behind it.
-
-        Raises:
-            UsageError: no command follows.
-        """
         own, typed = list(args), []
         if "--" in args:
             position = args.index("--")
@@ -373,11 +328,6 @@ class TypedOrReadCommand(TypedCommand):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the words.
-
-        Raises:
-            UsageError: there is neither, or there are both.
-        """
         own = args[: args.index("--")] if "--" in args else args
         if "--" in args or "--help" in own:
             remaining = super().parse_args(ctx, args)
@@ -396,17 +346,13 @@ class TypedOrReadCommand(TypedCommand):
         return remaining
 
     def spread(self, args: list[str]) -> list[str]:
-        """Returns words with lists of numbers spread, and no others."""
         return spread_lists(args, [param for param in self.params if _is_number_list(param)])
 
 
 class Commands(click.Group):
-    """All commands, listed by section."""
-
     command_class = Command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of commands. The columns of all sections line up."""
         width = max(map(len, self.commands))
         for section in Section:
             commands = [command for command in self.commands.values() if command.section == section]
@@ -433,12 +379,8 @@ def line_of(command: click.Command) -> str:
 def spread_lists(words: Sequence[str], params: Sequence[click.Parameter]) -> list[str]:
     """Returns words with `-z 1 2` and `-z 1,2` written as `-z 1 -z 2`, which click understands.
 
-    The lists of Determined's `dsat` are separated by spaces. Only numbers are split at commas, because a file's name
-    may contain one.
-
-    Args:
-        words: before any `--`.
-        params: of the command. Options that may be repeated are lists.
+    The lists of Determined's `dsat` are separated by spaces. Only numbers are split at commas: a file's name may
+    contain one.
     """
     lists = {flag: param for param in params if getattr(param, "multiple", False) for flag in param.opts}
     spread: list[str] = []
@@ -467,3 +409,97 @@ def _is_number_list(param: click.Parameter) -> bool:
 
 def _belongs(word: str, param: click.Parameter) -> bool:
     return word.replace(",", "").isdigit() if _is_number_list(param) else not word.startswith("-")
+
+
+# The parameters of a flow: the same fields, in Prefect's form and in a run.
+
+_ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
+_Function = Callable[..., Any]
+
+
+def shows(
+    model: type[BaseModel], derived: Collection[str] = (), older: Mapping[str, str] | None = None
+) -> Callable[[_Function], _Function]:
+    """Replaces `**arguments` in a function's signature by the fields of a record, so that these are written down once.
+
+    The form leaves fields in `derived` empty: their default depends on other fields. It does not show the names in
+    `older`, with which deployments still run.
+    """
+
+    def with_fields(function: _Function) -> _Function:
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        fields = [_parameter(model, name, name in derived) for name in model.model_fields]
+        hidden = [_hidden(model, name, present) for name, present in (older or {}).items()]
+        function.__signature__ = inspect.Signature([*fields, *own, *hidden])  # type: ignore[attr-defined]
+        described = (inspect.getdoc(model) or "").partition("Attributes:\n")[2]
+        function.__doc__ = f"{inspect.getdoc(function)}\n{described}"
+        return function
+
+    return with_fields
+
+
+def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.Parameter:
+    # The parameter of one field. A required field is optional here, because a resumed run has its record.
+    field = model.model_fields[name]
+    # The annotation has metadata, such as limits.
+    annotation = model.__annotations__[name]
+    if field.is_required() or is_derived:
+        annotation, default = annotation | None, None
+    else:
+        default = field.get_default(call_default_factory=True)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _hidden(model: type[BaseModel], name: str, present: str) -> inspect.Parameter:
+    # The parameter of a field under a name that it had once. Prefect leaves it out of the form's schema.
+    annotation = SkipJsonSchema[model.__annotations__[present] | None]  # type: ignore[misc]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:
+    """Returns the record of a flow's parameters. `model_dir` defaults to the YAML's folder.
+    Raises InputError: a path is relative, a parameter is missing, or values contradict each other.
+    """
+    present = {name: value for name, value in given.items() if value is not None}
+    for name, value in present.items():
+        for path in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(path, Path):
+                _check_absolute(name, path)
+    if present.get("config_path") is not None:
+        present.setdefault("model_dir", present["config_path"].parent)
+    try:
+        return model(**present)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = str(first["loc"][0]) if first["loc"] else "the parameters"
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(
+            f"{message}.", where=place, remedy="Start another run. The deployment's form describes each parameter."
+        ) from None
+
+
+def work_folder(given: Path | None) -> Path:
+    """Returns the folder that a run writes its study or full experiment in.
+
+    It is never the run's working folder, because a process worker removes that afterwards. Raises InputError: no
+    folder is given, it does not exist, or the path is relative.
+    """
+    if given is None:
+        remedy = "Set it in the deployment, or for the run with `--param work_dir=/absolute/path`."
+        raise InputError("there is no folder to write in.", where="work_dir", remedy=remedy)
+    _check_absolute("work_dir", given)
+    if not given.is_dir():
+        remedy = "Create it on the run's host, or mount it in the run's container."
+        raise InputError(f"{given} is not a folder.", where="work_dir", remedy=remedy)
+    return given
+
+
+def _check_absolute(name: str, path: Path) -> None:
+    """A run is seldom started on the host, or in the folder, that it runs in."""
+    if not path.is_absolute():
+        what = f"{path} is a relative path, and a run has no folder to resolve it in."
+        raise InputError(what, where=name, remedy="Give the absolute path on the run's host or in its container.")

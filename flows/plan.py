@@ -7,8 +7,8 @@ from prefect import flow, get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 
 from flows.interrupts import interrupts
-from flows.parameters import checked, shows, work_folder
-from flows.plan_to_end import plan_to_end
+from flows.options import checked, shows, work_folder
+from flows.planning import plan_to_end
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.results import report_plan
 from tasks.telling import keep_secrets_from_prefect

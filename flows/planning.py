@@ -1,13 +1,19 @@
 """`zerotune plan` and `zerotune estimate`: tables of what fits, and how fast it trains."""
 
 import contextlib
+import fcntl
+import importlib
 import json
+import logging
+import os
 import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.interrupts import interrupts
-from flows.plan_to_end import PlanEnd, plan_to_end
 from flows.terminal import print_document, say, say_error, say_ways, telling_still
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
@@ -26,15 +31,155 @@ from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm,
 from trial_lib.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
 from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
+from trial_lib.report.plan_page import write_plan_page
 from trial_lib.study.arguments import StudyArguments
+from trial_lib.study.folder import remove_folder
 from trial_lib.study.foreseen_arms import Foresight, foreseen_profile
 from trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
 from trial_lib.study.limits import SizeLimit, size_limit
+from trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
-from trial_lib.study.plan_run import PLANNED_FOR
+from trial_lib.study.plan_run import PLANNED_FOR, Foreseer, run_plan
+from trial_lib.tracking.sync import PlanSync
+from trial_lib.tracking.tracker import Tracker
+from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
+
+# A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments.
+
+_SCRATCH = "zerotune-plan-"
+_TRACKING_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class PlanEnd:
+    record: PlanRecord  # of the plan
+    paths: PlanPaths  # its files
+    tracker: Tracker  # has sent it to MLflow, or has failed
+
+
+def plan_to_end(
+    arguments: PlanArguments, work_dir: Path, tell: Callable[[str], None], check: Callable[[], None] = interrupts.check
+) -> PlanEnd:
+    """Runs a plan. Its folder is removed unless its answer and its page are complete.
+
+    Raises:
+        InputError: the input is wrong. Nothing was written.
+        ProgramNotForeseenError: the program cannot be foreseen.
+        KeyboardInterrupt: a signal has arrived.
+    """
+    with interrupts.opening():
+        read = read_plan(arguments, tell, check)
+        check()
+        tracking_uri = default_tracking_uri(work_dir)
+        remove_left_scratch(Path(tempfile.gettempdir()))
+        scratch, held = _new_scratch()
+        interrupts.leavings.append(scratch)
+    for note in read.notes:
+        tell(f"note: {note}")
+    try:
+        return _planned(read, work_dir, scratch, tracking_uri, tell, check)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(held)
+        with contextlib.suppress(ValueError):
+            interrupts.leavings.remove(scratch)
+
+
+def remove_left_scratch(parent: Path) -> None:
+    """Removes the scratch folders of plans of this user that were killed. A plan that runs holds its folder."""
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            held = _hold(folder) if folder.lstat().st_uid == os.geteuid() else None
+            if held is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def _new_scratch() -> tuple[Path, int]:
+    # Makes a scratch folder, and holds it. Another plan may have removed one that was not held yet.
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        with contextlib.suppress(FileNotFoundError):
+            held = _hold(folder)
+            if held is not None:
+                if folder.exists():
+                    return folder, held
+                os.close(held)
+
+
+def _hold(folder: Path) -> int | None:
+    # Locks a folder until its descriptor is closed, at last by the end of this process; None if another holds it.
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
+    """Writes the page of a plan. If that fails, the plan is complete without it."""
+    try:
+        write_plan_page(paths)
+    except Exception as error:  # noqa: BLE001 - whatever cannot be drawn, the figures are in the record
+        tell(f"note: the page was not written ({type(error).__name__}: {error}). {paths.record} has all figures.")
+
+
+def _import_ahead(tracking_uri: str) -> None:
+    # Imports MLflow's client and its store, which takes seconds, while the first run has only one core to use.
+    with contextlib.suppress(Exception):
+        # An error is the tracker's to tell.
+        importlib.import_module("mlflow.tracking")
+        if is_database(tracking_uri):
+            importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+
+
+def _planned(
+    read: ReadPlan,
+    work_dir: Path,
+    scratch: Path,
+    tracking_uri: str,
+    tell: Callable[[str], None],
+    check: Callable[[], None],
+) -> PlanEnd:
+    opened = open_plan(read, work_dir, scratch)
+    root, is_complete = opened.paths.root, False
+    interrupts.leavings.append(root)
+    processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
+    try:
+        threading.Thread(target=_import_ahead, args=(tracking_uri,), name="import", daemon=True).start()
+        with Foreseer(opened, tell) as foresee:
+            tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
+            record = run_plan(opened, foresee, processes, tell, check)
+        check()
+        tell(f"writing {opened.paths.report}")
+        with telling_still("writing the page", tell):
+            write_page(opened.paths, tell)
+        check()
+        # MLflow has a part of it from now on, so an interrupt leaves the plan there.
+        interrupts.leavings.remove(root)
+        is_complete = True
+        after = f"Interrupted after the plan was complete. It is in {root}."
+        interrupts.ended = lambda: f"{after} Send it to MLflow with: zerotune sync {shlex.quote(str(root))}"
+        tracker = Tracker(lambda: PlanSync(opened.paths, tracking_uri), tracking_uri)
+        tell(f"tracking: {tracker.tracking_uri}")
+        tracker.start()
+        with telling_still("sending the plan to MLflow", tell):
+            tracker.close(_TRACKING_CLOSE_S)
+        check()
+        interrupts.ended = lambda: after
+    except BaseException:
+        if not is_complete:
+            remove_folder(root, logging.getLogger(__name__))
+        raise
+    finally:
+        with contextlib.suppress(ValueError):
+            interrupts.leavings.remove(root)
+    return PlanEnd(record, opened.paths, tracker)
+
 
 # `zerotune plan`: a table of what fits and how fast it trains, for devices that are not here.
-
 
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
@@ -46,17 +191,8 @@ _LITTLE = 2**28  # bytes
 
 
 def plan_command(arguments: PlanArguments, as_json: bool) -> int:
-    """Plans, and prints the answer.
-
-    Args:
-        arguments: the plan's.
-        as_json: whether to print one JSON document.
-
-    Returns:
-        The exit code, which is 1 if nothing fits, if the program cannot be foreseen, or if the plan contradicts itself.
-
-    Raises:
-        InputError: the input is wrong. Nothing was left behind.
+    """Returns 1 if nothing fits, if the program cannot be foreseen, or if the plan contradicts itself.
+    Raises InputError: the input is wrong. Nothing was left behind.
     """
     interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
     try:
@@ -73,7 +209,6 @@ def plan_command(arguments: PlanArguments, as_json: bool) -> int:
 
 
 def plan_document(record: PlanRecord, paths: PlanPaths) -> dict[str, Any]:
-    """Returns a plan as one JSON document."""
     best = paths.best_ds_config if paths.best_ds_config.exists() else None
     return {
         **record.model_dump(mode="json"),
@@ -86,13 +221,7 @@ def plan_document(record: PlanRecord, paths: PlanPaths) -> dict[str, Any]:
 
 
 def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] = say) -> None:
-    """Prints a plan: its tables, its answer, and where its files are.
-
-    Args:
-        record: of the plan.
-        paths: its files.
-        tell: prints the answer and the files.
-    """
+    """Prints a plan: its tables, its answer, and where its files are."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
@@ -222,14 +351,7 @@ def _remarks(record: PlanRecord) -> Iterator[str]:
 @contextlib.contextmanager
 def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy]:
     """Yields an open study. Its folder is removed unless the body fails. Then its logs can be read.
-
-    Args:
-        arguments: the study's.
-        command: zerotune's command. The folder is named after it.
-
-    Raises:
-        InputError: the experiment does not fit this host. Nothing was started.
-        KeyboardInterrupt: a signal has arrived.
+    Raises InputError: the experiment does not fit this host. Nothing was started.
     """
     with interrupts.opening():
         planned = plan_study(arguments)
@@ -255,9 +377,8 @@ def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy
 
 # `zerotune estimate`: a table of what fits in memory, from earlier studies, foreseen runs or one profile trial.
 
-
 _POLL_S, _WORD_S = 0.1, 4.0
-_ESTIMATE_WIDTH = 120  # columns, if the output is no terminal
+_NARROW = 120  # columns, if the output is no terminal
 _SUMS = ("activations", "total", "90 % interval", "largest micro-batch")
 
 
@@ -269,22 +390,7 @@ def estimate_command(
     memory_headroom: float,
     as_json: bool,
 ) -> int:
-    """Prints the table.
-
-    Args:
-        config_path: the experiment's YAML.
-        model_dir: the model directory.
-        include: files and folders that the code imports from outside the model directory.
-        max_micro_batch: the largest micro-batch size to list, in samples. None for what a study would try.
-        memory_headroom: the share of a slot's memory to leave free.
-        as_json: whether to print one JSON document.
-
-    Returns:
-        The exit code, which is 1 if the profile trial fails.
-
-    Raises:
-        InputError: the input is wrong. Nothing was started.
-    """
+    """Returns 1 if the profile trial fails. Raises InputError: the input is wrong. Nothing was started."""
     _check(max_micro_batch, memory_headroom)
     experiment = read_experiment(config_path, model_dir, include=include)
     arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
@@ -293,7 +399,10 @@ def estimate_command(
         say("This folder has no earlier study of this experiment, so its program is foreseen now.")
         try:
             with passing_study(arguments, "estimate") as study:
-                known = _foreseen(study) or _profiled(study)
+                known = _foreseen(study)
+                if known is None:
+                    with telling_still("running the profile trial"):
+                        known = run_profile(study)
         except ProfileFailedError as error:
             say_error(error)
             return 1
@@ -334,26 +443,18 @@ def _foreseen(study: OpenStudy) -> KnownTrials | None:
     return KnownTrials(profile, None, foresight.base_config, foreseen=arms)
 
 
-def _profiled(study: OpenStudy) -> KnownTrials:
-    with telling_still("running the profile trial"):
-        return run_profile(study)
-
-
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:
     if max_micro_batch is not None and max_micro_batch < 1:
         raise InputError(f"{max_micro_batch} is not a batch size.", where="--max-micro-batch", remedy="Give 1 or more.")
     if not 0 <= memory_headroom < 1:
-        raise InputError(
-            f"{memory_headroom} is not a share of the memory.",
-            where="--memory-headroom",
-            remedy="Give a number of at least 0 and below 1, such as 0.05.",
-        )
+        remedy = "Give a number of at least 0 and below 1, such as 0.05."
+        raise InputError(f"{memory_headroom} is not a share of the memory.", where="--memory-headroom", remedy=remedy)
 
 
 def _show(report: EstimateReport) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=_ESTIMATE_WIDTH)
+        console = Console(width=_NARROW)
     source = f"studies {', '.join(report.studies)}" if report.studies else "a profile trial"
     if report.is_foreseen:
         source = "runs without a device"

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -13,39 +15,27 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from flows.interrupts import interrupts
-from flows.owners_only import CREDENTIAL, drawn_credential
+from flows.own_server import CREDENTIAL, LOOPBACK, drawn_credential, entry_link
 from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.processes.keeper import Leashed
 from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import make_own
-from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
+from trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
+from trial_lib.study.data_folder import data_folder, made_in_data_folder, require_data_folder
 from trial_lib.tracking.tracking_uri import in_uri
 
 # A port that stays this process's own while its server is starting, or starting again.
-
-
-LOOPBACK = "127.0.0.1"
 
 
 class HeldPort:
     """A port of loopback at which no process can listen but those that are handed its socket.
 
     Another user could otherwise listen there while the server is not up. Clients would then send the credential to
-    that user's server, and a worker would run what it asks for.
-
-    Args:
-        port: its number.
-
-    Attributes:
-        number: of the port.
-        url: the address of a server there.
-
-    Raises:
-        OSError: another process has the port.
+    that user's server, and a worker would run what it asks for. Raises OSError: another process has the port.
     """
 
     def __init__(self, port: int) -> None:
@@ -79,28 +69,15 @@ class HeldPort:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the port back."""
         self._socket.close()
 
     def __enter__(self) -> "HeldPort":
-        """Returns it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Gives the port back."""
         self.close()
-
-
-class HandedSocket(socket.socket):
-    """The socket of a held port, in the server that has been handed its descriptor."""
-
-    def listen(self, *backlog: int) -> None:
-        """Listens, although connections of an earlier server may linger."""
-        # Not sooner. While this is set and the socket does not listen, others can bind the port, and listen there.
-        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        super().listen(*backlog)
 
 
 OUT_OF_PROCESSES = (
@@ -123,21 +100,17 @@ def is_out_of_processes(error: BaseException) -> bool:
 
 # A server as a child process. It ends when the process that has started it ends.
 
-
 _READY_S = 180.0
 _POLL_S = 0.05
 # A library that cannot start a thread ends in one of these words, or in an abort.
 _NO_PROCESS = re.compile(r"can't start new thread|Resource temporarily unavailable|pthread_create failed|Errno 11\b")
 
 
-class ServerError(RuntimeError):
-    """A server does not answer. ZeroTune has started it, or it is the user's own."""
+class ServerError(RuntimeError): ...
 
 
 @dataclass
 class Service:
-    """A server process."""
-
     name: str  # for messages, such as `The MLflow UI`
     command: list[str]  # the words of its command. No shell is used.
     environment: dict[str, str]  # all of its environment variables
@@ -160,21 +133,14 @@ class Service:
 
     @property
     def log_before(self) -> Path:
-        """The file with the output of its previous run."""
         return self.log.with_suffix(".before.log")
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is alive."""
         return self._process is not None and self._process.is_running
 
     def wait_until_ready(self) -> None:
-        """Waits until it answers.
-
-        Raises:
-            ServerError: it ended, or did not answer within `_READY_S`.
-            KeyboardInterrupt: a signal has arrived.
-        """
+        """Raises ServerError: it ended, or did not answer within `_READY_S`."""
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline and self.is_running:
             interrupts.check()
@@ -184,7 +150,6 @@ class Service:
         raise ServerError(f"{self.name} did not start. Its log is {self.log}.")
 
     def answers(self) -> bool:
-        """Returns whether it answers, after two seconds at most."""
         if self.port is None:
             return True
         # An answer at this port would be another process's.
@@ -216,17 +181,7 @@ class Service:
 
 
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
-    """Runs a command to its end. Returns its exit code and its output. It ends when this process ends.
-
-    Args:
-        command: its words. No shell is used.
-        environment: all of its environment variables.
-        folder: its working folder.
-        log: the file for its output, which begins anew.
-
-    Raises:
-        KeyboardInterrupt: a signal has arrived. The command has been ended.
-    """
+    """Runs a command, which ends with this process. Returns its exit code and its output. The log begins anew."""
     log.unlink(missing_ok=True)
     process = Leashed(command, environment, log, folder)
     try:
@@ -241,19 +196,8 @@ def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: P
 def migrate(
     what: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, remedy: str = ""
 ) -> None:
-    """Runs a command that migrates a database.
-
-    Args:
-        what: the beginning of the error, `Prefect could not migrate FILE`.
-        command: as for `run_to_end`, like the next three.
-        environment: of the command.
-        folder: of the command.
-        log: of the command.
-        remedy: one sentence on what the user can do.
-
-    Raises:
-        ServerError: the migration failed.
-        KeyboardInterrupt: a signal has arrived.
+    """Runs a command that migrates a database. `what` begins the error: `Prefect could not migrate FILE`.
+    Raises ServerError: the migration failed.
     """
     exit_code, output = run_to_end(command, environment, folder, log)
     if exit_code != 0:
@@ -294,14 +238,10 @@ _NO_BLOCKS = {
 class PrefectServer:
     """The command's own server, with its database in ZeroTune's data folder. It starts in the background.
 
-    On a host with few cores it starts when this process has done its imports. Otherwise the fork server would have to
-    share its core, and the first trial waits for that.
+    On a host with few cores it starts when this process has done its imports. Otherwise the fork server would have
+    to share its core, and the first trial waits for that.
 
     If it is killed or hangs, it is started again. The study does not need it, but Prefect's record would end there.
-
-    Attributes:
-        api_url: the URL of its API, once it is ready.
-        client_environment: the variables with which Prefect's clients use it.
     """
 
     def __init__(self) -> None:
@@ -321,17 +261,12 @@ class PrefectServer:
             self.start()
 
     def start(self) -> None:
-        """Starts it, unless it has started."""
         if not self._has_started:
             self._has_started = True
             self._service.start()
 
     def wait_until_ready(self) -> None:
-        """Waits until the server answers. Starts it, if nobody has.
-
-        Raises:
-            ServerError: it ended, or did not answer in time.
-        """
+        """Starts the server, if nobody has. Raises ServerError: it ended, or did not answer in time."""
         self.start()
         try:
             self._service.wait_until_ready()
@@ -365,7 +300,6 @@ class PrefectServer:
                         patient_until = time.monotonic() + _STARTS_S
 
     def close(self) -> None:
-        """Stops the server."""
         self._closing.set()
         with self._lock:
             self._service.close()
@@ -375,15 +309,7 @@ class PrefectServer:
 def own_service(
     port: HeldPort, credential: str, log: Path, settings: Mapping[str, str], shares_log: bool = False
 ) -> Service:
-    """Returns a Prefect server over ZeroTune's own database, which must be migrated.
-
-    Args:
-        port: its port.
-        credential: its owner's.
-        log: the file for its output.
-        settings: Prefect's settings, as environment variables, in addition to `own_environment`.
-        shares_log: whether other servers write to the same log.
-    """
+    """Returns a Prefect server over ZeroTune's own database, which must be migrated."""
     environment = {
         **own_environment(own_home()),
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",
@@ -397,23 +323,19 @@ def own_service(
 
 
 def server_command(kind: str, port: HeldPort) -> list[str]:
-    """Returns the command of a server of ZeroTune's own, `prefect` or `mlflow`."""
     where = ["--port", str(port.number), "--listener", str(port.descriptor)]
     return [sys.executable, str(Path(__file__).with_name("own_server.py")), kind, *where]
 
 
 def client_environment(api_url: str, credential: str) -> dict[str, str]:
-    """Returns the variables with which Prefect's clients use a server of ZeroTune's own."""
     return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": credential, **past_proxies()}
 
 
 def own_home() -> Path:
-    """Returns the Prefect home of ZeroTune's own servers. Creates it if it is missing."""
     return made_in_data_folder(_HOME)
 
 
 def own_environment(home: Path) -> dict[str, str]:
-    """Returns the environment of ZeroTune's own servers."""
     return {
         # The user's settings for a server of their own are not for this one.
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_SERVER_")},
@@ -436,11 +358,7 @@ def past_proxies() -> dict[str, str]:
 def migrate_own_database() -> None:
     """Migrates the database of ZeroTune's own server to this Prefect's schema. It takes seconds, once per version.
 
-    The server could do it, but it would exceed its own time-out with a new database.
-
-    Raises:
-        ServerError: the migration failed.
-        KeyboardInterrupt: a signal has arrived.
+    The server could do it, but it would exceed its own time-out with a new database. Raises ServerError: it failed.
     """
     home = own_home()
     done = home / f"migrated-{version('prefect')}"
@@ -488,11 +406,7 @@ def is_configured() -> bool:
 
 
 def require_configured_server() -> None:
-    """Checks that the user's server answers.
-
-    Raises:
-        ServerError: it does not answer, or refuses this user.
-    """
+    """Checks that the user's server answers. Raises ServerError: it does not answer, or refuses this user."""
     from prefect.client.orchestration import get_client
 
     from tasks.telling import impatient
@@ -513,20 +427,13 @@ def require_configured_server() -> None:
 
 
 def require_home() -> None:
-    """Checks that the command's own Prefect server, if it needs one, can write its database.
-
-    Raises:
-        InputError: its folder cannot be written.
-    """
     if not is_configured():
         require_data_folder(_HOME)
 
 
 def require_server_for_all(ray_address: str | None) -> None:
     """Checks that all hosts of a Ray cluster can reach the Prefect server. The command's own listens on loopback.
-
-    Raises:
-        InputError: some hosts cannot reach it.
+    Raises InputError: some hosts cannot reach it.
     """
     if ray_address is None or is_configured():
         return
@@ -537,11 +444,9 @@ def require_server_for_all(ray_address: str | None) -> None:
     from trial_lib.launch.ray_cluster import has_other_machines
 
     if has_other_machines():
-        raise InputError(
-            "the other hosts of the cluster cannot reach the Prefect server that zerotune starts for itself.",
-            where=f"--ray {ray_address}",
-            remedy="Start one with `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address.",
-        )
+        what = "the other hosts of the cluster cannot reach the Prefect server that zerotune starts for itself."
+        remedy = "Start one with `prefect server start --host 0.0.0.0`, and set PREFECT_API_URL to its address."
+        raise InputError(what, where=f"--ray {ray_address}", remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -555,3 +460,154 @@ def prefect_server() -> Iterator[PrefectServer | None]:
         yield server
     finally:
         server.close()
+
+
+# Which `zerotune up` is running: a lock and a record beside it. A record without a held lock is out of date.
+
+_FOLDER = "up"  # in ZeroTune's data folder
+_LOOK_AGAIN_S = 0.1
+_RECORDED_S = 2.0  # `zerotune up` writes its record as soon as it has the lock
+
+
+def up_folder() -> Path:
+    return made_in_data_folder(_FOLDER)
+
+
+@contextlib.contextmanager
+def hold() -> Iterator[None]:
+    """Makes this process the only `zerotune up` while the body runs.
+    Raises InputError: another one is running, or another process has its lock.
+    """
+    lock = FileLock(_lock(), mode=OWNERS_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _holder()
+        raise InputError(
+            "it is already running.", where="zerotune up", remedy="`zerotune down` stops it, from any terminal."
+        ) from None
+    try:
+        _write_record()
+        yield
+    finally:
+        for file in (_record(), shell_file()):
+            file.unlink(missing_ok=True)
+        lock.release()
+
+
+def shell_file() -> Path:
+    return up_folder() / "environment"
+
+
+def record_servers(api_url: str, mlflow_url: str, credential: str) -> None:
+    """Records the servers of this `zerotune up`, for the other commands of its owner and for shells."""
+    _write_record(PREFECT_API_URL=api_url, MLFLOW_TRACKING_URI=mlflow_url, credential=credential)
+    lines = [
+        f"export PREFECT_API_URL={api_url} PREFECT_API_AUTH_STRING={credential}",
+        # A proxy would read the credential.
+        *(f'export {name}="${{{name}:+${name},}}{LOOPBACK}"' for name in ("NO_PROXY", "no_proxy")),
+    ]
+    write_whole(shell_file(), "\n".join([*lines, ""]))
+
+
+def log_in() -> None:
+    """Gives this process the credential of the running `zerotune up`, if the user's variables name its servers."""
+    own = f"http://{LOOPBACK}:"
+    named = {
+        name: os.environ.get(name, "").rstrip("/").replace("http://localhost:", own)
+        for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    }
+    if not any(url.startswith(own) for url in named.values()):
+        return
+    record = _running()
+    credential = record.get("credential", "")
+    ours = {name for name, url in named.items() if credential and url == record[name]}
+    if not ours:
+        return
+    # A proxy would read the credential.
+    os.environ.update(past_proxies())
+    # They pass by it under this name only.
+    os.environ.update({name: named[name] for name in ours})
+    user, _, password = credential.partition(":")
+    if "PREFECT_API_URL" in ours:
+        os.environ["PREFECT_API_AUTH_STRING"] = credential
+    if "MLFLOW_TRACKING_URI" in ours:
+        os.environ.update(MLFLOW_TRACKING_USERNAME=user, MLFLOW_TRACKING_PASSWORD=password)
+
+
+def stop(timeout_s: float = 60.0) -> bool:
+    """Interrupts the running `zerotune up` and waits for its end. Returns whether one was running.
+    Raises InputError: it has not stopped in time, or another process has its lock.
+    """
+    if not _is_held():
+        return False
+    deadline = time.monotonic() + timeout_s
+    holder = _holder()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder, signal.SIGTERM)
+    while _is_held():
+        if time.monotonic() > deadline:
+            remedy = f"Press Ctrl-C in its terminal, or kill it: `kill -9 {holder}`."
+            raise InputError(f"it did not stop within {timeout_s:.0f} s.", where="zerotune up", remedy=remedy)
+        time.sleep(_LOOK_AGAIN_S)
+    return True
+
+
+def _holder() -> int:
+    until = time.monotonic() + _RECORDED_S
+    while (holder := _running().get("pid")) is None:
+        if time.monotonic() > until:
+            what = f"a process that is no `zerotune up` keeps {_lock()} locked (/proc/locks has its number)."
+            raise InputError(what, where="zerotune up", remedy="End that process.")
+        time.sleep(_LOOK_AGAIN_S)
+    return int(holder)
+
+
+def _lock() -> Path:
+    return up_folder() / "lock"
+
+
+def _record() -> Path:
+    return data_folder() / _FOLDER / "up.json"
+
+
+def link_for_a_person(address: str) -> str:
+    """Returns an address of the running `zerotune up` with its login, if a terminal shows it; any other as it is."""
+    record = _running()
+    servers = (record.get("PREFECT_API_URL", "").removesuffix("/api"), record.get("MLFLOW_TRACKING_URI", ""))
+    server = next((server for server in servers if server and f"{address}/".startswith(f"{server}/")), None)
+    # A log would keep it.
+    if server is None or not sys.stderr.isatty():
+        return address
+    return entry_link(server, record["credential"], address.removeprefix(server))
+
+
+def _write_record(**servers: str) -> None:
+    write_whole(_record(), json.dumps({"pid": os.getpid(), "start": start_of(os.getpid()), **servers}))
+
+
+def _running() -> dict[str, Any]:
+    # The record. It is empty if another process has the record's process id now.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        record: dict[str, Any] = json.loads(_record().read_text())
+        if start_of(record["pid"]) == record["start"]:
+            return record
+    return {}
+
+
+def start_of(pid: int) -> str:
+    """Returns the boot id and the clock tick at which a process started. Neither can be set, unlike the time of day.
+    Raises OSError: there is no such process.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # The second field is the program's name, which may contain spaces and parentheses. The start is the 22nd field.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{boot} {fields[19]}"
+
+
+def _is_held() -> bool:
+    try:
+        with FileLock(_lock(), timeout=0, mode=OWNERS_FILE):
+            return False
+    except Timeout:
+        return True

@@ -40,15 +40,6 @@ def prepare() -> int:
     return 0
 
 
-def prepare_study(config_path: Path, model_dir: Path) -> int:
-    """Builds the operators that a study of an experiment uses; returns 1 if one of them cannot be built.
-
-    Raises:
-        InputError: the experiment is wrong.
-    """
-    return int(bool(build(ops_of_study(config_path, model_dir))))
-
-
 def ops_of_study(config_path: Path, model_dir: Path) -> list[str]:
     """Returns the operators that a study of an experiment on this host may use, if it keeps to the default method."""
     experiment = read_experiment(config_path, model_dir)
@@ -57,14 +48,7 @@ def ops_of_study(config_path: Path, model_dir: Path) -> list[str]:
 
 
 def build(ops: Sequence[str]) -> dict[str, str]:
-    """Builds operators, and ends their compilers with this process, however that ends.
-
-    Args:
-        ops: the names of DeepSpeed's builders.
-
-    Returns:
-        The reason for each operator that cannot be built.
-    """
+    """Returns the reason for each operator that cannot be built. The compilers end with this process."""
     guard = bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")
     builds = OpBuilds({"this host": guard}, sys.executable, with_build_folder(rank_environment(), sys.executable), say)
     builds.start(ops)
@@ -73,12 +57,10 @@ def build(ops: Sequence[str]) -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """Prints a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Reads the command line; returns the exit code."""
     arguments = [Path(argument) for argument in sys.argv[1:]]
     if not arguments:
         return prepare()
@@ -86,7 +68,7 @@ def main() -> int:
         say("usage: python -m flows.prepare [EXPERIMENT CODE]")
         return 2
     try:
-        return prepare_study(*arguments)
+        return int(bool(build(ops_of_study(*arguments))))
     except InputError as error:
         say(str(error))
         return 2

@@ -41,23 +41,12 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, witho
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
 # report that is missing there.
 
-
 PLAN_RECORD = "plan.json"
 
 
 def show_command(study: str | None, as_json: bool) -> int:
-    """Prints a study, which may be running, completed or interrupted, or a plan.
-
-    Args:
-        study: its folder, its id, or the name of its experiment; or the folder or the id of a plan. None for the newest
-            study in this folder.
-        as_json: whether to print one JSON document.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: there is no such study, or a file in its folder is damaged.
+    """`study` is a folder, an id, or the name of an experiment. None is the newest study in this folder.
+    Raises InputError: there is no such study, or a file in its folder is damaged.
     """
     from trial_lib.report.read_study import read_study
     from trial_lib.study.folder import find_study
@@ -132,21 +121,12 @@ def _show_plan(root: Path, as_json: bool) -> int:
 
 # `zerotune sync`: it sends MLflow the records that it has missed while a study or a training ran.
 
-
 _SILENT_S = 120.0  # without any complete answer; a store may make its tables first
 
 
 def sync_command(root: Path) -> int:
-    """Sends MLflow the records that it lacks: of a study with its full experiment, of a full experiment, or of a plan.
-
-    Args:
-        root: the folder of the study, the full experiment or the plan.
-
-    Returns:
-        The exit code, which is 1 if MLflow refused the records or did not answer.
-
-    Raises:
-        InputError: there is nothing to send, or a record is damaged.
+    """Sends MLflow the records that it lacks. Returns 1 if MLflow refused them or did not answer.
+    Raises InputError: there is nothing to send, or a record is damaged.
     """
     root = root.absolute()
     tracking_uri = default_tracking_uri(work_dir_of(root))
@@ -169,12 +149,7 @@ def sync_command(root: Path) -> int:
 
 
 def _run(sync: Sync) -> None:
-    """Sends records.
-
-    Raises:
-        TimeoutError: MLflow's server is too slow, as one that sends a byte a second.
-        Exception: whatever MLflow raises.
-    """
+    """Raises TimeoutError: MLflow's server is too slow, as one that sends a byte a second."""
     began = time.monotonic()
     sending = Aside(sync.run)
     with telling_still("sending records to MLflow"):
@@ -207,11 +182,9 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
         return [FullExperimentSync(own, tracking_uri)]
     if PlanPaths(root).record.is_file():
         return [PlanSync(PlanPaths(root), tracking_uri)]
-    raise InputError(
-        "this is the folder neither of a study, nor of a full experiment, nor of a plan.",
-        where=str(root),
-        remedy="Name a folder in zerotune-studies, zerotune-experiments or zerotune-plans.",
-    )
+    what = "this is the folder neither of a study, nor of a full experiment, nor of a plan."
+    remedy = "Name a folder in zerotune-studies, zerotune-experiments or zerotune-plans."
+    raise InputError(what, where=str(root), remedy=remedy)
 
 
 def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
@@ -228,16 +201,12 @@ def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[N
         finally:
             held.release()
     except OSError as error:
-        raise InputError(
-            f"{copied} ZeroTune cannot write that into its record ({error.strerror}).",
-            where=str(root),
-            remedy="Make the folder writable, or sync the original.",
-        ) from None
+        what = f"{copied} ZeroTune cannot write that into its record ({error.strerror})."
+        raise InputError(what, where=str(root), remedy="Make the folder writable, or sync the original.") from None
     say(f"note: {copied}")
 
 
 # `zerotune record`: it measures a whole grid of configurations into one file.
-
 
 MOST_CANDIDATES = 20_000
 
@@ -245,17 +214,8 @@ MOST_CANDIDATES = 20_000
 def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
     """Records a table of every lineage of the experiment's search space at each micro-batch size.
 
-    Args:
-        arguments: the study's. `search_space` in its YAML defines the lineages.
-        sizes: micro-batch sizes, in samples.
-        repeats: how often each candidate is measured.
-        output: the table's file. Measurements that it already contains are not repeated.
-
-    Returns:
-        The exit code, which is 1 if the profile trial fails.
-
-    Raises:
-        InputError: the input is wrong. Nothing was measured.
+    Measurements that the table already contains are not repeated. Returns 1 if the profile trial fails. Raises
+    InputError: the input is wrong. Nothing was measured.
     """
     if not output.absolute().parent.is_dir():
         raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that exists.")
@@ -281,17 +241,12 @@ def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     space = study_space(driver.setup, driver.known.base_config, profile)
     count = sum(arm.size for arm in space.arms) * len(sizes)
     if count > MOST_CANDIDATES:
-        raise InputError(
-            f"the search space has {count:,} candidates, and a table has at most {MOST_CANDIDATES:,}.",
-            where="search_space",
-            remedy="Fix some knobs there, or give them fewer values.",
-        )
+        what = f"the search space has {count:,} candidates, and a table has at most {MOST_CANDIDATES:,}."
+        raise InputError(what, where="search_space", remedy="Fix some knobs there, or give them fewer values.")
     return grid(driver, space, sizes)
 
 
 class _Teller:
-    """Prints a line for each trial, with the remaining time."""
-
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._measured = 0

@@ -37,12 +37,6 @@ _TERMINAL_GONE = (errno.EIO, errno.ENXIO)
 
 
 def say(text: str = "", to_people: bool = True) -> None:
-    """Prints one or more lines.
-
-    Args:
-        text: the lines.
-        to_people: whether to print on standard error. Else the lines are the command's result.
-    """
     click.echo(plain(text), err=to_people)
 
 
@@ -54,13 +48,7 @@ def say_error(error: Exception | str) -> None:
 
 @contextlib.contextmanager
 def telling_still(what: str, tell: Callable[[str], None] = say, every_s: float = _WORD_S) -> Iterator[None]:
-    """Tells every few seconds that the body still works.
-
-    Args:
-        what: the body's work, such as `writing the page`.
-        tell: called with a sentence, in another thread.
-        every_s: seconds between two sentences.
-    """
+    """Tells every few seconds, in another thread, that the body still works."""
     ended, began = threading.Event(), time.monotonic()
 
     def work() -> None:
@@ -77,13 +65,7 @@ def telling_still(what: str, tell: Callable[[str], None] = say, every_s: float =
 
 
 def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
-    """Prints how a person gets to a page of MLflow's.
-
-    Args:
-        label: what the page shows.
-        ways: of a tracker: what to type, if anything, and the page's address.
-        width: columns before the ways.
-    """
+    """Prints how a person gets to a page of MLflow's."""
     *commands, place = ways
     for command in commands:
         say(f"{label:<{width}}{command}")
@@ -93,13 +75,12 @@ def say_ways(label: str, ways: Sequence[str], width: int = 15) -> None:
 def say_link(label: str, address: str) -> None:
     """Prints the address of a page. On a terminal one of `zerotune up`'s servers logs the browser in."""
     # `zerotune --help` needs no server.
-    from flows.running_servers import link_for_a_person
+    from flows.prefect_server import link_for_a_person
 
     say(f"{label}{link_for_a_person(address)}")
 
 
 def print_document(document: Any) -> None:
-    """Prints one JSON document on standard output."""
     click.echo(json.dumps(document, indent=2))
 
 
@@ -129,7 +110,6 @@ class _WithoutReader(io.FileIO):
     """A stream that discards its output once its reader has gone. So do the processes that this one starts."""
 
     def write(self, content: Any) -> int | None:
-        """Writes it, or discards it if the reader has gone."""
         try:
             return super().write(content)
         except OSError as error:
@@ -144,18 +124,12 @@ class _WithoutReader(io.FileIO):
 
 # The live view of a study. It reads nothing but the study's folder, so it can follow any study.
 
-
 _REFRESH_S = 0.5
 _ROWS = 8
 
 
 class LiveView:
-    """Shows a running study on standard error: as a table in a terminal, else as a line for each trial.
-
-    Args:
-        paths: the study to follow.
-        arguments: the study's.
-    """
+    """Shows a running study on standard error: as a table in a terminal, else as a line for each trial."""
 
     def __init__(self, paths: StudyPaths, arguments: StudyArguments) -> None:
         self._paths = paths
@@ -175,7 +149,7 @@ class LiveView:
         self._thread = threading.Thread(target=self._follow, daemon=True, name="live-view")
 
     def note(self, message: str) -> None:
-        """Shows what the study is doing. It may be called from any thread."""
+        """May be called from any thread."""
         self._message = plain(message)
         if not self._console.is_terminal:
             with self._saying:
@@ -186,14 +160,12 @@ class LiveView:
                 say(message)
 
     def __enter__(self) -> "LiveView":
-        """Starts following."""
         self._read()
         self._ended_before = self._state.searched
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Shows the last state and stops."""
         self._done.set()
         self._thread.join()
 

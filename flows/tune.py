@@ -18,7 +18,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from flows.experiment import experiment_open, run_experiment
 from flows.flow_run import RunningStudy, finish
 from flows.interrupts import interrupts, switch_threads_often
-from flows.parameters import checked, shows, work_folder
+from flows.options import checked, shows, work_folder
 from tasks.cancellation import SlotWaits, hear_cancellation, is_interrupt, outlive_worker
 from tasks.results import (
     Progress,
@@ -58,11 +58,7 @@ from trial_lib.study.runner import Work, WorkEnd
 
 @functools.cache
 def load_ahead(modules: tuple[str, ...]) -> None:
-    """Loads modules, and then what a report needs, in a thread. A later call does nothing.
-
-    Args:
-        modules: their names, as `Method.loaded_ahead` has them.
-    """
+    """Loads modules, and then what a report needs, in a thread. A later call does nothing."""
     threading.Thread(target=_load, args=(modules,), daemon=True, name="load-ahead").start()
 
 
@@ -87,8 +83,7 @@ def _load_report() -> None:
     empty_figure("", "").to_json()
 
 
-Running = list[tuple[Work, TrialFuture]]
-"""Running work, with its task runs."""
+Running = list[tuple[Work, TrialFuture]]  # running work, with its task runs
 
 
 class RunFailures(NamedTuple):
@@ -220,7 +215,7 @@ def run_while_there_is_room(study: OpenStudy) -> RunFailures:
 
 
 def run_study(study: OpenStudy) -> RunFailures:
-    """Runs the remaining steps of a study. Returns why it failed."""
+    """Returns why it failed."""
     driver = study.driver
     driver.plans.check = partial(check, driver)
     profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
@@ -254,7 +249,6 @@ def run_study(study: OpenStudy) -> RunFailures:
 
 
 def train_with_winner(study: OpenStudy) -> str | None:
-    """Trains at full length with the winning configuration, as a subflow. Returns why that failed, or None."""
     full_experiment = full_experiment_of(study)
     if full_experiment is None:
         return None
@@ -279,7 +273,6 @@ def train_with_winner(study: OpenStudy) -> str | None:
 
 
 def run_alone(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
-    """Runs one trial while no other does. If its result is known, Prefect only shows it."""
     work = Work((plan,), known=known)
     running = [(work, submit(study.driver, work))]
     result = next_ended(study.driver, running)
@@ -305,7 +298,6 @@ def confirm_known_winner(study: OpenStudy) -> None:
 
 
 def search(study: OpenStudy) -> None:
-    """Runs the search to its end, with up to `concurrency` process groups at once."""
     driver = study.driver
     progress = Progress(driver)
     running: Running = []
@@ -349,7 +341,6 @@ def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
 
 
 def hear_interrupts(driver: StudyDriver) -> None:
-    """Ends the study if a signal or a cancellation has arrived."""
     interrupts.check()
     hear_cancellation(driver.log.warning)
 
@@ -372,9 +363,7 @@ def leave(running: Running, number: int) -> None:
 
 def take_in(study: OpenStudy, end: WorkEnd) -> None:
     """Records how a trial ended, in the study and in MLflow.
-
-    Raises:
-        ElsewhereError: its ranks ran on another kind of device than its slots.
+    Raises ElsewhereError: its ranks ran on another kind of device than its slots.
     """
     study.driver.tell(end)
     if isinstance(end, TrialResult) and end.elsewhere:

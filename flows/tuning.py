@@ -31,24 +31,20 @@ from trial_lib.study.open_study import OpenStudy, open_planned, plan_study, resu
 if TYPE_CHECKING:
     from prefect import Flow
 
-if TYPE_CHECKING:
-    from prefect import Flow
-
 
 # The result of a study, as sentences on standard error and as JSON.
-
 
 _LAST_LINES = 15
 
 
 def result_document(study: OpenStudy) -> dict[str, Any]:
-    """Returns the result of a study, as JSON."""
     driver, record = study.driver, study.record
     rows = leaderboard(driver.state.results, driver.state.candidates, record.metric)
     found = record.status is StudyStatus.COMPLETED
     answer = answer_of(driver) if found else None
     best = next((row for row in rows if answer is not None and row.trial == answer.best.number), None)
-    largest = _largest(rows) if found and not METHODS[record.method].confirms_winner else None
+    measured = [row for row in rows if row.value is not None and found and not METHODS[record.method].confirms_winner]
+    largest = max(measured, key=lambda row: row.micro_batch_size, default=None)
     compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
     planned = PlannedTrials.in_file(study.paths.planned_trials)
@@ -78,7 +74,6 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
 
 
 def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
-    """Prints the result of a study, on standard error."""
     record = study.record
     say()
     if record.status is StudyStatus.CANCELLED:
@@ -125,14 +120,10 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
 
 
 def best_line(metric: str, document: dict[str, Any]) -> str:
-    """Returns the line with the best trial and its speed.
-
-    Args:
-        metric: the study's.
-        document: as `result_document` returns it.
-    """
     best, winner = document["best"], (document["confirmation"] or {}).get("winner")
-    speeds = _speeds(metric, SEARCH_METRICS[metric].shown(best["value"]), best)
+    speeds = f"{metric} {SEARCH_METRICS[metric].shown(best['value'])}"
+    if metric != "throughput":
+        speeds += f", {_throughput(best)}"
     # The trial is the one in the middle, but each figure is a median of its own.
     count = 0 if winner is None else len(winner["trials"])
     of_all = f" (median of {count} confirming trials)" if count > 1 else ""
@@ -140,7 +131,6 @@ def best_line(metric: str, document: dict[str, Any]) -> str:
 
 
 def tell_failed_training(study: OpenStudy, reason: str) -> None:
-    """Prints why the full experiment failed, and how to resume it."""
     say(f"The full experiment failed. {reason}")
     say(f"Its files:     {study.paths.full_experiment.root}")
     say(f"Fix that, then resume with: {interrupts.resume_command}")
@@ -155,15 +145,6 @@ def _promise(answer: Answer, best: LeaderboardRow) -> dict[str, float | None]:
     # The winner's metrics: the medians of its confirming trials, if it has any.
     metrics = answer.best.metrics
     return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
-
-
-def _largest(rows: list[LeaderboardRow]) -> LeaderboardRow | None:
-    return max((row for row in rows if row.value is not None), key=lambda row: row.micro_batch_size, default=None)
-
-
-def _speeds(metric: str, value: str, row: dict[str, Any]) -> str:
-    samples = "" if metric == "throughput" else f", {_throughput(row)}"
-    return f"{metric} {value}{samples}"
 
 
 def _size(row: dict[str, Any]) -> str:
@@ -202,21 +183,13 @@ def _tell_last_words(study: OpenStudy) -> None:
 
 # A tuning command after its arguments are read: start the servers, run the flow, print the answer, stop everything.
 
-
 WRONG_INPUT, FULL_EXPERIMENT_FAILED, REGRESSED, FILE_MISSING = 2, 3, 4, 5
 _BEGUN_END_S = 5.0  # for the end of a profile trial that ran while a server did not start
 _STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.FAILED: 1, StudyStatus.CANCELLED: 130, StudyStatus.RUNNING: 1}
 
 
 def tune_command(arguments: StudyArguments, as_json: bool) -> int:
-    """Tunes, and prints the answer.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: the input is wrong. Nothing was started.
-    """
+    """Raises InputError: the input is wrong. Nothing was started."""
     require_home()
     require_server_for_all(arguments.ray_address)
     with interrupts.opening():
@@ -227,14 +200,7 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
 
 
 def resume_command(root: Path, as_json: bool) -> int:
-    """Resumes a study that was interrupted, or whose full experiment failed, and prints the answer.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: there is nothing to resume.
-    """
+    """Raises InputError: there is nothing to resume."""
     require_home()
     with interrupts.opening():
         study = resume_study(root)
@@ -264,24 +230,26 @@ def _run(study: OpenStudy, as_json: bool) -> int:
             study.driver.log.addHandler(NoteHandler(view.note))
             # The words of a command may be secrets. Only the study's folder keeps them.
             shown = {**dict(arguments), "command": (), "study_dir": study.paths.root}
-            runs = _flow_runs(study)
-
-            def check() -> None:
-                require_accepted_config(study, interrupts.aside)
+            runs = [study.record.study_id]
+            if arguments.run_full_experiment:
+                runs.append(full_experiment_id(study.record.study_id))
 
             def load() -> "Flow[..., Any]":
                 from flows.tune import tune_open
 
                 return tune_open(running)
 
-            def is_down() -> bool:
-                return running.is_down
-
-            def has_begun() -> bool:
-                return running.has_begun
-
-            log, begin = study.driver.log, study.driver.begin_profile
-            run_flow(server, load, runs, log, is_down, check, begin, has_begun=has_begun, **shown)
+            run_flow(
+                server,
+                load,
+                runs,
+                study.driver.log,
+                is_down=lambda: running.is_down,
+                check=lambda: require_accepted_config(study, interrupts.aside),
+                begin=study.driver.begin_profile,
+                has_begun=lambda: running.has_begun,
+                **shown,
+            )
         study = running.study
         if study.record.status is StudyStatus.RUNNING:
             raise ServerError("The Prefect server ended before the study had begun.")
@@ -329,13 +297,6 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     return _STATUS_EXIT[study.record.status]
 
 
-def _flow_runs(study: OpenStudy) -> list[str]:
-    full_experiment = (
-        [full_experiment_id(study.record.study_id)] if study.driver.setup.arguments.run_full_experiment else []
-    )
-    return [study.record.study_id, *full_experiment]
-
-
 class NoteHandler(logging.Handler):
     """Shows the messages of a log without tracebacks. The log's file has those."""
 
@@ -344,29 +305,17 @@ class NoteHandler(logging.Handler):
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Shows one message."""
         self._show(plain(record.getMessage()))
 
 
 # `zerotune train`, after its arguments are read: start a server, run the flow, print how it ended, stop everything.
 
-
-_TRAIN_STATUS_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.CANCELLED: 130}
+_TRAINING_EXIT = {StudyStatus.COMPLETED: 0, StudyStatus.CANCELLED: 130}
 
 
 def train_command(arguments: TrainingArguments, resume: bool, as_json: bool) -> int:
-    """Trains at full length, and prints how the training ended.
-
-    Args:
-        arguments: the full experiment's.
-        resume: whether to resume the newest full experiment of the same name that has not reached its end.
-        as_json: whether to print one JSON document on standard output.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: the input is wrong. Nothing was started.
+    """With `resume`, the newest full experiment of the same name is resumed that has not reached its end.
+    Raises InputError: the input is wrong. Nothing was started.
     """
     require_home()
     open_it = resume_newest if resume else new_full_experiment
@@ -394,13 +343,9 @@ def _run_train(full_experiment: FullExperiment, arguments: TrainingArguments, as
 
                 return experiment_open(full_experiment)
 
-            def is_down() -> bool:
-                return full_experiment.is_down
-
-            def has_begun() -> bool:
-                return full_experiment.has_begun
-
-            run_flow(server, load, [name], log, is_down, has_begun=has_begun, experiment_dir=root, **dict(arguments))
+            shown = {"experiment_dir": root, **dict(arguments)}
+            is_down, has_begun = lambda: full_experiment.is_down, lambda: full_experiment.has_begun
+            run_flow(server, load, [name], log, is_down, has_begun=has_begun, **shown)
         interrupts.check()
     except (KeyboardInterrupt, Exception) as error:
         if interrupts.heard:
@@ -418,7 +363,7 @@ def _run_train(full_experiment: FullExperiment, arguments: TrainingArguments, as
         print_document(_document(full_experiment))
     elif not interrupts.heard:
         _tell(full_experiment)
-    return _TRAIN_STATUS_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
+    return _TRAINING_EXIT.get(full_experiment.record.status, FULL_EXPERIMENT_FAILED)
 
 
 def _resume_command(arguments: TrainingArguments) -> str:

@@ -2,67 +2,46 @@
 
 import contextlib
 import importlib
-import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import yaml
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.responses import DeploymentResponse
-from prefect.events.schemas.automations import AutomationCore
-from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelling, Crashed
 
 from flows.interrupts import interrupts
-from flows.owners_only import CREDENTIAL, USER, drawn_credential
+from flows.own_server import CREDENTIAL, USER, drawn_credential
 from flows.prefect_server import (
     LOOPBACK,
     HeldPort,
     ServerError,
     Service,
     client_environment,
+    hold,
     migrate,
     migrate_own_database,
     own_environment,
     own_home,
     own_service,
-    run_to_end,
+    record_servers,
     server_command,
+    shell_file,
+    stop,
+    up_folder,
 )
-from flows.running_servers import hold, record_servers, shell_file, stop, up_folder
 from flows.terminal import say, say_link
 from trial_lib.messages.errors import InputError
 from trial_lib.tracking.runs import schema_lock
 from trial_lib.tracking.tracking_uri import artifact_location, default_tracking_uri, sqlite_file, without_password
 
-# The processes of `zerotune up`: a Prefect server, the MLflow UI and a worker. Each ends with its parent.
-
-
-POOL = "zerotune"
+POOL = "zerotune"  # the work pool
 HEARTBEAT_S = 30
 
 
 def prefect_service(port: HeldPort, credential: str, logs: Path) -> Service:
     """Returns the Prefect server with its UI and all its services. Migrates its database first.
-
-    Raises:
-        ServerError: the database could not be migrated.
+    Raises ServerError: the database could not be migrated.
     """
     migrate_own_database()
     settings = {"PREFECT_SERVER_API_HOST": LOOPBACK, "PREFECT_SERVER_API_PORT": str(port.number)}
@@ -76,10 +55,7 @@ def mlflow_service(store: str, port: HeldPort, credential: str, logs: Path, work
     """Returns the MLflow UI over a store. Returns None if the store is an MLflow server itself.
 
     A SQLite store is created, or migrated to this MLflow's schema. Its artifacts are stored beside it. Those of any
-    other store are stored in the work folder.
-
-    Raises:
-        ServerError: the store could not be migrated.
+    other store are stored in the work folder. Raises ServerError: the store could not be migrated.
     """
     files = artifact_location(store, work_dir)
     if files is None:
@@ -131,15 +107,7 @@ _TOO_SHORT_S = 30.0  # a service that ends so soon after its start would end aga
 
 
 def up_command(prefect_port: int, mlflow_port: int) -> int:
-    """Starts all services, prints their addresses, and stops them when a signal arrives.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: it is already running, or a port is taken. Nothing was started.
-        ServerError: a service did not start, or ended soon after its start.
-    """
+    """Raises InputError if it runs already or a port is taken, ServerError if a service does not start."""
     work_dir = Path.cwd()
     store = default_tracking_uri(work_dir)
     with interrupts.opening(), contextlib.ExitStack() as held:
@@ -167,11 +135,6 @@ def up_command(prefect_port: int, mlflow_port: int) -> int:
 
 
 def down_command() -> int:
-    """Stops the running `zerotune up`. Returns the exit code.
-
-    Raises:
-        InputError: it has not stopped.
-    """
     say("Everything has stopped." if stop() else "zerotune up is not running.")
     return 0
 
@@ -197,14 +160,14 @@ def _start(
     os.environ.update(client_environment(api_url, credential), PREFECT_HOME=str(own_home()))
     record_servers(api_url, mlflow_url, credential)
     # Prefect's client takes seconds to import, which is less than the server takes to start.
-    deployments = interrupts.aside(lambda: importlib.import_module("flows.up"))
+    deployments = interrupts.aside(lambda: importlib.import_module("flows.local_deployments"))
     prefect.wait_until_ready()
     deployments.apply_deployments(work_dir)
     lost = deployments.name_lost_runs()
     worker = worker_service(api_url, credential, tracking, up_folder())
     started_at = datetime.now(timezone.utc)
     _open(worker, open_services)
-    open_services.enter_context(_runs_cancelled())
+    open_services.enter_context(_runs_cancelled(deployments.cancel_runs))
     deployments.wait_for_worker(started_at)
     if mlflow is not None:
         mlflow.wait_until_ready()
@@ -232,7 +195,7 @@ def _open(service: Service, open_services: contextlib.ExitStack) -> None:
 
 
 @contextlib.contextmanager
-def _runs_cancelled() -> Iterator[None]:
+def _runs_cancelled(cancel_runs: Callable[[], int]) -> Iterator[None]:
     # Cancels all runs when its body ends. The worker is still running then and ends their processes.
     try:
         yield
@@ -246,9 +209,7 @@ def _runs_cancelled() -> Iterator[None]:
 
 def _watch(services: list[Service]) -> None:
     """Starts services again that end by themselves, until a signal arrives.
-
-    Raises:
-        ServerError: a service ended shortly after its start.
+    Raises ServerError: a service ended shortly after its start.
     """
     started = dict.fromkeys((service.name for service in services), time.monotonic())
     while True:
@@ -271,146 +232,5 @@ def _held_port(port: int, flag: str) -> HeldPort:
     try:
         return HeldPort(port)
     except OSError as error:
-        raise InputError(
-            f"port {port} cannot be used ({error.strerror}).",
-            where=flag,
-            remedy=f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`.",
-        ) from None
-
-
-# What `zerotune up` sets up on its Prefect server: the work pool, the deployments, the states of lost runs.
-
-
-DEPLOYMENTS = Path(__file__).parents[1] / "deployments"
-_LOCAL, _NIGHTLY = "local", "nightly"  # deployments of the flow tune; each other flow has a local one too
-_TAG = "zerotune"  # the automation watches the runs of deployments with this tag
-_CANCEL_S = 35.0  # a full experiment may use 20 s of them to save a checkpoint
-_WORKER_S = 120.0
-_POLL_S = 0.2
-_IN_POOL = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-_BEGUN = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
-_IN_BEGUN = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_BEGUN)))
-
-
-def apply_deployments(work_dir: Path) -> None:
-    """Creates or updates the work pool, its deployments and the automation that detects killed runs.
-
-    Edits by people are kept: the nightly deployment's schedule and parameters, and the pool's limit, pause and
-    description.
-
-    Args:
-        work_dir: the folder in which runs write their studies.
-
-    Raises:
-        ServerError: Prefect refused the deployments.
-    """
-    with get_client(sync_client=True) as client:
-        template = json.loads((DEPLOYMENTS / "work_pools" / "process.json").read_text())
-        # With this command a run starts in this interpreter at once. Else Prefect starts another one first.
-        command = shlex.join([sys.executable, "-m", "prefect.engine"])
-        template["variables"]["properties"]["command"]["default"] = command
-        _put_pool(client, template)
-        nightly = _find(client, f"tune/{_NIGHTLY}")
-        _deploy([_LOCAL] if nightly else [_LOCAL, _NIGHTLY], work_dir)
-        if nightly is not None:
-            schema = client.read_deployment_by_name(f"tune/{_LOCAL}").parameter_openapi_schema
-            update = DeploymentUpdate(
-                parameter_openapi_schema=schema,
-                parameters={**nightly.parameters, "work_dir": str(work_dir)},
-                tags=sorted({*nightly.tags, _TAG}),
-            )
-            client.update_deployment(nightly.id, update)
-        for described in yaml.safe_load((DEPLOYMENTS / "automations.yaml").read_text())["automations"]:
-            _put(client, AutomationCore.model_validate(described))
-
-
-def _put_pool(client: SyncPrefectClient, template: dict[str, Any]) -> None:
-    try:
-        client.read_work_pool(POOL)
-    except ObjectNotFound:
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
-    else:
-        client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
-
-
-def _put(client: SyncPrefectClient, automation: AutomationCore) -> None:
-    known = client.read_automations_by_name(automation.name)
-    if known:
-        # People may have switched it off.
-        automation = automation.model_copy(update={"enabled": known[0].enabled})
-        client.update_automation(known[0].id, automation)
-    else:
-        client.create_automation(automation)
-
-
-def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse | None:
-    try:
-        return client.read_deployment_by_name(name)
-    except ObjectNotFound:
-        return None
-
-
-def _deploy(names: list[str], work_dir: Path) -> None:
-    named = [word for name in names for word in ("--name", name)]
-    command = [
-        *(sys.executable, "-m", "prefect", "--no-prompt", "deploy"),
-        *("--prefect-file", str(DEPLOYMENTS / "prefect.yaml"), *named),
-    ]
-    environment = {**os.environ, "PWD": str(work_dir)}
-    exit_code, said = run_to_end(command, environment, folder=own_home(), log=up_folder() / "deploy.log")
-    if exit_code != 0:
-        raise ServerError(f"Prefect refused the deployments in {DEPLOYMENTS}: {said}")
-
-
-def name_lost_runs() -> int:
-    """Sets runs whose worker has died to Crashed. Returns how many there were."""
-    with get_client(sync_client=True) as client:
-        lost = _begun(client)
-        for run in [*lost, *_begun_within(client, lost)]:
-            message = "Its worker was killed. `zerotune resume` resumes its study."
-            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-    return len(lost)
-
-
-def cancel_runs() -> int:
-    """Cancels all runs, and waits up to `_CANCEL_S` for their end. Returns how many there were."""
-    with get_client(sync_client=True) as client:
-        begun = _begun(client)
-        for run in begun:
-            client.set_flow_run_state(run.id, Cancelling())
-        deadline = time.monotonic() + _CANCEL_S
-        while _begun(client) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-    return len(begun)
-
-
-def _begun(client: SyncPrefectClient) -> list[FlowRun]:
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_IN_BEGUN), work_pool_filter=_IN_POOL)
-
-
-def _begun_within(client: SyncPrefectClient, runs: list[FlowRun]) -> list[FlowRun]:
-    # The full experiments that these runs have begun. Those are in no work pool.
-    if not runs:
-        return []
-    parents = FlowRunFilterParentFlowRunId(any_=[run.id for run in runs])
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=_IN_BEGUN, parent_flow_run_id=parents))
-
-
-def wait_for_worker(since: datetime) -> None:
-    """Waits for the first heartbeat of a worker.
-
-    Args:
-        since: when the worker was started. Earlier heartbeats are another worker's.
-
-    Raises:
-        ServerError: no heartbeat came within `_WORKER_S`.
-    """
-    deadline = time.monotonic() + _WORKER_S
-    with get_client(sync_client=True) as client:
-        while time.monotonic() < deadline:
-            interrupts.check()
-            heard = [worker.last_heartbeat_time for worker in client.read_workers_for_work_pool(POOL)]
-            if any(moment is not None and moment >= since for moment in heard):
-                return
-            time.sleep(_POLL_S)
-    raise ServerError("The worker did not start.")
+        remedy = f"Stop the program that listens there, or name another port: `zerotune up {flag} {port + 1}`."
+        raise InputError(f"port {port} cannot be used ({error.strerror}).", where=flag, remedy=remedy) from None

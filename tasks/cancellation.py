@@ -32,12 +32,10 @@ _cancelled = threading.Event()
 
 def hear_cancellation(tell: Callable[[str], None]) -> None:
     """Ends the run if it has been cancelled and no worker tells it so. Call it in waiting loops: it returns at once.
+    Raises KeyboardInterrupt: the run has been cancelled.
 
     Args:
         tell: called with a sentence that says so.
-
-    Raises:
-        KeyboardInterrupt: the run has been cancelled.
     """
     run = str(flow_run.id)
     if run not in _asked_for:
@@ -95,29 +93,18 @@ def is_interrupt(error: BaseException) -> bool:
 
 # Waits for slots, in Prefect: the run's log has a word now and then, and its state is named after the wait.
 
-
 STATE = "Waiting for slots"
 _FIRST_WORD_S, _RAREST_S = 30.0, 600.0
 
 
 class SlotWaits:
-    """Tells Prefect while all that a run has started waits for slots.
-
-    Args:
-        log: gets what Prefect does not take.
-    """
+    """Tells Prefect while all that a run has started waits for slots. The log gets what Prefect does not take."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._began = self._next_word = 0.0
 
     def tell(self, waits: list[str], running: int) -> None:
-        """Takes what waits now.
-
-        Args:
-            waits: a sentence for each wait.
-            running: the number of all that has started and not ended.
-        """
         is_waiting, was_waiting = 0 < len(waits) == running, bool(self._began)
         if is_waiting and time.monotonic() >= self._next_word:
             self._began = self._began or time.monotonic()

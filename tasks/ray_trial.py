@@ -44,17 +44,13 @@ def trial_on_ray(order: Callable[[], ClusterOrder], label: str, metric: str, sec
 
 @dataclass(frozen=True)
 class RayWork:
-    """Work on the cluster that the flow waits for."""
-
     wrapped_future: "Future[Any]"  # done when the work has ended
 
     @property
     def state(self) -> str:
-        """Its error, if it has failed."""
         return repr(self.wrapped_future.exception())
 
     def wait(self) -> None:
-        """Waits for its end."""
         self.wrapped_future.exception()
 
 

@@ -38,21 +38,26 @@ from trial_lib.study.limits import size_limit
 from trial_lib.study.profile_report import model_notes, program_notes, report_profile
 from trial_lib.tracking.tracker import Tracker
 
+
+def _log(driver: StudyDriver, *lines: str) -> None:
+    # To the study's log, and to that of the run in Prefect.
+    for line in lines:
+        driver.log.info("%s", line)
+        get_run_logger().info(line)
+
+
 # The result of the profile trial, for the study, its log and Prefect.
 
 
 @task(name="profile", cache_policy=NO_CACHE, persist_result=False)
 def tell_profile(driver: StudyDriver) -> None:
-    """Writes the profile, and the memory that each ZeRO stage needs, to the study, its log and Prefect."""
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
     profile, program = driver.state.profile.profile, driver.state.profile.program
     limit = size_limit(driver.setup.arguments, driver.known.base_config, profile, program)
     report = report_profile(profile, driver.known.base_config, driver.setup.slots, limit)
     write_whole(driver.setup.paths.profile, report.model_dump_json(indent=2))
-    for line in report.lines():
-        driver.log.info("%s", line)
-        get_run_logger().info(line)
+    _log(driver, *report.lines())
     profiled = driver.state.profile
     experiment = driver.setup.experiment
     # The study has tried a layer over a folder of its own. The program's may have a reason for none.
@@ -85,17 +90,13 @@ def tell_profile(driver: StudyDriver) -> None:
 
 # The known winner that a study starts from, and how the new winner compares with it.
 
-
+# The Prefect event for a winner that is slower than the last known one. Automations are triggered by it.
 REGRESSION = "zerotune.regression"
-"""The Prefect event for a winner that is slower than the last known one. Automations are triggered by it."""
 
 
 @task(name="known winner", cache_policy=NO_CACHE, persist_result=False)
 def tell_start(driver: StudyDriver) -> None:
-    """Writes to the study's log and to Prefect where the study starts, and what has changed since the last one."""
-    said = starting_from(driver)
-    driver.log.info("%s", said)
-    get_run_logger().info(said)
+    _log(driver, starting_from(driver))
 
 
 @task(name="since the last study", cache_policy=NO_CACHE, persist_result=False)
@@ -127,20 +128,16 @@ def tell_leader(driver: StudyDriver) -> None:
     """Writes what the search expects most of. Who is in a hurry need not wait for its confirmation."""
     found = search_found(driver)
     if found:
-        driver.log.info("%s", found)
-        get_run_logger().info(found)
+        _log(driver, found)
 
 
 @task(name="confirm", cache_policy=NO_CACHE, persist_result=False)
 def tell_finding(driver: StudyDriver) -> None:
-    """Writes the result of the confirmation to the study's log and to Prefect."""
     answer = answer_of(driver)
     if answer is None or answer.finding is None:
         return
     finding = answer.finding
-    for line in (finding.sentence, *finding.lines):
-        driver.log.info("%s", line)
-        get_run_logger().info(line)
+    _log(driver, finding.sentence, *finding.lines)
     rows = [_row(one, finding.metric) for one in (finding.own, *finding.candidates) if one is not None]
     with told_if_possible(driver.log):
         create_table_artifact(rows, key="confirmation", description=finding.sentence)
@@ -163,7 +160,6 @@ def _row(confirmed: Confirmed, metric: str) -> dict[str, str]:
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
-    """Writes the best configuration, its metrics and its command, and shows them in Prefect."""
     best, finding = answer.best, answer.finding
     candidate = driver.state.candidates[best.number]
     metric = driver.metric
@@ -172,9 +168,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
     headline = answer.sentence or measured
     # `tell_finding` has logged a confirmed answer.
-    for line in dict.fromkeys([*([headline] if finding is None else []), measured]):
-        driver.log.info("%s", line)
-        get_run_logger().info(line)
+    _log(driver, *dict.fromkeys([*([headline] if finding is None else []), measured]))
     config = json.dumps(deepspeed_part(candidate.complete(driver.known.base_config)), indent=2)
     with told_if_possible(driver.log):
         create_markdown_artifact(
@@ -218,7 +212,6 @@ def report_none(driver: StudyDriver, none: NoAnswer) -> None:
 
 # The progress bar and the leaderboard of a running study in Prefect.
 
-
 _ROWS = 100
 _SHARE = 0.05  # of the search's time at most is spent on updates
 
@@ -231,20 +224,11 @@ class Progress:
         self._bar: UUID | None = None
         self._next = 0.0
 
-    @property
-    def _percent(self) -> float:
-        return 100.0 * self._driver.state.searched / self._driver.setup.arguments.max_trials
-
     def update(self) -> None:
-        """Updates both, unless that has just been done."""
         if time.monotonic() >= self._next:
-            self._tell()
+            self.finish()
 
     def finish(self) -> None:
-        """Shows the state at the end of the search."""
-        self._tell()
-
-    def _tell(self) -> None:
         driver, began = self._driver, time.monotonic()
         rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
@@ -254,13 +238,12 @@ class Progress:
                 key="leaderboard",
                 description=f"Best first, by {driver.metric}{more}",
             )
+            most = driver.setup.arguments.max_trials
+            percent = 100.0 * driver.state.searched / most
             if self._bar is None:
-                most = driver.setup.arguments.max_trials
-                self._bar = create_progress_artifact(
-                    self._percent, key="progress", description=f"{most} trials at most"
-                )
+                self._bar = create_progress_artifact(percent, key="progress", description=f"{most} trials at most")
             else:
-                update_progress_artifact(self._bar, self._percent)
+                update_progress_artifact(self._bar, percent)
         ended = time.monotonic()
         self._next = ended + (ended - began) / _SHARE
 
@@ -268,12 +251,8 @@ class Progress:
 # A plan's answer and its tables in Prefect.
 
 
-_LOG = logging.getLogger(__name__)
-
-
 @task(name="report plan", cache_policy=NO_CACHE, persist_result=False)
 def report_plan(record: PlanRecord, paths: PlanPaths, tracker: Tracker) -> None:
-    """Shows a plan in Prefect, with a link to MLflow."""
     get_run_logger().info(record.answer)
     command = ["```sh", sent_command(record.best_command, Path(record.model_dir)), "```"] if record.best_command else []
     tables = [line for devices in record.devices for line in _table(devices)]
@@ -286,7 +265,7 @@ def report_plan(record: PlanRecord, paths: PlanPaths, tracker: Tracker) -> None:
         f"- plan: `{paths.record}`",
         f"- in MLflow: {in_words(tracker.ways)}",
     ]
-    with told_if_possible(_LOG):
+    with told_if_possible(logging.getLogger(__name__)):
         create_markdown_artifact("\n".join(lines), key="plan", description="The plan, foreseen.")
         link_to_mlflow(tracker.ways, "mlflow-plan", "The plan in MLflow")
 
@@ -303,7 +282,6 @@ def _row_plan(arm: PlannedArm) -> str:
 
 
 # Training at full length, with a progress bar and its result in Prefect.
-
 
 _POLL_S = 0.5
 _PROGRESS_PERIOD_S = 5.0
@@ -326,7 +304,6 @@ def train(full_experiment: FullExperiment) -> TrainingEnd:
 
 @task(name="report training", cache_policy=NO_CACHE, persist_result=False)
 def report_training(full_experiment: FullExperiment) -> None:
-    """Shows in Prefect how a full experiment ended, with a link to MLflow."""
     record, paths, ways = full_experiment.record, full_experiment.paths, full_experiment.tracker.ways
     metric = full_experiment.experiment.config.searcher.metric
     lines = [f"## {record.experiment_id}: {record.status.value}"]
@@ -356,14 +333,12 @@ class TrainingProgress:
         self._next = 0.0
 
     def update(self) -> None:
-        """Updates the bar, every few seconds."""
         percent = self._full_experiment.percent
         if percent is not None and time.monotonic() >= self._next:
             self._show(percent)
             self._next = time.monotonic() + _PROGRESS_PERIOD_S
 
     def finish(self) -> None:
-        """Shows that the training has reached its end."""
         if self._full_experiment.percent is not None:
             self._show(100.0)
 

@@ -53,13 +53,10 @@ def sweep(driver: StudyDriver, label: str, work: Any) -> State:
 
 
 class TrialFuture(Protocol):
-    """The task run of a trial or of a sweep."""
-
     wrapped_future: "Future[Any]"  # done when the task run has ended
     state: Any  # the state that it ended in
 
-    def wait(self) -> None:
-        """Waits for its end."""
+    def wait(self) -> None: ...
 
 
 def submit(driver: StudyDriver, work: Work) -> TrialFuture:

@@ -50,16 +50,10 @@ _PATIENCE_S, _SHORT_PATIENCE_S, _SHORT_FOR_S = 10.0, 0.5, 30.0
 
 
 class _Server:
-    """The state of the server at the last request.
-
-    Attributes:
-        is_away: whether it did not answer.
-        patient_at: when a request last waited for the full time, in seconds of the monotonic clock.
-        is_said: whether a warning has been logged since it last answered.
-    """
+    """The state of the server at the last request."""
 
     is_away = False
-    patient_at = 0.0
+    patient_at = 0.0  # when a request last waited for the full time, by the monotonic clock
     is_said = False
 
 
@@ -108,7 +102,7 @@ def say_once(log: logging.Logger, sentence: str) -> None:
 
 
 def say_away(log: logging.Logger, sentence: str) -> None:
-    """Logs that the server does not answer, as it is known from now on."""
+    """From now on the server is known to be away."""
     _Server.is_away, _Server.patient_at = True, time.monotonic()
     say_once(log, sentence)
 
@@ -134,7 +128,6 @@ def said(result: TrialResult, metric: str) -> State:
 
 
 def said_of_sizes(ends: Sequence[object]) -> State:
-    """Returns the state of a sweep's task run."""
     completed = sum(isinstance(end, TrialResult) and end.outcome is Outcome.COMPLETED for end in ends)
     return Completed(message=f"{completed} of {len(ends)} sizes completed")
 
@@ -174,13 +167,7 @@ async def _emit(client: EventsClient, event: Event) -> None:
 
 
 def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
-    """Returns a JSON value of a request to Prefect without its secrets.
-
-    Args:
-        value: the JSON value.
-        secrets: the known secrets.
-        name: the value's key in the enclosing object.
-    """
+    """Returns a JSON value of a request to Prefect without its secrets. `name` is its key in the enclosing object."""
     if isinstance(value, dict):
         if name in _NAMED_BY_PEOPLE:
             return secrets.hide_in(sent_document(value, Path(str(value.get("model_dir") or "."))))
@@ -199,7 +186,6 @@ def hidden(value: Any, secrets: KnownSecrets, name: str = "") -> Any:
 
 
 def in_words(ways: Sequence[str]) -> str:
-    """Returns the ways of a tracker as Markdown."""
     *commands, place = ways
     return ", then ".join([*(f"`{command}`" for command in commands), place])
 
@@ -212,8 +198,7 @@ def link_to_mlflow(ways: Sequence[str], key: str, text: str) -> None:
 
 # Prefect's own record of a flow run. It must be complete before the command stops its server.
 
-
-_RUN_HISTORY_PATIENCE_S = 10.0
+_HISTORY_S = 10.0
 _POLL_S = 0.2
 _PAGE = 200  # Prefect's most task runs in one answer
 
@@ -221,10 +206,8 @@ _PAGE = 200  # Prefect's most task runs in one answer
 def wait_for_history(flow_run_name: str) -> bool:
     """Waits until the server has recorded the end of every task run. Their states arrive a little late.
 
-    Only the newest run of that name counts. An earlier one may have been killed, and its task runs never end.
-
-    Returns:
-        Whether the record is complete. It is False if the server does not answer or needs longer than `_PATIENCE_S`.
+    Only the newest run of that name counts: an earlier one may have been killed, and its task runs never end.
+    Returns False if the server does not answer, or needs longer than `_HISTORY_S`.
     """
     with contextlib.suppress(httpx.HTTPError), impatient(retries=1), impatient_if_away():
         return _wait_for_history(flow_run_name)
@@ -234,7 +217,7 @@ def wait_for_history(flow_run_name: str) -> bool:
 def _wait_for_history(flow_run_name: str) -> bool:
     # Later lines would not reach the server.
     APILogHandler().flush()
-    deadline = time.monotonic() + _RUN_HISTORY_PATIENCE_S
+    deadline = time.monotonic() + _HISTORY_S
     named = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
     seen = -1
     with get_client(sync_client=True) as client:
@@ -258,19 +241,11 @@ def _wait_for_history(flow_run_name: str) -> bool:
 
 # The run of a flow that its silent server did not take. It runs without one, which gets it when it is back.
 
-
 _PERIOD_S = 5.0
 
 
 def run_unrecorded(flow: Flow[..., Any], parameters: dict[str, Any], log: logging.Logger, reason: str) -> None:
-    """Runs a flow without its server.
-
-    Args:
-        flow: with the name of its run.
-        parameters: its parameters.
-        log: of the study or the full experiment.
-        reason: why the server has not taken the run.
-    """
+    """Runs a flow without its server."""
     say_away(log, f"Prefect's server did not take this run ({reason}). It goes on, and its folder has all records.")
     run = _Run(flow, parameters)
     EventsWorker.set_client_override(NullEventsClient)
@@ -298,12 +273,7 @@ def run_unrecorded(flow: Flow[..., Any], parameters: dict[str, Any], log: loggin
 
 
 class _Run:
-    """The run, which is the server's as soon as it answers.
-
-    Attributes:
-        run: as the flow and its tasks see it.
-        end: the state in which it ended.
-    """
+    """The run, which is the server's as soon as it answers."""
 
     def __init__(self, flow: Flow[..., Any], parameters: dict[str, Any]) -> None:
         self.run = FlowRun(id=uuid4(), flow_id=uuid4(), name=str(flow.flow_run_name))

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from study_fixtures import migrated_home
 from training_fixtures import Trainings
 
-from flows.owners_only import drawn_credential
+from flows.own_server import drawn_credential
 from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.this_host import this_host
 from trial_lib.launch.rank_starter import RankStarter

@@ -41,12 +41,8 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.units import bytes_shown
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database, is_server, sqlite_file, without_password
 
-# One check of `zerotune doctor`, with its remedy.
-
 
 class Verdict(str, Enum):
-    """The result of a check."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -54,8 +50,6 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report."""
-
     name: str  # of the checked thing
     verdict: Verdict  # `fail` if a study would fail or hang; `warn` if it may, or would be slower than necessary
     said: str  # the finding, in one sentence
@@ -63,29 +57,20 @@ class Check:
 
 
 def ok(name: str, said: str) -> Check:
-    """Returns a check without a problem."""
     return Check(name, Verdict.OK, said)
 
 
 def warn(name: str, said: str, remedy: str) -> Check:
-    """Returns a check with a possible problem."""
     return Check(name, Verdict.WARN, said, remedy)
 
 
 def fail(name: str, said: str, remedy: str) -> Check:
-    """Returns a check with a certain problem."""
     return Check(name, Verdict.FAIL, said, remedy)
 
 
 def trusting(bundle: str | None, *, anybody: bool) -> ssl.SSLContext:
-    """Returns the context of a request.
-
-    Args:
-        bundle: a file, or a folder, of certificates. None for those that Python's clients bring along.
-        anybody: whether any certificate is accepted.
-
-    Raises:
-        OSError: the file is missing, or has no certificate.
+    """`bundle` is a file or a folder of certificates, None for those that Python's clients bring along.
+    Raises OSError: the file is missing, or has no certificate.
     """
     if anybody:
         context = ssl.create_default_context()
@@ -100,35 +85,26 @@ def trusting(bundle: str | None, *, anybody: bool) -> ssl.SSLContext:
 
 # Checks this host's devices, their driver, and whether torch can compute on them.
 
-
 ACCELERATORS, DEVICES = "accelerators", "devices"
 
 
 @dataclass(frozen=True)
 class DevicesFound:
-    """The devices to train on."""
-
     host: Host  # the devices that this process may use
     driver: str | None = None  # the version of the NVIDIA driver; None without one
     conditions: tuple[DeviceCondition, ...] = ()  # of each slot's device, if there is anything to report
 
     @classmethod
     def here(cls) -> "DevicesFound":
-        """Asks the drivers, which may block this process.
-
-        Raises:
-            InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
-        """
+        """Asks the drivers, which may block this process. Raises InputError as `devices` does."""
         host = this_host()
         return cls(host, driver_version(), tuple(kind_of(host.device).conditions(host)))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> "DevicesFound":
-        """Returns the record of plain data."""
         conditions = []
         for each in told["conditions"]:
             lists = {"faults": tuple(each["faults"]), "tenants": tuple(Tenant(**one) for one in each["tenants"])}
@@ -138,17 +114,9 @@ class DevicesFound:
 
 
 def check_accelerators(
-    found: DevicesFound | InputError,
-    report: Mapping[str, Any] | str,
-    tried: Mapping[str, Any] | str | None = None,
+    found: DevicesFound | InputError, report: Mapping[str, Any] | str, tried: Mapping[str, Any] | str | None = None
 ) -> Check:
-    """Checks the devices, their driver, and whether torch can use them.
-
-    Args:
-        found: the answers of the drivers.
-        report: `environment_report`'s.
-        tried: `tried_devices`'s, or why there is none. None if there was nothing to try.
-    """
+    """`report` and `tried` are sentences if there is none; `tried` is None if there was nothing to try."""
     if isinstance(found, InputError):
         return fail(ACCELERATORS, f"{found.where}: {found.what}", found.remedy)
     slots, on_the_processor = _slots(found), kind_of(found.host.device).computes_on_the_processor
@@ -156,17 +124,12 @@ def check_accelerators(
         return ok(ACCELERATORS, slots)
     if on_the_processor and report["torch_cuda"] is not None:
         why = "CUDA_VISIBLE_DEVICES hides the GPUs" if found.driver else "no NVIDIA driver answers"
-        return warn(
-            ACCELERATORS,
-            f"{slots}: {why}, though torch is built for CUDA {report['torch_cuda']}",
-            "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES.",
-        )
+        remedy = "With GPUs: install the driver, start a container with --gpus all, or unset CUDA_VISIBLE_DEVICES."
+        return warn(ACCELERATORS, f"{slots}: {why}, though torch is built for CUDA {report['torch_cuda']}", remedy)
     if not on_the_processor and report["torch_cuda"] is None:
-        return fail(
-            ACCELERATORS,
-            f"{slots}, but torch {report['torch']} is built without CUDA, so no rank can use them",
-            "Install the build of torch that fits the driver (pytorch.org/get-started), then ZeroTune again.",
-        )
+        said = f"{slots}, but torch {report['torch']} is built without CUDA, so no rank can use them"
+        remedy = "Install the build of torch that fits the driver (pytorch.org/get-started), then ZeroTune again."
+        return fail(ACCELERATORS, said, remedy)
     return ok(ACCELERATORS, slots) if tried is None else _check_tried(found, f"{slots}, but ", report, tried)
 
 
@@ -174,11 +137,9 @@ def _check_tried(found: DevicesFound, but: str, report: Mapping[str, Any], tried
     if isinstance(tried, str):
         return fail(ACCELERATORS, f"{but}trying them has failed: {tried}", "See whether `nvidia-smi` hangs.")
     if tried["sees"] == 0:
-        return fail(
-            ACCELERATORS,
-            f"{but}torch, built for CUDA {report['torch_cuda']}, sees none: {tried['why_none'] or 'CUDA shows none'}",
-            "Update the driver to one that supports this CUDA, or install a build of torch for an older one.",
-        )
+        said = f"{but}torch, built for CUDA {report['torch_cuda']}, sees none: {tried['why_none'] or 'CUDA shows none'}"
+        remedy = "Update the driver to one that supports this CUDA, or install a build of torch for an older one."
+        return fail(ACCELERATORS, said, remedy)
     broken = {number: words for number, words in enumerate(tried["devices"]) if words}
     if broken:
         said = "; ".join(f"cuda:{number}: {words}" for number, words in broken.items())
@@ -211,11 +172,7 @@ def _slots(found: DevicesFound) -> str:
 
 
 def check_devices(found: DevicesFound | InputError) -> list[Check]:
-    """Checks the state of each device; returns no line if there is nothing to report.
-
-    Args:
-        found: what the drivers say.
-    """
+    """Returns no line if there is nothing to report."""
     if isinstance(found, InputError) or not (found.conditions or found.host.notes):
         return []
     said = "; ".join([*found.host.notes, *map(_state, found.conditions)])
@@ -262,14 +219,12 @@ def _remedies(condition: DeviceCondition) -> dict[str, bool]:
 
 # Checks what a rank needs to train: devices and driver, torch and DeepSpeed, and the tools that build its ops.
 
-
 _REPORT_S = 60.0
 _KILLED_S = 2.0
 ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compiler"
 
 
 def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
-    """Returns the report of `trial_lib.launch.processes.environment_report`, or a sentence on why there is none."""
     try:
         text, last = _ask("trial_lib.launch.processes.environment_report", interpreter, environment)
     except TimeoutError:
@@ -281,11 +236,7 @@ def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict
 
 
 def devices() -> DevicesFound:
-    """Returns the devices that this process may use, and their state.
-
-    Raises:
-        InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on.
-    """
+    """Raises InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on."""
     where = "the NVIDIA driver"
     try:
         text, last = _ask("trial_lib.doctor", sys.executable, os.environ)
@@ -301,7 +252,6 @@ def devices() -> DevicesFound:
 
 
 def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
-    """Returns the report of `trial_lib.launch.processes.tried_devices`, or a sentence on why there is none."""
     try:
         text, last = _ask("trial_lib.launch.processes.tried_devices", interpreter, environment)
     except TimeoutError:
@@ -314,9 +264,7 @@ def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str,
 
 def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
     """Returns the output of a module in its own process, empty if it fails, and the last line of its errors.
-
-    Raises:
-        TimeoutError: it has not ended within a minute.
+    Raises TimeoutError: it has not ended within a minute.
     """
     listen, tell = os.pipe()
     with os.fdopen(listen, encoding="utf-8") as answer:
@@ -345,7 +293,6 @@ def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple
 
 
 def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
-    """Checks whether torch and DeepSpeed can be imported."""
     if isinstance(report, str):
         return fail(
             ENVIRONMENT, f"{interpreter}: {report}", "Run that import by hand, and mend the error that it shows."
@@ -355,12 +302,7 @@ def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Chec
 
 
 def check_ops(report: Mapping[str, Any] | str, wanted: Sequence[str]) -> Check:
-    """Checks which of DeepSpeed's ops are built, and which can be.
-
-    Args:
-        report: `environment_report`'s.
-        wanted: the ops that studies commonly need.
-    """
+    """Checks which of DeepSpeed's ops are built, and which can be."""
     if isinstance(report, str):
         return warn(OPS, "not known: DeepSpeed could not be asked", f"Mend `{ENVIRONMENT}` first.")
     ops = report["ops"]
@@ -421,7 +363,9 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
         if unread := unread_architectures(environment):
             said, remedy = unread.split(". ", 1)
             return fail(COMPILER, said, remedy)
-        own_path = shutil.which(own, path=path) or shutil.which(own, path=_cuda_bin(environment))
+        own_path = shutil.which(own, path=path) or shutil.which(
+            own, path=f"{environment.get('CUDA_HOME', '/usr/local/cuda')}/bin"
+        )
         if own_path is None:
             said = f"{compiler}, {ninja}, but no {own}: the ops of a GPU cannot be built"
             return warn(COMPILER, said, "Install the CUDA toolkit that torch was built for, and set CUDA_HOME to it.")
@@ -429,12 +373,7 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
     return ok(COMPILER, ", ".join(found))
 
 
-def _cuda_bin(environment: Mapping[str, str]) -> str:
-    return str(Path(environment.get("CUDA_HOME", "/usr/local/cuda")) / "bin")
-
-
 # Checks this host: shared memory, the folders that studies write to and their room, the clock.
-
 
 GIB = 2**30
 # DeepSpeed's CPU collectives take about 70 MB a rank, NCCL and data loaders' workers more.
@@ -445,7 +384,6 @@ _CLOCK_S = 0.2
 
 
 def check_shared_memory() -> Check:
-    """Checks the size of shared memory, and the buffers that ended ranks left in it."""
     name, folder = "shared memory", shared_segments.FOLDER
     remedy = (
         "Docker: --shm-size=8g; Kubernetes: an emptyDir with `medium: Memory` on /dev/shm; "
@@ -503,11 +441,7 @@ def check_layers(work_dir: Path) -> Check:
 
 
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
-    """Writes a byte to each folder that ZeroTune writes to, and checks the room there.
-
-    Args:
-        folders: the path of each folder by its purpose. It need not exist yet.
-    """
+    """Writes a byte to each folder that ZeroTune writes to, by its purpose, and checks the room there."""
     return [_write_access(what, folder) for what, folder in folders.items()]
 
 
@@ -549,12 +483,7 @@ def _elsewhere(what: str) -> str:
 
 
 def check_clock(server_time: float | None, asked_at: float) -> Check:
-    """Checks whether the clock runs evenly, and agrees with the Prefect server's.
-
-    Args:
-        server_time: the time on the server's clock, in seconds since the epoch. None if no server was asked.
-        asked_at: the time on this host's clock then.
-    """
+    """`server_time` is in seconds since the epoch, None if unasked. `asked_at` is this host's clock then."""
     name, remedy = "clock", "Synchronise it: timedatectl set-ntp true, or chronyc makestep."
     wall, steady = time.time(), time.monotonic()
     time.sleep(_CLOCK_S)
@@ -572,7 +501,6 @@ def check_clock(server_time: float | None, asked_at: float) -> Check:
 
 # Checks MLflow: whether its store or server answers, and its version.
 
-
 NAME = "MLflow"
 _TIMEOUT_S = 5
 # MLflow's own variables, and those of its HTTP library.
@@ -581,7 +509,6 @@ _LATER = "or unset MLFLOW_TRACKING_URI to keep the runs in ./mlflow.db; `zerotun
 
 
 def check_mlflow(work_dir: Path) -> Check:
-    """Checks the MLflow store of a study in a folder."""
     try:
         uri = default_tracking_uri(work_dir)
     except InputError as error:
@@ -668,11 +595,6 @@ def _basic(user: str, password: str) -> dict[str, str]:
 
 
 def _connect(uri: str) -> None:
-    """Opens a connection to a database, and closes it.
-
-    Raises:
-        Exception: whatever the database's driver raises, or an ImportError if it is missing.
-    """
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(uri, connect_args={"connect_timeout": _TIMEOUT_S})

@@ -19,10 +19,11 @@ PACKAGES = ("flows", "tasks", "trial_lib")
 
 # A budget: it may only fall, until something is worth the room that it takes.
 MAX_LINES = 78_903
-MAX_FILES = {"flows": 22, "tasks": 6, "trial_lib": 279}
+MAX_FILES = {"flows": 19, "tasks": 6, "trial_lib": 279}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.
 IMPORT_MORE = {
+    "flows.planning": 22,
     "flows.records": 23,
     "flows.tune": 30,
     "flows.tuning": 22,
@@ -66,7 +67,7 @@ def test_no_two_modules_need_each_other() -> None:
     TopologicalSorter(needs).prepare()
 
 
-@pytest.mark.parametrize("module", ["flows.command_line", "flows.tuning"])
+@pytest.mark.parametrize("module", ["flows.command_line", "flows.tuning", "flows.up"])
 def test_the_command_line_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)

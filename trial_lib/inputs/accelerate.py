@@ -19,12 +19,11 @@ from trial_lib.messages.files import write_whole
 
 # Reads an `accelerate launch` command.
 
-
+# The environment variable from which accelerate reads the path of a DeepSpeed configuration.
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-"""The environment variable from which accelerate reads the path of a DeepSpeed configuration."""
 
+# The environment variable from which accelerate reads the accumulation.
 ACCUMULATION_VARIABLE = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
-"""The environment variable from which accelerate reads the accumulation."""
 
 _QUESTION = Path(__file__).with_name("accelerate_question.py")
 _LONGEST_ANSWER_S = 120.0
@@ -76,7 +75,6 @@ _DEFAULTS = (_THREADS, "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
 
 
 def read_accelerate(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
-    """Reads what follows `accelerate launch`."""
     return {"launched_by": launcher.name, **parse_accelerate(words, interpreter)}
 
 
@@ -84,15 +82,13 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
     """Returns fields of `Entrypoint`. The script's arguments stay in `words`.
 
     If accelerate reads a DeepSpeed configuration file, `config_variables` names the variable with its path. If not,
-    accelerate makes a configuration from its options and the plugin, and the profile trial finds it.
+    accelerate makes a configuration from its options and the plugin, and the profile trial finds it. Raises
+    InputError: accelerate refuses the command, DeepSpeed would not train, the command asks for several nodes, or two
+    places set the gradient accumulation to two values.
 
     Args:
         words: the words behind `accelerate launch`.
         interpreter: the Python whose accelerate is asked. None is ZeroTune's own.
-
-    Raises:
-        InputError: accelerate refuses the command, DeepSpeed would not train, the command asks for several nodes, or
-            two places set the gradient accumulation to two values.
     """
     answer = _ask(words, interpreter)
     launcher, settings, variables = answer["launcher"], answer["settings"], answer["variables"]
@@ -160,10 +156,8 @@ def _refuse(words: Words, launcher: str, settings: Mapping[str, Any], given: Map
             f"{_name_of(settings)} starts a {launcher.partition('_')[0]} job: a search runs here.", _WITH_DEEPSPEED
         )
     if (settings["num_machines"] or 1) > 1:
-        raise words.error(
-            f"{given.get('num_machines', 'num_machines')} {settings['num_machines']} asks for several nodes.",
-            "Write 1: a search runs on one node.",
-        )
+        what = f"{given.get('num_machines', 'num_machines')} {settings['num_machines']} asks for several nodes."
+        raise words.error(what, "Write 1: a search runs on one node.")
     if launcher == _ONE and settings.get("use_cpu"):
         # Under DeepSpeed accelerate ignores it.
         raise words.error(f"use_cpu in {_name_of(settings)} trains without DeepSpeed.", _WITH_DEEPSPEED)
@@ -223,7 +217,6 @@ def _name_of(settings: Mapping[str, Any]) -> str:
 
 # Types an `accelerate launch` command again, with another DeepSpeed configuration.
 
-
 _CONFIG_FLAG, _LAUNCHER_CONFIG_FLAG = "--deepspeed_config_file", "--config_file"
 _FIELDS_VARIABLE = "ACCELERATE_CONFIG_DS_FIELDS"
 # accelerate refuses these fields of its configuration file beside a DeepSpeed configuration file.
@@ -247,13 +240,6 @@ def accelerate_words(
 
     Only the option that names the configuration differs from the user's words. accelerate refuses that option beside
     a configuration file of its own with settings for DeepSpeed. A copy of that file without them then replaces it.
-
-    Args:
-        entrypoint: a command that accelerate starts.
-        config: the DeepSpeed configuration.
-        config_path: the file with that configuration.
-        launcher_config_path: the file for the copy of accelerate's configuration file, if a copy is needed.
-        folder: the folder of the command's relative paths.
     """
     words = list(entrypoint.launcher)
     if entrypoint.config_positions and not entrypoint.config_variables:
@@ -276,11 +262,6 @@ def accelerate_variables(variables: Mapping[str, str], config: Mapping[str, Any]
     """Returns the variables that `accelerate launch` has set for a program, with another DeepSpeed configuration.
 
     A program such as `trl` calls the launcher in its own process. The command that trains then begins with them.
-
-    Args:
-        variables: of the command.
-        config: the DeepSpeed configuration.
-        config_path: the file with that configuration.
     """
     if "ACCELERATE_USE_DEEPSPEED" not in variables:
         return dict(variables)

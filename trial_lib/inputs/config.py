@@ -32,14 +32,13 @@ from trial_lib.records.switches import PROGRAM
 
 # Types of single fields of an experiment's YAML: lengths, environment variables, sizes, and the values of knobs.
 
-
+# The batch keys of a DeepSpeed configuration.
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]
-"""The batch keys of a DeepSpeed configuration."""
 
+# The DeepSpeed keys that a script may take from its command line or its environment.
 MappedKey = Literal[
     "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "zero_optimization.stage"
 ]
-"""The DeepSpeed keys that a script may take from its command line or its environment."""
 
 
 class Length(YamlSection):
@@ -66,14 +65,12 @@ class Length(YamlSection):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Returns the mapping's schema with the bare number beside it."""
         mapping = handler.resolve_ref_schema(handler(core_schema))
         number = {"type": "integer", "minimum": 0, "description": "Optimizer steps."}
         return {"description": mapping.pop("description"), "anyOf": [number, mapping]}
 
 
 def known_turned(switches: dict[str, Any]) -> dict[str, Any]:
-    """Returns switches that ZeroTune turns, each with a value that it can have."""
     for place, value in switches.items():
         if not is_turned(place):
             raise ValueError(f"ZeroTune has no switch {place}: it has {', '.join(TURNED)}")
@@ -82,13 +79,7 @@ def known_turned(switches: dict[str, Any]) -> dict[str, Any]:
     return switches
 
 
-def none_for_zero(number: int | None) -> int | None:
-    """Returns a number that is not 0."""
-    return number or None
-
-
 def above_zero(length: Length) -> Length:
-    """Returns a length that is not 0."""
     if 0 in (length.batches, length.epochs, length.records):
         raise ValueError("expected a length above 0")
     return length
@@ -223,7 +214,6 @@ SearchSpaceSection = Annotated[
 
 # Hyperparameters as Determined writes them: `{type: const, val: 0.1}` is a value, `{type: log, ...}` a range. Pure.
 
-
 _CONST = {"type", "val"}
 # The keys that a range of each type has to have: `{type: Adam, params: ...}` is the user's own mapping.
 _RANGES = {
@@ -238,15 +228,12 @@ _OF_DEEPSPEED = "Write your value. The search varies it, within `search_space` i
 
 def plain_value(value: Any) -> Any:
     """Returns a hyperparameter with every constant in it, at any depth, replaced by its value.
-
-    Raises:
-        PydanticCustomError: it contains a range, which is not one value to train with.
+    Raises PydanticCustomError: it contains a range, which is not one value to train with.
     """
     return _plain(value, "", _ONE_VALUE)
 
 
 def plain_deepspeed_value(value: Any) -> Any:
-    """Returns DeepSpeed's part of the hyperparameters, as `plain_value` does."""
     return _plain(value, "", _OF_DEEPSPEED)
 
 
@@ -285,7 +272,6 @@ class Hyperparameters(YamlSection):
     )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the hyperparameters as they stand in the file."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -456,7 +442,7 @@ class ExperimentConfig(YamlSection):
     )
     data: dict[str, JsonValue] = Field(default_factory=dict, description="Any values, for code that asks for them.")
     labels: list[str] = Field(default_factory=list, description="Words that the tracking server shows with the study.")
-    records_per_epoch: Annotated[NonNegativeInt | None, AfterValidator(none_for_zero)] = Field(
+    records_per_epoch: Annotated[NonNegativeInt | None, AfterValidator(lambda number: number or None)] = Field(
         default=None,
         description="Training samples in one epoch, for code that measures its length in epochs. 0 means unknown.",
     )

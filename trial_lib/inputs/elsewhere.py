@@ -10,7 +10,6 @@ from trial_lib.inputs.words import ASSIGNMENT
 
 # Programs that start a training where ZeroTune does not see it: schedulers, containers, hosts, sessions.
 
-
 _IN_THE_JOB = (
     "Write `zerotune tune --` into the job, before the command that starts your ranks (such as `zerotune tune -- srun "
     "python train.py`), and submit that job without zerotune."
@@ -24,8 +23,6 @@ _ANYTHING = ("",)
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Programs that start a command elsewhere."""
-
     # Their names, each with the words behind it that start something. Alone, all words do.
     programs: dict[str, tuple[str, ...]]
     does: str  # how a sentence goes on behind such words
@@ -130,10 +127,11 @@ _PREFIXES = frozenset(
         *("conda", "mamba", "micromamba", "mpirun", "mpiexec", "orterun", "srun"),
     )
 )
+# They change PATH, so that a wrapper's shims do not see the command behind them.
 OTHER_USER = ("sudo", "doas")
-"""They change PATH, so that a wrapper's shims do not see the command behind them."""
 _ORDINARY_WORDS = ("at", "batch", "screen")  # which may be the value of a prefix's option
 _MPI = ("mpirun", "mpiexec", "orterun")  # `-bootstrap ssh`, `--mca plm_rsh_agent ssh`: how they reach other hosts
+# Names that mean the program, in whatever text they stand.
 UNMISTAKABLE = (
     "sbatch",
     "salloc",
@@ -146,7 +144,6 @@ UNMISTAKABLE = (
     "singularity",
     "kubectl",
 )
-"""Names that mean the program, in whatever text they stand."""
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
 _ABOUT_ITSELF = frozenset(("--version", "-V", "--help", "-h", "help", "version", "--test-only"))
 _GPUS = ("--gpus", "--nv", "--rocm", "--runtime", "--device")
@@ -164,7 +161,6 @@ class StartedElsewhere:
 
     @property
     def what(self) -> str:
-        """The first sentence of an error."""
         return f"{self.shown} {self.kind.does}."
 
 
@@ -192,7 +188,6 @@ def started_elsewhere(words: Sequence[str]) -> StartedElsewhere | None:
 
 
 def programs_elsewhere() -> list[str]:
-    """Returns the name of each such program."""
     return [program for kind in KINDS for program in kind.programs]
 
 

@@ -25,21 +25,17 @@ from trial_lib.inputs.words import ASSIGNMENT, Words, read_options, split_comman
 
 # Reading a command: a Python program that starts by itself or by a launcher.
 
-
 TRIAL_CLASS_MODULE = "trial_lib.training"
 _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LONGEST_FIRST_LINE = 4096
 _SHELL_FUNCTIONS = ("conda", "mamba", "micromamba", "module", "source", ".")
-_OWN_RANKS = "the launcher determined.launch is left out: ZeroTune starts the ranks itself."
 
 
 def parse_command(words: Words) -> dict[str, Any]:
     """Takes a command off the words, up to the script's own arguments, and returns fields of `Entrypoint`.
-
-    Raises:
-        InputError: the command starts something other than Python, has a launcher or interpreter option that ZeroTune
-            cannot follow, or names neither script nor trial class.
+    Raises InputError: the command starts something other than Python, has a launcher or interpreter option that
+    ZeroTune cannot follow, or names neither script nor trial class.
     """
     if not words:
         raise words.error("it names no command.")
@@ -55,10 +51,8 @@ def parse_command(words: Words) -> dict[str, Any]:
         words.program = command
         return _launched(words, launcher, _interpreter_beside(words, command) if launcher.comes_with_python else None)
     if re.fullmatch(r"python3\.\d+", program):
-        raise words.error(
-            f"{command} may be another Python than ZeroTune's own.",
-            "Write python3 for ZeroTune's own, or the path of yours, such as /opt/env/bin/python.",
-        )
+        what = f"{command} may be another Python than ZeroTune's own."
+        raise words.error(what, "Write python3 for ZeroTune's own, or the path of yours, such as /opt/env/bin/python.")
     found = started_elsewhere([command, *words.rest])
     if found is not None:
         raise words.error(found.what, found.kind.instead)
@@ -75,11 +69,7 @@ def _where_to_look(program: str) -> str:
 
 
 def take_script(words: Words) -> str:
-    """Takes the name of a script, or of a module behind `--module`, off the words.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Takes the name of a script, or of a module behind `--module`. Raises InputError: there is none."""
     if not words:
         raise words.error("it names no script.")
     script = words.take()
@@ -89,11 +79,7 @@ def take_script(words: Words) -> str:
 
 
 def read_own(words: Words) -> dict[str, Any]:
-    """Reads what follows `python3 -m trial_lib.training`: `--trial module:Class`.
-
-    Raises:
-        InputError: no trial class follows.
-    """
+    """Reads what follows `python3 -m trial_lib.training`. Raises InputError: no trial class follows."""
     if words and words.first.partition("=")[0] == "--trial":
         return _trial_class(words, words.take_value(words.take()))
     raise words.error("trial_lib.training is given no trial class.", "Write `--trial MODULE:CLASS` behind it.")
@@ -112,16 +98,12 @@ def _take_rest_of_name(words: Words, spellings: tuple[str, ...], first: str) -> 
             del words.rest[: len(rest)]
             return
     raise words.error(
-        f"{first} starts a training by `{' '.join([first, *rests[0]])}`.",
-        f"Write {' '.join(rests[0])} behind {first}.",
+        f"{first} starts a training by `{' '.join([first, *rests[0]])}`.", f"Write {' '.join(rests[0])} behind {first}."
     )
 
 
 def _interpreter_beside(words: Words, command: str) -> str | None:
-    """Returns the Python that a launcher of that path runs in. None stands for ZeroTune's own.
-
-    It is the Python in the launcher's folder, or else the Python that the launcher's first line names.
-    """
+    """Returns the Python in the launcher's folder, or that its first line names; None for ZeroTune's own."""
     folder = os.path.dirname(command)  # noqa: PTH120 a path that begins with ./ is to stay as it is
     if not folder:
         return None
@@ -158,35 +140,30 @@ def _parse_module(words: Words, module: str, interpreter: str | None) -> dict[st
         _take_rest_of_name(words, launcher.modules, module)
         words.program = module
         if module == DEEPSPEED_LAUNCH:
-            words.rest = _runner_words(words)
+            found = runner_words(words.rest)
+            if found is None:
+                what = f"{DEEPSPEED_LAUNCH} is given no devices, or several hosts."
+                raise words.error(what, "Type `deepspeed` instead.")
+            words.rest = found
         return _launched(words, launcher, interpreter)
     if not _MODULE.fullmatch(module):
         raise words.error(f"{module!r} is not the name of a module.")
     return {"module": module}
 
 
-def _runner_words(words: Words) -> list[str]:
-    found = runner_words(words.rest)
-    if found is None:
-        raise words.error(f"{DEEPSPEED_LAUNCH} is given no devices, or several hosts.", "Type `deepspeed` instead.")
-    return found
-
-
 def _trial_class(words: Words, name: str) -> dict[str, Any]:
     if not _TRIAL_CLASS.fullmatch(name):
         raise words.error(f"{name!r} is not a trial class.", "Write `--trial MODULE:CLASS`, such as model_def:MyTrial.")
     if words:
-        raise words.error(
-            f"{words.first} follows the trial class {name}, which takes no arguments.",
-            "Leave it out, and put values under `hyperparameters`.",
-        )
+        what = f"{words.first} follows the trial class {name}, which takes no arguments."
+        raise words.error(what, "Leave it out, and put values under `hyperparameters`.")
     return {"trial_class": name}
 
 
 def _read_determined(words: Words) -> dict[str, Any]:
     # Reads what follows `python3 -m determined.launch.deepspeed`: a command of its own, or `--trial module:Class`.
     options = read_options(words, "determined.launch", DETERMINED, last=("--trial", "--"))
-    words.notes.append(_OWN_RANKS)
+    words.notes.append("the launcher determined.launch is left out: ZeroTune starts the ranks itself.")
     if "--trial" in options:
         return _trial_class(words, options["--trial"])
     if words and words.first.endswith(".py"):
@@ -202,8 +179,8 @@ _OWN_MODULES: dict[str, Callable[[Words], dict[str, Any]]] = {
 }
 
 
+# The flags that give a script the path of its DeepSpeed configuration.
 CONFIG_FLAGS = ("--deepspeed", "--deepspeed_config")
-"""The flags that give a script the path of its DeepSpeed configuration."""
 
 Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
 """How many ranks a command starts: a number, or one for each device (`all`), for each GPU or for each core. With
@@ -211,8 +188,6 @@ Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
 
 
 class Entrypoint(BaseModel):
-    """The user's command."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     interpreter: str | None = None  # path of the Python to run, as the user wrote it. None is ZeroTune's own.
@@ -261,19 +236,14 @@ def parse_entrypoint(
     shell: Mapping[str, str] | None = None,
 ) -> Entrypoint:
     """Returns the user's command in its parts.
+    Raises InputError: the command needs a shell, starts something other than Python, has a launcher or interpreter
+    option that ZeroTune cannot follow, or names neither script nor trial class.
 
     Args:
-        command: one line, or a list of words.
         deepspeed_config: path of the user's DeepSpeed configuration. An argument with this path names the
             configuration, whatever its flag.
-        where: the place that errors name.
-        folder: the folder of the command's relative paths.
         shell: the environment of the shell that the command was typed in. The launcher's options and variables then
             count. None leaves the options out, with a note each, because a YAML says how many ranks start.
-
-    Raises:
-        InputError: the command needs a shell, starts something other than Python, has a launcher or interpreter
-            option that ZeroTune cannot follow, or names neither script nor trial class.
 
     Example:
         >>> parse_entrypoint("deepspeed --num_gpus 2 train.py --lr 0.1").arguments

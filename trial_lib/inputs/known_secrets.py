@@ -23,7 +23,6 @@ from trial_lib.records.folders import StudyPaths
 
 # Hides secrets whose values are known, because a log may contain them without their names or in another spelling.
 
-
 _SHORTEST = 6  # a shorter value also occurs in ordinary words
 _SHORTEST_BEGINNING = 8  # of a value that the end of a text cuts off, and at least half of it
 _USER_AND_PASSWORD = re.compile(r"://([^/@\s'\"]*?)(?::([^\s'\"]+))?@")
@@ -41,20 +40,17 @@ class KnownSecrets:
     def of(cls, experiment: Path, *records: Path) -> "KnownSecrets":
         """Returns the secrets of an experiment's YAML, and of this process's environment, which its trials inherit.
 
-        Args:
-            experiment: the YAML.
-            *records: JSON files with the typed command, or with values from the code.
+        `records` are JSON files with the typed command, or with values from the code.
         """
         return cls.within(*map(_document, (experiment, *records)))
 
     @classmethod
     def of_experiment(cls, experiment: Experiment) -> "KnownSecrets":
-        """Returns the secrets of an experiment and of its DeepSpeed configuration."""
+        """Includes those of its DeepSpeed configuration."""
         return cls.within(parse_yaml(experiment.text, experiment.source).data, experiment.ds_config)
 
     @classmethod
     def of_study(cls, paths: StudyPaths) -> "KnownSecrets":
-        """Returns the secrets of a study's YAML, of its typed command, and of the configuration in the code."""
         return cls.of(paths.experiment, paths.record, paths.trial(0).result)
 
     @classmethod
@@ -69,18 +65,16 @@ class KnownSecrets:
         return cls(tuple(sorted(spelled, key=lambda value: (-len(value), value))))
 
     def __add__(self, other: "KnownSecrets") -> "KnownSecrets":
-        """Returns the secrets of both."""
         return KnownSecrets(tuple(sorted({*self.values, *other.values}, key=lambda value: (-len(value), value))))
 
     def hide(self, text: str) -> str:
-        """Returns a text without these values, and without values that look like secrets."""
         return redact_text(self.hide_values(text))
 
     def hide_values(self, text: str) -> str:
         """Returns a text without these values. A beginning of a value at the end of a text is hidden as well."""
         if not self.values:
             return text
-        whole = self._without_whole(text)
+        whole = _any_of(self.values).sub(REDACTED, text)
         end = whole.rstrip(". …\n")
         for value in self.values:
             at = end.rfind(value[: max(_SHORTEST_BEGINNING, len(value) // 2)])
@@ -89,13 +83,8 @@ class KnownSecrets:
         return whole
 
     def hide_in(self, document: Any) -> Any:
-        """Returns a document, such as one of JSON, without these values and those that look like secrets, at any
-        depth. Its keys stay, because programs read them.
-        """
+        """Returns a JSON document as `hide` has its texts, at any depth. Its keys stay, because programs read them."""
         return self._without(redact(document) if isinstance(document, Mapping) else redact({"": document})[""])
-
-    def _without_whole(self, text: str) -> str:
-        return _any_of(self.values).sub(REDACTED, text) if self.values else text
 
     def _without(self, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -106,8 +95,6 @@ class KnownSecrets:
 
 
 class _OfProcess:
-    """The secrets that this process knows."""
-
     secrets: KnownSecrets | None = None
 
 
@@ -193,9 +180,8 @@ def _spellings(value: str) -> Iterable[str]:
 
 # The user's command as MLflow and Prefect get it: no free text, because any of it may be a secret.
 
-
+# The keys in records and parameters that have a command, as a list or as text.
 _COMMANDS = ("command", "best_command", "entrypoint")
-"""The keys in records and parameters that have a command, as a list or as text."""
 _OPTION = re.compile(r"--[A-Za-z][\w.-]*|-[A-Za-z]{1,2}|--")
 _QUOTED_COMMAND = re.compile(r"`([^`\n]+ [^`\n]+)`")
 _NAMED = re.compile(r"(--?[A-Za-z][\w.-]*=|[A-Za-z_]\w*=|\+{0,2}[A-Za-z_][\w.]*=)(.*)", re.DOTALL)
@@ -209,12 +195,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 
 
 def sent_words(words: Sequence[str], folder: Path) -> list[str]:
-    """Returns the words of a command, with `<redacted>` for free text.
-
-    Args:
-        words: of the command.
-        folder: of its relative paths.
-    """
+    """Returns the words of a command, with `<redacted>` for free text."""
     known = _launcher_words()
     options = {option for launcher in LAUNCHERS.values() for option in launcher.options}
     shown: list[str] = []
@@ -243,7 +224,7 @@ def sent_command(text: str, folder: Path) -> str:
 
 
 def sent_document(value: Any, folder: Path, key: str = "") -> Any:
-    """Returns a document of JSON in which each command is as `sent_words` has it."""
+    """Each command in it is as `sent_words` has it."""
     if isinstance(value, dict):
         return {name: sent_document(inner, folder, name) for name, inner in value.items()}
     if key in _COMMANDS and isinstance(value, str):
@@ -256,7 +237,7 @@ def sent_document(value: Any, folder: Path, key: str = "") -> Any:
 
 
 def sent_text(text: str) -> str:
-    """Returns a text in which each command between backquotes is as `sent_words` has it."""
+    """Each command between backquotes is as `sent_words` has it."""
 
     def shown(found: re.Match[str]) -> str:
         named = {Path(word).name for word in found[1].split()}

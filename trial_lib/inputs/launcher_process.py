@@ -25,9 +25,6 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def launcher_in(words: Sequence[str]) -> list[str] | None:
     """Returns the command of a launcher, as a user may type it; None for any other process.
 
-    Args:
-        words: the command line of a process. For a Python script it begins with the interpreter.
-
     Example:
         >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
         ['/opt/env/bin/torchrun', '--nproc_per_node', '2', 'train.py']
@@ -87,7 +84,6 @@ def runner_words(words: Sequence[str]) -> list[str] | None:
 
 
 def is_python(program: str) -> bool:
-    """Returns whether a program, by its name or path, is a Python interpreter."""
     return _PYTHON.fullmatch(_name(program)) is not None
 
 

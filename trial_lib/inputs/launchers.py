@@ -9,8 +9,6 @@ from enum import Enum
 
 
 class Does(Enum):
-    """What becomes of an option."""
-
     FOLLOWED = "it counts"
     LEFT_OUT = "ZeroTune decides it, and a note names it"
     ONE_NODE = "it has to ask for this node alone"
@@ -19,8 +17,6 @@ class Does(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a launcher."""
-
     does: Does  # what becomes of it
     why: str = ""  # the reason, if it is left out or refused
     has_value: bool = True  # whether a value follows
@@ -28,17 +24,14 @@ class Option:
 
 
 def followed(name: str = "", has_value: bool = True) -> Option:
-    """Returns an option that counts."""
     return Option(Does.FOLLOWED, has_value=has_value, name=name)
 
 
 def left_out(why: str, has_value: bool = True) -> Option:
-    """Returns an option that is left out."""
     return Option(Does.LEFT_OUT, why, has_value)
 
 
 def refused(why: str, has_value: bool = True) -> Option:
-    """Returns an option that is refused."""
     return Option(Does.REFUSED, why, has_value)
 
 
@@ -52,6 +45,7 @@ _PROCESSES = "ZeroTune watches over the ranks"
 _ELASTIC = "a trial has the same ranks from its beginning to its end; an elastic training may start from the answer"
 _NO_PYTHON = "ZeroTune starts Python programs only"
 
+# Of `deepspeed/launcher/runner.py`, DeepSpeed 0.16 to 0.19.
 DEEPSPEED: dict[str, Option] = {
     "--hostfile": followed(),
     "-H": followed("--hostfile"),
@@ -86,7 +80,6 @@ DEEPSPEED: dict[str, Option] = {
     "--autotuning": refused("ZeroTune takes the place of DeepSpeed's autotuner"),
     "--venv_script": refused("no shell is started: activate the environment before zerotune"),
 }
-"""Of `deepspeed/launcher/runner.py`, DeepSpeed 0.16 to 0.19."""
 
 # A YAML says how many ranks start. Only a typed command chooses devices.
 DEEPSPEED_IN_YAML: dict[str, Option] = {
@@ -98,6 +91,7 @@ DEEPSPEED_IN_YAML: dict[str, Option] = {
     "--no_local_rank": DEEPSPEED["--no_local_rank"],
 }
 
+# Of `torch/distributed/run.py`, torch 2.13.
 TORCHRUN: dict[str, Option] = {
     "--nproc_per_node": followed(),
     "--module": followed(has_value=False),
@@ -133,7 +127,6 @@ TORCHRUN: dict[str, Option] = {
     "--run_path": refused("ZeroTune starts a script or a module", has_value=False),
     "--virtual_local_rank": refused("a rank finds its device by its LOCAL_RANK", has_value=False),
 }
-"""Of `torch/distributed/run.py`, torch 2.13."""
 TORCHRUN_IN_YAML = {**TORCHRUN, "--nproc_per_node": left_out(SLOTS)}
 
 DETERMINED: dict[str, Option] = {
@@ -148,6 +141,7 @@ _DEVICES = "ZeroTune hands out the devices"
 _JOB = "the search runs in the allocation that there is"
 _OTHER_FOLDER = "change to that folder before zerotune"
 
+# Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra.
 MPIRUN: dict[str, Option] = {
     **{name: followed("-np") for name in ("-np", "--np", "-n", "--n", "-c")},
     **{name: followed("-npernode") for name in ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")},
@@ -177,8 +171,8 @@ MPIRUN: dict[str, Option] = {
     "-genvlist": followed(),
     "-genvnone": followed(has_value=False),
 }
-"""Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra."""
 
+# Of Slurm 24.
 SRUN: dict[str, Option] = {
     **{name: followed("--ntasks") for name in ("-n", "--ntasks")},
     "--ntasks-per-node": followed(),
@@ -217,11 +211,11 @@ SRUN: dict[str, Option] = {
         for name in ("--container", "--container-image", "--container-mounts", "--container-workdir")
     },
 }
-"""Of Slurm 24."""
 
 _ONE_RUN = "it makes an environment for one run, and a study has many: add the packages to the project"
 _SECRETS = "ZeroTune has to know which variables are secret: export them before zerotune"
 
+# Of `uv run`, uv 0.7.
 UV_RUN: dict[str, Option] = {
     **{
         name: followed()
@@ -253,22 +247,17 @@ UV_RUN: dict[str, Option] = {
     "--env-file": refused(_SECRETS),
     "--directory": refused(_OTHER_FOLDER),
 }
-"""Of `uv run`, uv 0.7."""
 
 
 # The launchers that users type to start ranks, one record each.
 
-
-TORCH_LAUNCH = "torch.distributed.launch"
-"""torchrun's older module."""
+TORCH_LAUNCH = "torch.distributed.launch"  # torchrun's older module
+# The module by which DeepSpeed's launcher starts the ranks of one host.
 DEEPSPEED_LAUNCH = "deepspeed.launcher.launch"
-"""The module by which DeepSpeed's launcher starts the ranks of one host."""
 
 
 @dataclass(frozen=True)
 class UserLauncher:
-    """A launcher."""
-
     name: str  # as `Entrypoint.launched_by` has it
     programs: tuple[str, ...]  # the words that begin it, such as `accelerate launch`. Texts show the first.
     # The function that reads the words behind them, as `module:function`. It takes the words, this record and the
@@ -294,12 +283,11 @@ class UserLauncher:
     # More variables of each rank. `{rank}`, `{local_rank}`, `{ranks}` and `{local_ranks}` stand for numbers.
     rank_variables: Mapping[str, str] = field(default_factory=dict)
     # The function that types it with another DeepSpeed configuration, as `module:function`. It is called as
-    # `accelerate_rewrite.accelerate_words` is. Empty if the words stay as they are.
+    # `accelerate.accelerate_words` is. Empty if the words stay as they are.
     retype: str = ""
 
     @property
     def shown(self) -> str:
-        """The words that texts call it by."""
         return self.programs[0]
 
     def begins(self, words: Sequence[str]) -> bool:
@@ -308,8 +296,8 @@ class UserLauncher:
         return any(named[: len(spelled)] == spelled for spelled in map(str.split, self.programs))
 
 
+# What holds if no launcher is typed. ZeroTune then starts ranks as `deepspeed` does.
 NONE = UserLauncher(name="python", programs=("python", "python3"), comes_with_python=True, sets_local_size=True)
-"""What holds if no launcher is typed. ZeroTune then starts ranks as `deepspeed` does."""
 
 _RECORDS = (
     UserLauncher(
@@ -396,17 +384,15 @@ _RECORDS = (
         is_environment=True,
     ),
 )
+# Every launcher by its name. Texts list them in this order.
 LAUNCHERS: dict[str, UserLauncher] = {launcher.name: launcher for launcher in _RECORDS}
-"""Every launcher by its name. Texts list them in this order."""
 
 
 def launcher_named(name: str | None) -> UserLauncher:
-    """Returns the record of `Entrypoint.launched_by`."""
     return NONE if name is None else LAUNCHERS[name]
 
 
 def launcher_of(words: Sequence[str]) -> UserLauncher | None:
-    """Returns the launcher that a command begins with."""
     return next((launcher for launcher in LAUNCHERS.values() if launcher.begins(words)), None)
 
 
@@ -416,7 +402,6 @@ def launcher_of_program(program: str) -> UserLauncher | None:
 
 
 def launcher_of_module(module: str) -> UserLauncher | None:
-    """Returns the launcher that is a module, by the module's name alone."""
     return next((launcher for launcher in LAUNCHERS.values() if module in firsts(launcher.modules)), None)
 
 
@@ -433,12 +418,11 @@ def is_environment_from(words: Sequence[str]) -> bool:
 
 
 def first_words(launcher: UserLauncher) -> tuple[str, ...]:
-    """Returns the programs of a launcher without the words behind them."""
+    """Leaves out the words behind them: `accelerate` without `launch`."""
     return firsts(launcher.programs)
 
 
 def firsts(spellings: Sequence[str]) -> tuple[str, ...]:
-    """Returns the first word of each spelling."""
     return tuple(spelled.split()[0] for spelled in spellings)
 
 
@@ -453,12 +437,10 @@ def python_programs() -> tuple[str, ...]:
 
 
 def all_modules() -> Iterator[str]:
-    """Yields every module of a launcher, each with the words that belong to its name."""
     for launcher in LAUNCHERS.values():
         yield from launcher.modules
 
 
 def launchers_listed() -> str:
-    """Returns the launchers as a sentence names them."""
     *others, last = (launcher.shown for launcher in LAUNCHERS.values())
     return f"{', '.join(others)} or {last}"

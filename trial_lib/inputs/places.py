@@ -17,9 +17,8 @@ from trial_lib.records.switches import SwitchValue, boolean_of, is_option, text_
 
 # A value in a YAML or JSON file that the user's command names. A trial gets its own copy of the file.
 
-
+# How such a target is written: `conf/train.yaml:trainer.batch`.
 FILE_TARGET = r"[^\s=:]+\.(yaml|yml|json):[^\s=:]+"
-"""How such a target is written: `conf/train.yaml:trainer.batch`."""
 
 # An anchor or a tag before a value belongs to the value.
 _PROPERTIES = re.compile(r"([&!]\S*\s+)*")
@@ -35,24 +34,20 @@ class DocumentValue:
 
     @property
     def text(self) -> str:
-        """The value's text."""
         return self.document[self.begin : self.end]
 
     def replaced(self, value: str) -> str:
-        """Returns the document with another value."""
         return self.document[: self.begin] + value + self.document[self.end :]
 
 
 @dataclass(frozen=True)
 class FileTarget:
-    """A place in the command that is a value in a file."""
-
     path: str  # the path of the file, as the user wrote it
     key: str  # the path to the value, with dots. A number counts from 0 in a list.
 
     @classmethod
     def read(cls, target: str) -> "FileTarget | None":
-        """Returns a target that is a value in a file. None for any other target."""
+        """None for any target but a value in a file."""
         if target.startswith("-") or not re.fullmatch(FILE_TARGET, target):
             return None
         path, _, key = target.partition(":")
@@ -82,15 +77,8 @@ class FileTarget:
         return found
 
     def find(self, arguments: Sequence[str], folder: Path, document: str | None = None) -> DocumentValue:
-        """Returns the value in the file.
-
-        Args:
-            arguments: the program's arguments.
-            folder: the folder of relative paths.
-            document: the text to look in. None reads the file.
-
-        Raises:
-            InputError: no argument is the file's path, the file cannot be read, or it has no such value.
+        """Returns the value in the file, or in `document`, which is its text.
+        Raises InputError: no argument is the file's path, the file cannot be read, or it has no such value.
         """
         if not self.positions(arguments, folder):
             remedy = "Name a file that is: a trial is given its own copy in the place of that argument."
@@ -118,26 +106,13 @@ class FileTarget:
 def in_wrapper(
     arg_mappings: Mapping[Any, str], arguments: Sequence[str], wrapper: Sequence[str], folder: Path
 ) -> dict[str, str]:
-    """Returns the mappings to files that a wrapper reads, and does not hand over to the program.
-
-    Args:
-        arg_mappings: the place that sets each DeepSpeed key.
-        arguments: the program's.
-        wrapper: the words that the user typed; none if they start the program themselves.
-        folder: the folder of relative paths.
-    """
+    """Returns the mappings to files that a wrapper reads, and does not hand over to the program."""
     files = ((str(key), target, FileTarget.read(target)) for key, target in arg_mappings.items() if wrapper)
     return {key: target for key, target, file in files if file is not None and not file.positions(arguments, folder)}
 
 
 def text_in_file(place: str, value: SwitchValue, typed: str) -> str:
-    """Returns the text of a value in a YAML or JSON file, quoted if it would not read back as text.
-
-    Args:
-        place: the place, which names the file.
-        value: the value to set.
-        typed: the text of the value there now.
-    """
+    """Returns the text of a value in a YAML or JSON file, quoted if it would not read back as text."""
     text = text_of(value, typed)
     if not isinstance(value, str):
         return text.lower() if isinstance(value, bool) else text
@@ -152,7 +127,6 @@ def text_in_file(place: str, value: SwitchValue, typed: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """Returns the text that a scalar of YAML or JSON means."""
     try:
         loaded = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:
@@ -172,19 +146,18 @@ def _inner(node: yaml.Node | None, step: str) -> yaml.Node | None:
 
 # Places in the user's command that hold a value: the targets of `arg_mappings`, and the switches of a program.
 
-
 _KEY = r"[A-Za-z_][\w-]*(\.[\w-]+)*"
 _OPTION, _VARIABLE, _WORD = r"--?[A-Za-z][^\s=]*", r"[A-Za-z_]\w*", r"argv:[1-9]\d*"
 _OVERRIDE = rf"\+{{1,2}}{_KEY}|[A-Za-z_][\w-]*(\.[\w-]+)+"
+# An option, an environment variable, an override `key=value`, a value in a file, or a word by its number.
 MAPPING_TARGET = rf"^({_OPTION}|{_VARIABLE}|{_OVERRIDE}|{FILE_TARGET}|{_WORD})$"
-"""An option, an environment variable, an override `key=value`, a value in a file, or a word by its number."""
+# The places, as a message names them.
 PLACES = (
     "an option (--batch-size), an environment variable (BATCH), an override (trainer.batch), a value in a file of the "
     "command (conf.yaml:trainer.batch), or a word by its number (argv:2)"
 )
-"""The places, as a message names them."""
+# A place of a switch: a target, or the name of a switch that ZeroTune turns.
 SWITCH_PLACE = rf"{MAPPING_TARGET}|^{TURNED_PLACE}$"
-"""A place of a switch: a target, or the name of a switch that ZeroTune turns."""
 
 _AN_OVERRIDE = re.compile(rf"[+~]{{0,2}}{_KEY}=")
 _NEGATIVE = re.compile(r"-\.?\d")
@@ -192,8 +165,6 @@ _NEGATIVE = re.compile(r"-\.?\d")
 
 @dataclass(frozen=True)
 class Typed:
-    """One place of a target in the command."""
-
     begin: int  # the position of its first word among the program's arguments
     end: int  # the position behind its last word
     name: tuple[str, ...]  # the words before the word with the value
@@ -201,34 +172,22 @@ class Typed:
     value: str  # the value as the user typed it. Empty if there is none.
 
     def words(self, value: str) -> list[str]:
-        """Returns the words that set another value in the same form."""
         return [*self.name, f"{self.before}{value}"]
 
 
 def is_plain_name(place: str) -> bool:
-    """Returns whether a place is a name without dots: an environment variable, unless an argument has that name."""
+    """Whether it has no dots: an environment variable, unless an argument has that name."""
     return re.fullmatch(_VARIABLE, place) is not None
 
 
 def is_variable(target: str, arguments: Sequence[str]) -> bool:
-    """Returns whether a target is an environment variable: a plain name without an argument `name=value`.
-
-    Args:
-        target: a target of `arg_mappings`.
-        arguments: the program's arguments.
-    """
+    """Whether it is an environment variable: a plain name without an argument `name=value`."""
     return is_plain_name(target) and not typed_as(target, arguments)
 
 
 def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
-    """Returns the places of a target among a program's arguments, in order. Most parsers use the last one.
-
-    Args:
-        target: a target of `arg_mappings`. A variable, or a value in a file, has no place there.
-        arguments: the program's arguments.
-
-    Raises:
-        InputError: the target is a word by its number, and there are fewer words.
+    """Returns the places of a target among the arguments, in order. Most parsers use the last one.
+    Raises InputError: the target is a word by its number, and there are fewer words.
     """
     if target.startswith("-"):
         return _options(target, arguments)
@@ -240,16 +199,12 @@ def typed_as(target: str, arguments: Sequence[str]) -> list[Typed]:
 
 
 def with_target(target: str, arguments: Sequence[str], value: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns a program's arguments with a value at a target, and a pair (old, new) for each change.
+    """Returns the arguments with a value at a target, and a pair (old, new) for each change.
 
-    Each place of the target changes in its own form. A target without a place is added, and its old is empty. An option
-    is added behind all words before `--`, so that it belongs to the last subcommand. An override is added behind the
-    last override, because argparse refuses a second group of them.
-
-    Args:
-        target: a target of `arg_mappings`. A variable, or a value in a file, changes nothing here.
-        arguments: the program's arguments.
-        value: the value to set.
+    Each place of the target changes in its own form. A target without a place is added, and its old is empty. An
+    option is added behind all words before `--`, so that it belongs to the last subcommand. An override is added
+    behind the last override, because argparse refuses a second group of them. A variable, or a value in a file,
+    changes nothing.
     """
     words, changes = list(arguments), []
     for typed in reversed(typed_as(target, arguments)):
@@ -266,15 +221,7 @@ def value_of(
     target: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> tuple[str, str] | None:
     """Returns the value of a target in a command, and its text there. None if the command does not set it.
-
-    Args:
-        target: a target of `arg_mappings`.
-        arguments: the program's arguments.
-        environment: the program's environment variables.
-        folder: the folder of relative paths.
-
-    Raises:
-        InputError: the target names a word, or a value in a file, that does not exist.
+    Raises InputError: the target names a word, or a value in a file, that does not exist.
     """
     if is_variable(target, arguments):
         return (environment[target], f"{target}={environment[target]}") if target in environment else None
@@ -287,15 +234,11 @@ def value_of(
 
 
 def with_switch(place: str, arguments: Sequence[str], value: SwitchValue) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns a program's arguments with a switch set, and a pair (old, new) for each change.
+    """Returns the arguments with a switch set, and a pair (old, new) for each change.
 
-    A boolean sets an option without a value: the option is there, or it is not. If the option is typed with a boolean
-    as its value, or by its negative form (`--no-compile`), that is changed.
-
-    Args:
-        place: of the switch. A variable, or a value in a file, changes nothing here.
-        arguments: the program's arguments.
-        value: the value to set.
+    A boolean sets an option without a value: the option is there, or it is not. If the option is typed with a
+    boolean as its value, or by its negative form (`--no-compile`), that is changed. A variable, or a value in a
+    file, changes nothing.
     """
     if value is None:
         return list(arguments), []
@@ -306,7 +249,6 @@ def with_switch(place: str, arguments: Sequence[str], value: SwitchValue) -> tup
 
 
 def without_option(option: str, arguments: Sequence[str]) -> list[str]:
-    """Returns a program's arguments without an option that takes a value, and without its value."""
     words = list(arguments)
     for typed in reversed(typed_as(option, arguments)):
         del words[typed.begin : typed.end]
@@ -318,17 +260,8 @@ def typed_switch(
 ) -> SwitchValue:
     """Returns the value of a switch as the command was typed; None if the command does not set it.
 
-    It is one of the given values if its text is. A boolean option that is not typed is off.
-
-    Args:
-        place: of the switch.
-        values: those that the search tries.
-        arguments: the program's arguments.
-        environment: the program's environment variables.
-        folder: the folder of relative paths.
-
-    Raises:
-        InputError: the place is a word, or a value in a file, that does not exist.
+    It is one of the given values if its text is. A boolean option that is not typed is off. Raises InputError: the
+    place is a word, or a value in a file, that does not exist.
     """
     values = list(values)
     has_booleans = any(isinstance(value, bool) for value in values)
@@ -351,7 +284,7 @@ def typed_switch(
 
 
 def same_place(one: str, other: str) -> bool:
-    """Returns whether two places are one, such as `--batch-size` and `--batch_size`."""
+    """`--batch-size` and `--batch_size` are one."""
     return spelling(one) == spelling(other) if is_option(one) and is_option(other) else one == other
 
 
@@ -367,11 +300,8 @@ def end_of_options(arguments: Sequence[str]) -> int:
 
 def _word(number: int, arguments: Sequence[str]) -> Typed:
     if number > len(arguments):
-        raise InputError(
-            f"there is no word {number} behind the script's name, where {len(arguments)} stand.",
-            where=f"argv:{number}",
-            remedy="Count them from 1.",
-        )
+        what = f"there is no word {number} behind the script's name, where {len(arguments)} stand."
+        raise InputError(what, where=f"argv:{number}", remedy="Count them from 1.")
     return Typed(number - 1, number, (), "", arguments[number - 1])
 
 
@@ -454,8 +384,6 @@ def _with_flag(flag: str, arguments: Sequence[str], is_on: bool) -> tuple[list[s
 
 @dataclass(frozen=True)
 class BatchPlace:
-    """A batch key that a command sets."""
-
     key: str  # the key in DeepSpeed's configuration
     value: int  # its value
     shown: str  # the place with its value, as the user typed it
@@ -469,16 +397,7 @@ def batch_places(
     wrapper: Sequence[str] = (),
 ) -> list[BatchPlace]:
     """Returns the batch keys that a command sets to a number.
-
-    Args:
-        arguments: the program's arguments.
-        environment: the program's environment variables.
-        arg_mappings: the place in the command that sets each DeepSpeed key.
-        folder: the folder of the command's relative paths.
-        wrapper: the words that the user typed, if they start the program's command.
-
-    Raises:
-        InputError: a mapping names a word, or a value in a file, that does not exist.
+    Raises InputError: a mapping names a word, or a value in a file, that does not exist.
     """
     of_wrapper = in_wrapper(arg_mappings, arguments, wrapper, folder)
     places = []

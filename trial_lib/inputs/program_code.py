@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.inputs.elsewhere import UNMISTAKABLE
-from trial_lib.inputs.entrypoint import parse_command
+from trial_lib.inputs.entrypoint import Entrypoint, parse_command, split_flag
 from trial_lib.inputs.launchers import (
     LAUNCHERS,
     NONE,
@@ -44,23 +44,12 @@ _STARTS_PROCESSES = ("subprocess", "os.system", "os.popen", "os.exec", "os.spawn
 
 
 def may_start_ranks(file: Path, folders: Sequence[Path]) -> bool:
-    """Returns whether a program, or a module of its own that it imports, may start launchers or ranks.
-
-    Args:
-        file: the program's file.
-        folders: the folders of its own modules.
-    """
+    """Returns whether a program, or a module of its own that it imports, may start launchers or ranks."""
     return any(_starts(tree, imported) for tree, imported in own_code(file, folders))
 
 
 def mentions(file: Path, folders: Sequence[Path], word: str) -> bool:
-    """Returns whether a program, or a module of its own that it imports, has a word in a name or in a string.
-
-    Args:
-        file: the program's file.
-        folders: the folders of its own modules.
-        word: the word.
-    """
+    """Whether a program, or a module of its own that it imports, has a word in a name or in a string."""
     for tree, imported in own_code(file, folders):
         names = (node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg)
         if any(word in text for text in (*imported, *names, *texts(tree))):
@@ -72,10 +61,6 @@ def leading_imports(file: Path, folders: Sequence[Path]) -> list[str]:
     """Returns the imports at the head of a program, one statement each, as far as they are of installed modules.
 
     They come before any code of the program's own, which may set what a later import reads.
-
-    Args:
-        file: the program's file.
-        folders: the folders of its own modules.
     """
     try:
         body = ast.parse(file.read_bytes()).body
@@ -102,12 +87,7 @@ def _modules_of(statement: ast.stmt) -> list[str]:
 
 
 def own_code(file: Path, folders: Sequence[Path]) -> Iterator[tuple[ast.Module, list[str]]]:
-    """Yields the code of a program and of each of its own modules, with the names that each imports.
-
-    Args:
-        file: the program's file.
-        folders: the folders of its own modules.
-    """
+    """Yields the code of a program and of each of its own modules, with the names that each imports."""
     waiting, seen = [file], set[Path]()
     while waiting and len(seen) < _MOST_FILES:
         path = waiting.pop()
@@ -132,9 +112,6 @@ def _starts(tree: ast.Module, imported: Sequence[str]) -> bool:
 
 
 def _names_launcher() -> re.Pattern[str]:
-    """Returns what finds a launcher, a scheduler or a container in a text. `deepspeed_config` and `deepspeed.json` name
-    none.
-    """
     starting = [launcher for launcher in LAUNCHERS.values() if not launcher.is_environment]
     programs = (program for launcher in starting for program in first_words(launcher))
     named = "|".join(map(re.escape, (*programs, *firsts(tuple(all_modules())), *UNMISTAKABLE)))
@@ -146,7 +123,7 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """Yields the strings of a program. A string that stands by itself is a comment, and is left out."""
+    """Yields the strings of a program, without those that stand by themselves as comments."""
     explaining = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explaining:
@@ -183,7 +160,6 @@ def module_file(module: str, folders: Sequence[Path], of_package: str = "__init_
 
 # `uv run`: a command in the environment of a uv project. uv itself says which Python that is.
 
-
 _QUESTION = "import sys; print(sys.executable); print(sys.prefix if sys.prefix != sys.base_prefix else '')"
 # uv may have to install the project first.
 _LONGEST_ANSWER_S = 1800.0
@@ -196,9 +172,7 @@ _OWN_REQUIREMENTS = re.compile(rb"^# /// script\s*$", re.MULTILINE)
 
 def read_uv_run(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
     """Reads `[options] command` behind `uv run`. uv brings the project's environment up to date.
-
-    Raises:
-        InputError: uv refuses its options, would make an environment for this run alone, or starts no training.
+    Raises InputError: uv refuses its options, would make an environment for this run alone, or starts no training.
     """
     program = words.program
     typed = list(words.rest)
@@ -271,3 +245,62 @@ def _ask(words: Words, uv_run: list[str]) -> tuple[str, str]:
         last = (asked.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise words.error(f"uv run cannot be asked for its environment ({last}).", _TRY_IT)
     return answer[-2], answer[-1]
+
+
+# Whether DeepSpeed gets a command's configuration file unchanged.
+#
+# A program may read its file, remove what its DeepSpeed refuses, and hand over the rest as a dictionary. DeepSpeed
+# surely gets the file itself if the program calls `deepspeed.initialize` with its `args`, and if neither that call nor
+# any other line of the code names the configuration.
+
+_FLAG = "--deepspeed_config"
+_INITIALIZE = "deepspeed.initialize"
+_CONFIG_ARGUMENTS = ("config", "config_params")
+_POSITION_OF_CONFIG = 10
+# These names give a program the path that its argument parser has read.
+_NAMES = ("deepspeed_config", "deepscale_config", "argv")
+
+
+def is_handed_over(entrypoint: Entrypoint, folder: Path) -> bool:
+    """Whether DeepSpeed surely gets the file behind `--deepspeed_config` unchanged."""
+    if entrypoint.module is not None:
+        program = module_file(entrypoint.module, (folder,), "__main__.py")
+    else:
+        program = None if entrypoint.script is None else folder / entrypoint.script
+    words, positions = entrypoint.arguments, entrypoint.config_positions
+    flags = [split_flag(words[position])[0].rstrip("=") or words[max(position - 1, 0)] for position in positions]
+    if program is None or flags != [_FLAG] or entrypoint.config_variables:
+        return False
+    names = (*_NAMES, *(Path(value).name for value in entrypoint.config_values))
+    has_call = False
+    for tree, imported in own_code(program, (program.parent, folder)):
+        if _names_it(tree, names):
+            return False
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for call in (call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "initialize"):
+            if not _gets_args_alone(call):
+                return False
+            called = ast.unparse(call.func)
+            has_call |= called == _INITIALIZE or (called == "initialize" and _INITIALIZE in imported)
+    return has_call
+
+
+def _names_it(tree: ast.Module, names: Sequence[str]) -> bool:
+    named = {
+        *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)),
+        *(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
+        *(node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg),
+    }
+    own_texts = [text for text in texts(tree) if not text.startswith("--")]
+    return not named.isdisjoint(names) or any(name in text for name in names for text in own_texts)
+
+
+def _gets_args_alone(call: ast.Call) -> bool:
+    # Whether a call passes `args`, and surely no configuration beside it.
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if None in given or not given.keys().isdisjoint(_CONFIG_ARGUMENTS) or len(call.args) > _POSITION_OF_CONFIG:
+        return False
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        return False
+    args = call.args[0] if call.args else given.get("args")
+    return args is not None and not (isinstance(args, ast.Constant) and args.value is None)

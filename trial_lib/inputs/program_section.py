@@ -27,8 +27,8 @@ from trial_lib.search.arms import RequestedKnob
 from trial_lib.search.catalogue import KNOBS, catalogues_name
 from trial_lib.search.knobs import STAGE
 
+# The keys of a switch that a DeepSpeed setting has not.
 COARSE, MATHEMATICS, LAYOUT_KIND = "coarse", "changes_mathematics", "layout"
-"""The keys of a switch that a DeepSpeed setting has not."""
 
 # Variables that a rank gets from its launcher, here from ZeroTune.
 _OF_RANKS = frozenset(
@@ -50,24 +50,15 @@ def coarse_switches(section: Mapping[str, Any]) -> dict[str, bool]:
         place: said.get(COARSE, True if LAYOUT_KIND in said else None) if isinstance(said, Mapping) else None
         for place, said in section.items()
     }
-    return {place: _is_coarse(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
 
+    def by_default(place: str) -> bool:
+        return TURNED[place].coarse if is_turned(place) else not is_plain_name(place) or place in VARIABLES_OF_LAYOUTS
 
-def _is_coarse(place: str) -> bool:
-    return TURNED[place].coarse if is_turned(place) else not is_plain_name(place) or place in VARIABLES_OF_LAYOUTS
+    return {place: by_default(place) if coarse is None else bool(coarse) for place, coarse in says.items()}
 
 
 def check_place(place: str, others: Sequence[str], where: str) -> None:
-    """Checks the place of a switch.
-
-    Args:
-        place: the place.
-        others: the places before it.
-        where: the name of the place in an error.
-
-    Raises:
-        InputError: it is no place in a command, or another name of one before it.
-    """
+    """Raises InputError: it is no place in a command, or another name of one before it."""
     if re.fullmatch(TURNED_PLACE, place):
         if not is_turned(place):
             near = difflib.get_close_matches(place, TURNED, n=1)
@@ -80,11 +71,7 @@ def check_place(place: str, others: Sequence[str], where: str) -> None:
 
 
 def check_value(place: str, value: Any, where: str) -> None:
-    """Checks a value of a switch.
-
-    Raises:
-        InputError: it is no text, number or boolean, or none of those of a switch that ZeroTune turns.
-    """
+    """Raises InputError: it is no text, number or boolean, or none of those of a switch that ZeroTune turns."""
     if isinstance(value, (list, Mapping)):
         raise InputError(
             f"{place}: a value is one word of the command.", where=where, remedy="Write a text, a number or true."
@@ -99,11 +86,7 @@ def check_value(place: str, value: Any, where: str) -> None:
 
 
 def check_once(place: str, value: Any, others: Sequence[Any], where: str) -> None:
-    """Checks that a value of a switch is not a second one that the program reads as the same.
-
-    Raises:
-        InputError: it is one of the values before it, or the same text.
-    """
+    """Raises InputError: the program reads the value as one before it."""
     plain = [str(other) for other in others if other is not None and not isinstance(other, bool)]
     is_twice = any(type(other) is type(value) and other == value for other in others)
     if is_twice or (value is not None and not isinstance(value, bool) and str(value) in plain):
@@ -112,37 +95,17 @@ def check_once(place: str, value: Any, others: Sequence[Any], where: str) -> Non
 
 
 def check_condition(place: str, values: Sequence[Any], tried: Sequence[Any], where: str) -> None:
-    """Checks that a condition on a switch can be met.
-
-    Args:
-        place: of the switch that the condition is on.
-        values: those of the condition.
-        tried: those of that switch. None stands for the one that was typed.
-        where: the name of the place in an error.
-
-    Raises:
-        InputError: the switch has none of the values.
+    """`tried` are the values of the condition's switch, None for the one that was typed.
+    Raises InputError: the switch has none of the condition's values.
     """
     if None not in tried and not set(map(repr, values)) & set(map(repr, tried)):
         shown = " or ".join(text_of(value) for value in values)
-        raise InputError(
-            f"{place} is never {shown}, so this condition cannot be met.",
-            where=where,
-            remedy=f"Its values are {', '.join(text_of(value) for value in tried)}.",
-        )
+        what = f"{place} is never {shown}, so this condition cannot be met."
+        raise InputError(what, where=where, remedy=f"Its values are {', '.join(text_of(value) for value in tried)}.")
 
 
 def check_layout(request: RequestedKnob, others: Sequence[RequestedKnob], where: str) -> None:
-    """Checks a switch that is the size of groups of ranks.
-
-    Args:
-        request: the switch.
-        others: the switches before it.
-        where: the name of the place in an error.
-
-    Raises:
-        InputError: its kind is unknown or is there twice, it is not coarse, or a value is no size.
-    """
+    """Raises InputError: the kind is unknown or is there twice, the switch is not coarse, or a value is no size."""
     place, kind = place_of(request.path), request.layout
     if kind not in LAYOUT_KINDS:
         known = f"{', '.join(LAYOUT_KINDS[:-1])} or {LAYOUT_KINDS[-1]}"
@@ -158,11 +121,8 @@ def check_layout(request: RequestedKnob, others: Sequence[RequestedKnob], where:
         )
     wrong = next((value for value in request.values if value is not None and not size_of(value)), None)
     if wrong is not None:
-        raise InputError(
-            f"{place}: a layout is a number of ranks, and {wrong!r} is none.",
-            where=where,
-            remedy="Write whole numbers from 1 on.",
-        )
+        what = f"{place}: a layout is a number of ranks, and {wrong!r} is none."
+        raise InputError(what, where=where, remedy="Write whole numbers from 1 on.")
 
 
 def check_switches(
@@ -172,18 +132,7 @@ def check_switches(
     arg_mappings: Mapping[Any, str],
     folder: Path,
 ) -> None:
-    """Checks the switches against the command that they are varied in.
-
-    Args:
-        requests: of the whole `search_space`.
-        entrypoint: the command.
-        environment: the environment variables of the program.
-        arg_mappings: the place that sets each DeepSpeed key.
-        folder: the folder of relative paths.
-
-    Raises:
-        InputError: a switch names nothing in the command where it has to, or what ZeroTune itself sets.
-    """
+    """Raises InputError: a switch names nothing in the command where it has to, or what ZeroTune itself sets."""
     for request in requests:
         if is_switch(request.path):
             place = place_of(request.path)
@@ -198,24 +147,16 @@ def check_switches(
 def refuse_launchers_own(places: Iterable[str], entrypoint: Entrypoint) -> None:
     """Refuses environment variables whose value the ranks of a training would not get from the launcher.
 
-    A trial's ranks get it from ZeroTune, so a study would promise what the answer's command does not do.
-
-    Args:
-        places: those that trials set.
-        entrypoint: the command.
-
-    Raises:
-        InputError: the launcher sets a variable itself, or does not hand it on.
+    A trial's ranks get it from ZeroTune, so a study would promise what the answer's command does not do. Raises
+    InputError: the launcher sets a variable itself, or does not hand it on.
     """
     for place in places:
         if not is_variable(place, entrypoint.arguments) or place in entrypoint.config_variables:
             continue
         if place in entrypoint.launcher_environment and place not in entrypoint.launcher_defaults:
-            raise InputError(
-                f"the launcher itself sets {place} for each rank, so no value before the command would count.",
-                where=place,
-                remedy=f"Leave it out of the launcher's options and files, and write {place}=... before the command.",
-            )
+            what = f"the launcher itself sets {place} for each rank, so no value before the command would count."
+            remedy = f"Leave it out of the launcher's options and files, and write {place}=... before the command."
+            raise InputError(what, where=place, remedy=remedy)
         if not any(fnmatchcase(place, pattern) for pattern in entrypoint.passed_variables):
             several = " of several hosts" if entrypoint.hosts else ""
             raise InputError(
@@ -228,71 +169,48 @@ def refuse_launchers_own(places: Iterable[str], entrypoint: Entrypoint) -> None:
 
 
 def refuse_mapped(places: Sequence[str], arg_mappings: Mapping[Any, str]) -> None:
-    """Refuses switches that set the batch.
-
-    Raises:
-        InputError: a place sets a DeepSpeed key.
-    """
     for place in places:
         key = next((key for key, target in arg_mappings.items() if same_place(place, target)), None)
         if key is not None:
-            raise InputError(
-                f"{place} sets {key}, and the search itself chooses the batch.",
-                where=place,
-                remedy="Leave it out. Bound the sizes by --max-micro-batch, or free the batch by --free-batch.",
-            )
+            what = f"{place} sets {key}, and the search itself chooses the batch."
+            remedy = "Leave it out. Bound the sizes by --max-micro-batch, or free the batch by --free-batch."
+            raise InputError(what, where=place, remedy=remedy)
 
 
 def _check_owner(place: str, entrypoint: Entrypoint, arg_mappings: Mapping[Any, str]) -> None:
     refuse_mapped([place], arg_mappings)
     if place in CONFIG_FLAGS or place in entrypoint.config_variables:
-        raise InputError(
-            f"{place} names the DeepSpeed configuration, which each trial has its own of.",
-            where=place,
-            remedy="Name its settings in search_space instead.",
-        )
+        what = f"{place} names the DeepSpeed configuration, which each trial has its own of."
+        raise InputError(what, where=place, remedy="Name its settings in search_space instead.")
     if place in _OF_RANKS or same_place(place, "--local_rank"):
         raise InputError(f"ZeroTune itself sets {place} for each rank.", where=place, remedy="Leave it out.")
     if is_option(place) and typed_as(place, entrypoint.launcher) and not typed_as(place, entrypoint.arguments):
-        raise InputError(
-            f"{place} is an option of the launcher, and ZeroTune starts the ranks in its place.",
-            where=place,
-            remedy="Vary an option of the program.",
-        )
+        what = f"{place} is an option of the launcher, and ZeroTune starts the ranks in its place."
+        raise InputError(what, where=place, remedy="Vary an option of the program.")
 
 
 def _check_name(place: str, entrypoint: Entrypoint, environment: Mapping[str, str]) -> None:
     variable = is_variable(place, entrypoint.arguments)
     if entrypoint.trial_class is not None and not variable:
-        raise InputError(
-            f"{entrypoint.trial_class} is a trial class, which has no command line.",
-            where=place,
-            remedy="Vary an environment variable, which it can read.",
-        )
+        what = f"{entrypoint.trial_class} is a trial class, which has no command line."
+        raise InputError(what, where=place, remedy="Vary an environment variable, which it can read.")
     if not variable and catalogues_name(place) in (STAGE, *KNOBS) and not typed_as(place, entrypoint.arguments):
-        raise InputError(
-            f"{place} is a setting of DeepSpeed, which a search varies without this.",
-            where=place,
-            remedy=f"Name it in search_space of a YAML to bound it, or write ++{place} for an override.",
-        )
+        what = f"{place} is a setting of DeepSpeed, which a search varies without this."
+        remedy = f"Name it in search_space of a YAML to bound it, or write ++{place} for an override."
+        raise InputError(what, where=place, remedy=remedy)
     if variable and place != place.upper() and place not in environment:
-        raise InputError(
-            f"the command has no argument {place}=..., and no environment variable has this name.",
-            where=place,
-            remedy=f"Write --{place} for an option, or ++{place} for an override.",
-        )
+        what = f"the command has no argument {place}=..., and no environment variable has this name."
+        raise InputError(what, where=place, remedy=f"Write --{place} for an option, or ++{place} for an override.")
 
 
 def read_vary(words: Sequence[str], check: Callable[[Mapping[str, Any], Callable[..., str]], Any]) -> dict[str, Any]:
     """Returns `--vary PLACE=VALUES` as the section `program` of a YAML file.
+    Raises InputError: a word has no values, or the section has a mistake.
 
     Args:
         words: `PLACE=VALUES`, with values and commas, or `PLACE={...}`, with a mapping as in the YAML. A switch that
             ZeroTune turns needs no values.
         check: checks a `search_space`. It gets the function that names a place in an error.
-
-    Raises:
-        InputError: a word has no values, or the section has a mistake.
 
     Example:
         >>> read_vary(["--compile=true,false", "OMP_NUM_THREADS={values: [1, 2], coarse: true}"], lambda *_: None)
@@ -362,16 +280,14 @@ def _value(word: str, place: str) -> Any:
 
 
 def section_of(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the section `program` of a `search_space`, without the mistakes of its type."""
+    """Leaves out the mistakes of its type."""
     said = section.get(PROGRAM)
     return said if isinstance(said, Mapping) else {}
 
 
 def path_in(key: str, switches: Mapping[str, bool], where: str) -> str | None:
     """Returns the path of a switch that a condition names by its place, or by its path; None for any other key.
-
-    Raises:
-        InputError: it is an option, or a path in `program`, that is not varied.
+    Raises InputError: it is an option, or a path in `program`, that is not varied.
     """
     if place_of(key) in switches:
         return path_of(place_of(key))

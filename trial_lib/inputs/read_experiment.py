@@ -36,12 +36,11 @@ from trial_lib.messages.errors import InputError
 
 # The mistakes that pydantic finds in an experiment's YAML, as sentences with line and column.
 
-
 Location = tuple[str | int, ...]
 
 
 def explain(document: YamlDocument, error: ValidationError) -> list[InputError]:
-    """Returns one error for each place in the document that `ExperimentConfig` refuses, in their order there."""
+    """Returns one error for each place that `ExperimentConfig` refuses, in their order in the document."""
     # A field of several types has several complaints. The deepest one is the most precise.
     by_place: dict[Location, list[ErrorDetails]] = {}
     for complaint in error.errors(include_url=False):
@@ -51,14 +50,13 @@ def explain(document: YamlDocument, error: ValidationError) -> list[InputError]:
         for place, complaints in by_place.items()
         if not any(other[: len(place)] == place and place and other != place for other in by_place)
     ]
-    return sorted(errors, key=_line_and_column)
+    # By line and column.
+    return sorted(errors, key=lambda error: [int(part) for part in error.where.rsplit(":", 2)[1:]])
 
 
 def refuse_a_programs_own(document: YamlDocument) -> None:
     """Refuses a file of settings that a program reads itself, such as one of GPT-NeoX. It is no experiment.
-
-    Raises:
-        InputError: DeepSpeed's keys are at the top level, with dashes or underscores, and there is no experiment.
+    Raises InputError: DeepSpeed's keys are at the top level, with dashes or underscores, and there is no experiment.
     """
     if {"entrypoint", "hyperparameters"} & document.data.keys():
         return
@@ -71,11 +69,6 @@ def refuse_a_programs_own(document: YamlDocument) -> None:
             remedy="Put `zerotune tune --` before the command that reads it, such as `zerotune tune -- python deepy.py "
             f"train.py {document.path.name}`.",
         )
-
-
-def _line_and_column(error: InputError) -> tuple[int, int]:
-    _, line, column = error.where.rsplit(":", 2)
-    return int(line), int(column)
 
 
 def one_error(errors: Sequence[InputError], path: Path) -> InputError:
@@ -114,11 +107,8 @@ def _explain_one(document: YamlDocument, place: Location, complaints: list[Error
     expected = " or ".join(dict.fromkeys(_expected(complaint) for complaint in complaints))
     found = place[-1] if at_key else first["input"]
     as_text = "text" in expected and isinstance(found, (bool, int, float))
-    return InputError(
-        f"{name}: expected {expected}, found {describe(found)}.",
-        where=where,
-        remedy="Put it in quotes." if as_text else "Change it.",
-    )
+    what = f"{name}: expected {expected}, found {describe(found)}."
+    return InputError(what, where=where, remedy="Put it in quotes." if as_text else "Change it.")
 
 
 _EXPECTED = {
@@ -178,8 +168,6 @@ _TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
 
 @dataclass(frozen=True)
 class Experiment:
-    """The experiment that the user submitted, read and checked."""
-
     path: Path | None  # the YAML file, absolute. None for a typed command.
     text: str  # the YAML itself
     model_dir: Path  # the folder that the entrypoint runs in, absolute
@@ -193,12 +181,10 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The experiment's name: as written, or the model directory's."""
         return self.config.name or self.model_dir.name
 
     @property
     def source(self) -> str:
-        """The name of the experiment in an error."""
         return _COMMAND if self.path is None else str(self.path)
 
     @property
@@ -223,18 +209,10 @@ def read_experiment(
     needs_ds_config: bool = True,
     wrapper: Sequence[str] = (),
 ) -> Experiment:
-    """Returns the experiment that a YAML file and a model directory describe.
-
-    Args:
-        config_path: the YAML file.
-        model_dir: the folder that the entrypoint runs in.
-        include: files and folders that the code imports from outside the model directory.
-        needs_ds_config: whether the experiment of a trial class has to name a DeepSpeed configuration. A search starts
-            from it. A script may have one in its code.
-        wrapper: the words that the user typed, if they start the entrypoint from the same folder.
-
-    Raises:
-        InputError: they have mistakes. One error lists all of them.
+    """`include` are files and folders that the code imports from outside the model directory. `wrapper` are the words
+    that the user typed, if they start the entrypoint from the same folder. A search of a trial class starts from a
+    DeepSpeed configuration, so it `needs_ds_config`; a script may have one in its code.
+    Raises InputError: they have mistakes. One error lists all of them.
     """
     return _read(read_yaml(config_path), model_dir, include, needs_ds_config, wrapper)
 
@@ -242,16 +220,8 @@ def read_experiment(
 def read_typed_experiment(
     text: str, model_dir: Path, *, include: Sequence[Path], wrapper: Sequence[str] = ()
 ) -> Experiment:
-    """Returns the experiment of a typed command (see `trial_lib.study.typed_command`).
-
-    Args:
-        text: the YAML.
-        model_dir: the folder that the command runs in.
-        include: as for `read_experiment`.
-        wrapper: as for `read_experiment`.
-
-    Raises:
-        InputError: the command has mistakes.
+    """Reads the experiment of a typed command (see `trial_lib.study.typed_command`).
+    Raises InputError: the command has mistakes.
     """
     return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True, wrapper=wrapper)
 
@@ -260,11 +230,8 @@ def _read(
     document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool, wrapper: Sequence[str]
 ) -> Experiment:
     if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
-        raise InputError(
-            "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist.",
-            where=str(model_dir),
-            remedy="Name the folder that holds your training code.",
-        )
+        what = "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist."
+        raise InputError(what, where=str(model_dir), remedy="Name the folder that holds your training code.")
     model_dir = model_dir.resolve()
     refuse_a_programs_own(document)
     try:
@@ -281,6 +248,7 @@ def _read(
     requests = _collect(errors, lambda: read_search_space(config.search_space, document.where))
     if ds_config is None or entrypoint is None or requests is None:
         raise one_error(errors[::-1], document.path)
+    unused = list(config.not_used())
     experiment = Experiment(
         path=document.path.resolve() if document.is_file else None,
         text=document.text,
@@ -289,7 +257,7 @@ def _read(
         ds_config=ds_config,
         entrypoint=entrypoint.model_copy(update={"wrapper": tuple(wrapper)}),
         notes=(
-            *_note_not_used(list(config.not_used())),
+            *([f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here."] if unused else []),
             *entrypoint.notes,
             *([] if ds_config else _note_names(entrypoint, model_dir)),
         ),
@@ -300,10 +268,6 @@ def _read(
     batch_places(entrypoint.arguments, variables, config.arg_mappings, model_dir, wrapper)
     check_switches(requests, entrypoint, variables, config.arg_mappings, model_dir)
     return experiment
-
-
-def _note_not_used(keys: Sequence[str]) -> list[str]:
-    return [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here."] if keys else []
 
 
 def _note_names(entrypoint: Entrypoint, model_dir: Path) -> list[str]:
@@ -325,11 +289,7 @@ def _collect(errors: list[InputError], check: Callable[[], T]) -> T | None:
 
 
 def _read_deepspeed_config(
-    document: YamlDocument,
-    config: ExperimentConfig,
-    entrypoint: Entrypoint | None,
-    model_dir: Path,
-    is_needed: bool,
+    document: YamlDocument, config: ExperimentConfig, entrypoint: Entrypoint | None, model_dir: Path, is_needed: bool
 ) -> dict[str, Any]:
     hyperparameters = config.hyperparameters
     base: Any = hyperparameters.deepspeed_config
@@ -366,11 +326,8 @@ def _config_of_command(entrypoint: Entrypoint, model_dir: Path, where: str) -> d
     # The DeepSpeed configuration that a command names; an empty one if it names none.
     named = list(dict.fromkeys(entrypoint.config_values))
     if len(named) > 1:
-        raise InputError(
-            f"the command names two DeepSpeed configurations, {named[0]} and {named[1]}.",
-            where=where,
-            remedy="Name one.",
-        )
+        what = f"the command names two DeepSpeed configurations, {named[0]} and {named[1]}."
+        raise InputError(what, where=where, remedy="Name one.")
     if not named or is_programs_own_name(named[0], model_dir, entrypoint.script):
         return {}
     return read_named_config(named[0], model_dir, where=where)
@@ -388,11 +345,8 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: 
         entrypoint = with_config(entrypoint, _found_config(entrypoint, model_dir))
     _refuse_another_config(entrypoint, base, model_dir, where)
     if entrypoint.interpreter is not None and not _is_file(model_dir / entrypoint.interpreter):
-        raise InputError(
-            f"the interpreter {entrypoint.interpreter} does not exist.",
-            where=where,
-            remedy=f"Name an existing one, absolute or relative to {model_dir}, or write python3 for ZeroTune's own.",
-        )
+        remedy = f"Name an existing one, absolute or relative to {model_dir}, or write python3 for ZeroTune's own."
+        raise InputError(f"the interpreter {entrypoint.interpreter} does not exist.", where=where, remedy=remedy)
     if entrypoint.script is not None and not _is_file(model_dir / entrypoint.script):
         raise InputError(
             f"the script {entrypoint.script} is not in {place}.",
@@ -403,12 +357,11 @@ def _read_entrypoint(document: YamlDocument, config: ExperimentConfig, folders: 
         )
     if entrypoint.trial_class is not None:
         _refuse_missing_class(entrypoint, entrypoint.trial_class, folders, where)
-    if entrypoint.module is not None and not _has_module(entrypoint, entrypoint.module, folders):
-        raise InputError(
-            f"the module {entrypoint.module} is neither in {place} nor installed.",
-            where=where,
-            remedy="Name a module that `python3 -m` finds from the model directory.",
-        )
+    if entrypoint.module is not None and not (
+        module_file(entrypoint.module, folders, "__main__.py") or _may_be_installed(entrypoint, entrypoint.module)
+    ):
+        what = f"the module {entrypoint.module} is neither in {place} nor installed."
+        raise InputError(what, where=where, remedy="Name a module that `python3 -m` finds from the model directory.")
     return entrypoint
 
 
@@ -449,10 +402,6 @@ def _refuse_another_config(
             )
 
 
-def _has_module(entrypoint: Entrypoint, module: str, folders: Sequence[Path]) -> bool:
-    return module_file(module, folders, "__main__.py") is not None or _may_be_installed(entrypoint, module)
-
-
 def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
     # Only another interpreter itself could list its packages.
     return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
@@ -475,18 +424,12 @@ def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[P
         names = _bound_names(ast.parse(file.read_bytes()))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise InputError(
-            f"this is not Python ({error}).",
-            where=f"{file}:{line or 1}",
-            remedy="Correct it: the trial class is there.",
-        ) from None
+        what = f"this is not Python ({error})."
+        raise InputError(what, where=f"{file}:{line or 1}", remedy="Correct it: the trial class is there.") from None
     if names is not None and class_name not in names:
         near = difflib.get_close_matches(class_name, names, n=1)
-        raise InputError(
-            f"{file} has no {class_name}.",
-            where=where,
-            remedy=f"Did you mean {module}:{near[0]}?" if near else "Name a DeepSpeedTrial class of that module.",
-        )
+        remedy = f"Did you mean {module}:{near[0]}?" if near else "Name a DeepSpeedTrial class of that module."
+        raise InputError(f"{file} has no {class_name}.", where=where, remedy=remedy)
 
 
 def _bound_names(tree: ast.Module) -> set[str] | None:

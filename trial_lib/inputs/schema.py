@@ -14,7 +14,6 @@ SCHEMA_PATH = Path(__file__).with_name("experiment.schema.json")
 
 
 def schema_text() -> str:
-    """Returns the schema as it stands in the file."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ExperimentConfig.model_json_schema()}
     return json.dumps(schema, indent=2) + "\n"
 

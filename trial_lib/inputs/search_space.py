@@ -30,8 +30,8 @@ from trial_lib.search.catalogue import KNOBS, catalogues_name, is_coarse
 from trial_lib.search.effects import Kind, shown
 from trial_lib.search.knobs import STAGE, ZERO_STAGES
 
+# Returns how an error names a place in the experiment, by its keys from the top.
 Where = Callable[[tuple[str, ...]], str]
-"""Returns how an error names a place in the experiment, by its keys from the top."""
 
 _SECTION = "search_space"
 _RANGE = ("min", "max", "log", "count")
@@ -54,16 +54,12 @@ _DEPRECATED = {
 
 
 def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tuple[RequestedKnob, ...]:
-    """Returns the user's requests, in the section's order.
+    """Returns the user's requests, in the section's order. Raises InputError: the section has a mistake.
 
     Args:
         section: dotted DeepSpeed key to a value, a list of values, or a mapping with `values` or a range (`min`, `max`,
             and optionally `log` and `count`), and optionally `when`. The key `program` has the same for the program's
             switches, by their places, each optionally with `coarse`, `changes_mathematics` and `layout`.
-        where: how an error names a place.
-
-    Raises:
-        InputError: the section has a mistake.
 
     Example:
         >>> read_search_space({"zero_optimization.reduce_bucket_size": {"min": 1000000, "max": 4000000, "count": 3}})
@@ -87,11 +83,9 @@ def read_search_space(section: Mapping[str, Any], where: Where = ".".join) -> tu
 
 def _read_program(said: Any, switches: Mapping[str, bool], where: Where) -> dict[str, RequestedKnob]:
     if not isinstance(said, Mapping):
-        raise InputError(
-            f"{PROGRAM}: expected a mapping, found {describe(said)}.",
-            where=where((_SECTION, PROGRAM)),
-            remedy="Write such as `program: {--gradient_checkpointing: [true, false]}`.",
-        )
+        what = f"{PROGRAM}: expected a mapping, found {describe(said)}."
+        remedy = "Write such as `program: {--gradient_checkpointing: [true, false]}`."
+        raise InputError(what, where=where((_SECTION, PROGRAM)), remedy=remedy)
     requests: dict[str, RequestedKnob] = {}
     for name, values in said.items():
         place = (_SECTION, PROGRAM, name)
@@ -117,11 +111,9 @@ def _check_combinations(requests: Iterable[RequestedKnob], where: str) -> None:
     count = math.prod(len(request.values) for request in varied)
     if count > _MOST_VALUES:
         names = ", ".join(place_of(request.path) for request in varied)
-        raise InputError(
-            f"{names} have {count} combinations at each ZeRO stage, and a search can try {_MOST_VALUES}.",
-            where=where,
-            remedy="Name fewer values, or write `coarse: false` at a switch that changes neither memory nor losses.",
-        )
+        what = f"{names} have {count} combinations at each ZeRO stage, and a search can try {_MOST_VALUES}."
+        remedy = "Name fewer values, or write `coarse: false` at a switch that changes neither memory nor losses."
+        raise InputError(what, where=where, remedy=remedy)
 
 
 def _check_number(path: str, count: int, where: str) -> None:
@@ -180,11 +172,8 @@ def _request(path: str, said: Any, place: tuple[str, ...], where: Where, switche
     if unknown:
         key = min(unknown)
         near = difflib.get_close_matches(key, known, n=1)
-        raise InputError(
-            f'unknown key "{key}".',
-            where=where((*place, key)),
-            remedy=f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(known[:-1])} and {known[-1]}.",
-        )
+        remedy = f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(known[:-1])} and {known[-1]}."
+        raise InputError(f'unknown key "{key}".', where=where((*place, key)), remedy=remedy)
     for key in (COARSE, MATHEMATICS):
         if not isinstance(said.get(key, False), bool):
             what = f"{key}: expected true or false, found {describe(said[key])}."
@@ -267,19 +256,13 @@ def _range(path: str, said: Mapping[str, Any], place: tuple[str, ...], where: Wh
             f"log: expected true or false, found {describe(log)}.", where=where((*place, "log")), remedy="Change it."
         )
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-        raise InputError(
-            f"count: expected a whole number from 2 on, found {describe(count)}.",
-            where=where((*place, "count")),
-            remedy="Change it.",
-        )
+        what = f"count: expected a whole number from 2 on, found {describe(count)}."
+        raise InputError(what, where=where((*place, "count")), remedy="Change it.")
     _check_number(path, count, where((*place, "count")))
     if not low < high or (log and low <= 0):
         rule = "above 0 and below" if log else "below"
-        raise InputError(
-            f"min is {shown(low)} and max is {shown(high)}: min has to be {rule} max.",
-            where=where(place),
-            remedy="Change one.",
-        )
+        what = f"min is {shown(low)} and max is {shown(high)}: min has to be {rule} max."
+        raise InputError(what, where=where(place), remedy="Change one.")
     steps = [step / (count - 1) for step in range(count)]
     values: list[float] = [low * (high / low) ** step if log else low + (high - low) * step for step in steps]
     values[0], values[-1] = low, high
@@ -305,11 +288,8 @@ def _when(
     path: str, said: Any, place: tuple[str, ...], where: Where, switches: Mapping[str, bool]
 ) -> dict[str, tuple[Any, ...]]:
     if not isinstance(said, Mapping):
-        raise InputError(
-            f"when: expected a mapping, found {describe(said)}.",
-            where=where(place),
-            remedy="Write such as `when: {zero_optimization.stage: [2, 3]}`.",
-        )
+        what = f"when: expected a mapping, found {describe(said)}."
+        raise InputError(what, where=where(place), remedy="Write such as `when: {zero_optimization.stage: [2, 3]}`.")
     if said and path == STAGE:
         raise InputError("the ZeRO stage has no condition.", where=where(place), remedy="Leave `when` out.")
     conditions = {}

@@ -11,19 +11,17 @@ from trial_lib.inputs.places import FileTarget, is_variable, text_in_file, with_
 from trial_lib.messages.turned import in_command
 from trial_lib.records.switches import SwitchValue, text_of
 
+# The folder with a trial's copies of files that its command names. It is beside the trial's configuration.
 COMMAND_FILES = "command_files"
-"""The folder with a trial's copies of files that its command names. It is beside the trial's configuration."""
 
 _SHOWN = 20
 
+# A change in a command: the old text, which is empty if something was added, and the new text.
 WordChange = tuple[str, str]
-"""A change in a command: the old text, which is empty if something was added, and the new text."""
 
 
 @dataclass(frozen=True)
 class TrialCommand:
-    """The command of a trial's ranks."""
-
     arguments: list[str]  # the program's arguments
     variables: dict[str, str]  # the environment variables that the trial sets
     files: dict[str, str]  # the texts of the trial's copies of files, by their paths
@@ -41,20 +39,11 @@ def trial_command(
     folder: Path,
     switches: Mapping[str, SwitchValue] | None = None,
 ) -> TrialCommand:
-    """Returns the command of one trial.
-
-    Args:
-        entrypoint: the user's command.
-        config_path: the file of the trial's DeepSpeed configuration. It replaces the user's.
-        arg_mappings: the place in the command that sets each DeepSpeed key.
-        config_values: the trial's DeepSpeed configuration. If it has no value for a mapped key, or "auto", the place
-            stays as the user wrote it.
-        environment: the environment of the trial's ranks without the trial's variables.
-        folder: the folder of the command's relative paths.
-        switches: the values of the program's switches, by their places. Those that ZeroTune turns stay out.
-
-    Raises:
-        InputError: a file that a mapping or a switch names has changed, and the value is not found in it any more.
+    """`config_path` is the trial's DeepSpeed configuration, and replaces the user's. If `config_values` has no value
+    for a mapped key, or "auto", the place stays as the user wrote it. `environment` is the ranks' without the
+    trial's variables. Switches that ZeroTune turns stay out.
+    Raises InputError: a file that a mapping or a switch names has changed, and the value is not found in it any
+    more.
     """
     placed = in_command(switches or {})
     mapped: dict[str, SwitchValue] = {place: value for place, value in placed.items() if value is not None}

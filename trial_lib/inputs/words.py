@@ -12,26 +12,15 @@ from trial_lib.messages.errors import InputError
 
 # Splits a command into words as a shell would, without a shell. Syntax that needs a shell is refused.
 
-
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
+# The beginning of a word that sets an environment variable before a command.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-"""The beginning of a word that sets an environment variable before a command."""
 
 _SHELL_SYNTAX = frozenset("|&;<>()$`*?\n")
 
 
 class Words:
-    """The words of a command while it is read.
-
-    Attributes:
-        rest: the words that are not read yet.
-        where: the place that errors name.
-        notes: one sentence for each word that was left out.
-        follows: whether the launcher's options count, as in a typed command. In a YAML they are left out.
-        environment: the command's environment variables, with the assignments before it.
-        folder: the folder of its relative paths.
-        program: the program of the launcher that is being read, as the user typed it.
-    """
+    """The words of a command while it is read."""
 
     def __init__(
         self,
@@ -42,26 +31,21 @@ class Words:
         environment: Mapping[str, str] | None = None,
         folder: Path = Path(),
     ) -> None:
-        """Takes the attributes."""
-        self.rest = words
-        self.where = where
-        self.notes: list[str] = []
-        self.follows = follows
-        self.environment = dict(environment or {})
-        self.folder = folder
-        self.program = ""
+        self.rest, self.where = words, where  # the words that are not read yet, and the place that errors name
+        self.notes: list[str] = []  # one sentence for each word that was left out
+        self.follows = follows  # whether the launcher's options count, as in a typed command, but not in a YAML
+        self.environment = dict(environment or {})  # with the assignments before the command
+        self.folder = folder  # of relative paths
+        self.program = ""  # of the launcher that is being read, as the user typed it
 
     def __bool__(self) -> bool:
-        """Whether any word is left."""
         return bool(self.rest)
 
     @property
     def first(self) -> str:
-        """The next word. It stays."""
         return self.rest[0]
 
     def take(self) -> str:
-        """Returns the next word and removes it."""
         return self.rest.pop(0)
 
     def take_value(self, option: str) -> str:
@@ -71,26 +55,18 @@ class Words:
         return self.take_after(option)
 
     def take_after(self, option: str) -> str:
-        """Returns the word behind the option just read."""
         if not self.rest:
             raise self.error(f"nothing follows {option}.")
         return self.take()
 
     def error(self, what: str, remedy: str = "") -> InputError:
-        """Returns an error about the command."""
-        return InputError(what, where=self.where, remedy=remedy or (_remedy_typed() if self.follows else REMEDY))
-
-
-def _remedy_typed() -> str:
-    return f"Write what starts your training: python, {launchers_listed()}, and its arguments."
+        typed = f"Write what starts your training: python, {launchers_listed()}, and its arguments."
+        typed = typed if self.follows else REMEDY
+        return InputError(what, where=self.where, remedy=remedy or typed)
 
 
 def split_command(command: str, where: str) -> list[str]:
-    """Returns the words of a command line.
-
-    Raises:
-        InputError: a quote stays open, or there is shell syntax outside of quotes.
-    """
+    """Raises InputError: a quote stays open, or there is shell syntax outside of quotes."""
     text = command.strip().replace("\\\n", " ")
     syntax = _shell_syntax(text)
     if syntax:
@@ -131,7 +107,6 @@ def _shell_syntax(text: str) -> str | None:
 
 # Reading a launcher's options off a command.
 
-
 _SEVERAL_NODES = (
     "One node alone would be another training. For several, type `deepspeed --hostfile FILE`, or tune over a Ray "
     "cluster by `--ray ADDRESS`. `zerotune plan --on GPU:2x8` foresees two nodes of eight, with a command for one."
@@ -147,21 +122,10 @@ def read_options(
     is_dash_underscore: bool = False,
     last: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Takes the options of a launcher off the words, up to the script, and returns the options that count.
+    """Takes the options of a launcher off the words, up to the script. Returns those that count, "" for a bare one.
 
-    Args:
-        words: of the command. They note the options that are left out.
-        launcher: its name.
-        table: its options.
-        is_dash_underscore: whether the options may be spelt with dashes or with underscores.
-        last: options that no other option follows.
-
-    Returns:
-        The value of each option that counts, "" if the option has none.
-
-    Raises:
-        InputError: an option is unknown, has no value, asks for several nodes, or asks for something that ZeroTune
-            cannot do.
+    No other option follows one in `last`. Raises InputError: an option is unknown, has no value, asks for several
+    nodes, or asks for something that ZeroTune cannot do.
     """
     found: dict[str, str] = {}
     while words and words.first.startswith("-"):
@@ -178,14 +142,7 @@ def read_options(
 
 def options_from_environment(words: Words, launcher: str, table: Mapping[str, Option]) -> dict[str, str]:
     """Returns the options of torchrun that the environment sets, as `PET_NPROC_PER_NODE=2` does.
-
-    Args:
-        words: of the command.
-        launcher: its name.
-        table: its options.
-
-    Raises:
-        InputError: an option asks for something that ZeroTune cannot do.
+    Raises InputError: an option asks for something that ZeroTune cannot do.
     """
     found: dict[str, str] = {}
     for name, value in words.environment.items():
@@ -244,17 +201,7 @@ def _follow(words: Words, launcher: str, flag: str, option: Option, value: str, 
 
 
 def ask(words: Words, command: Sequence[str], longest_s: float) -> "subprocess.CompletedProcess[str]":
-    """Runs a command where the user's own would run, and returns its output.
-
-    Args:
-        words: of the user's command. They give the folder and the environment.
-        command: the question.
-        longest_s: seconds to wait for the answer.
-
-    Raises:
-        OSError: the command cannot be started.
-        subprocess.TimeoutExpired: it has not answered in time.
-    """
+    """Runs a command with the folder and the environment of the user's. Raises OSError or subprocess.TimeoutExpired."""
     return subprocess.run(
         list(command),
         cwd=words.folder,

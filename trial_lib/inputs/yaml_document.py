@@ -17,8 +17,6 @@ from trial_lib.messages.files import read_bounded
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A YAML document that is a mapping."""
-
     path: Path  # the file. For a text without a file, its name in errors.
     text: str  # the YAML itself
     data: dict[str, Any]  # its content
@@ -28,9 +26,7 @@ class YamlDocument:
     def where(self, location: Sequence[str | int], *, key: bool = False) -> str:
         """Returns `file:line:column` of the value at a location, or of as much of the location as there is.
 
-        Args:
-            location: keys and list positions, from the top.
-            key: the place of the last key itself, not of its value.
+        With `key` it is the place of the last key itself, not of its value.
         """
         if not self.is_file:
             return str(self.path)
@@ -48,10 +44,8 @@ class YamlDocument:
 def read_yaml(path: Path) -> YamlDocument:
     """Returns the YAML document in a file. Nothing in it is executed.
 
-    Numbers such as `1e-4` are numbers, as in YAML 1.2 and JSON (PyYAML's own rule makes them text).
-
-    Raises:
-        InputError: the file is missing, a directory, not UTF-8, empty, not YAML, no mapping, or has a key twice.
+    Numbers such as `1e-4` are numbers, as in YAML 1.2 and JSON (PyYAML's own rule makes them text). Raises InputError:
+    the file is missing, a directory, not UTF-8, empty, not YAML, no mapping, or has a key twice.
     """
     return _parse(_read_text(path), path, is_file=True)
 
@@ -68,21 +62,17 @@ def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
         if root is None:
             raise InputError("the file is empty.", where=str(path), remedy="Write at least an `entrypoint`.")
         if not isinstance(root, yaml.MappingNode):
-            raise InputError(
-                f"an experiment is a mapping, this is {describe(loader.construct_document(root))}.",
-                where=_place(path, root.start_mark),
-                remedy="Write lines such as `entrypoint: python3 train.py`.",
-            )
+            what = f"an experiment is a mapping, this is {describe(loader.construct_document(root))}."
+            remedy = "Write lines such as `entrypoint: python3 train.py`."
+            raise InputError(what, where=_place(path, root.start_mark), remedy=remedy)
         _check_size(root, path)
         _check_keys(root, path)
         return YamlDocument(path, text, loader.construct_document(root), root, is_file)
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "it cannot be read"
-        raise InputError(
-            f"not valid YAML: {problem}.",
-            where=_place(path, error.problem_mark or error.context_mark),
-            remedy="Mend the YAML there.",
-        ) from None
+        what = f"not valid YAML: {problem}."
+        remedy = "Mend the YAML there."
+        raise InputError(what, where=_place(path, error.problem_mark or error.context_mark), remedy=remedy) from None
     except RecursionError:
         raise InputError("the YAML is nested too deeply.", where=str(path), remedy="Flatten it.") from None
     finally:
@@ -107,16 +97,13 @@ def _read_text(path: Path) -> str:
     if forbidden:
         line = text.count("\n", 0, forbidden.start()) + 1
         column = forbidden.start() - (text.rfind("\n", 0, forbidden.start()) + 1) + 1
-        raise InputError(
-            f"the character U+{ord(forbidden.group()):04X} is not allowed in YAML.",
-            where=f"{path}:{line}:{column}",
-            remedy="Remove it.",
-        )
+        what = f"the character U+{ord(forbidden.group()):04X} is not allowed in YAML."
+        raise InputError(what, where=f"{path}:{line}:{column}", remedy="Remove it.")
     return text
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader. Each of its errors has a line and a column."""
+    """Each of its errors has a line and a column."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -145,8 +132,6 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class _Child:
-    """A child node, with its key or position in the parent."""
-
     key: yaml.Node | None
     position: int
     value: yaml.Node
@@ -185,11 +170,8 @@ def _check_size(root: yaml.Node, path: Path) -> None:
         size = 1 + sum(size_of(child.value) for child in _children(node))
         open_now.remove(id(node))
         if size > _MOST_VALUES:
-            raise InputError(
-                f"with its aliases written out, this has more than {_MOST_VALUES:,} values.",
-                where=_place(path, node.start_mark),
-                remedy="Leave aliases of aliases out.",
-            )
+            what = f"with its aliases written out, this has more than {_MOST_VALUES:,} values."
+            raise InputError(what, where=_place(path, node.start_mark), remedy="Leave aliases of aliases out.")
         sizes[id(node)] = size
         return size
 
@@ -221,11 +203,8 @@ def _check_keys(root: yaml.Node, path: Path) -> None:
                 raise InputError(what, where=where, remedy="Put it in quotes.")
             name = str(child.key.value)
             if name in first:
-                raise InputError(
-                    f'the key "{name}" occurs twice, first in line {first[name]}.',
-                    where=where,
-                    remedy="Keep one of the two.",
-                )
+                what = f'the key "{name}" occurs twice, first in line {first[name]}.'
+                raise InputError(what, where=where, remedy="Keep one of the two.")
             first[name] = child.key.start_mark.line + 1
 
 
@@ -251,8 +230,8 @@ class _NotUsed:
     """Marks a field that only Determined's cluster needs."""
 
 
+# A field that is accepted, so that an existing file works, and has no effect.
 NotUsed = Annotated[Any, _NotUsed()]
-"""A field that is accepted, so that an existing file works, and has no effect."""
 
 
 class YamlSection(BaseModel):
@@ -272,10 +251,10 @@ class YamlSection(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Returns the section's schema. Every optional key may also have no value."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         for name, field in schema.get("properties", {}).items():
-            if name not in schema.get("required", ()) and not _takes_anything(field):
+            takes_anything = not field.keys() - set(_AROUND_A_TYPE)
+            if name not in schema.get("required", ()) and not takes_anything:
                 schema["properties"][name] = _or_nothing(field)
         return schema
 
@@ -291,10 +270,6 @@ class YamlSection(BaseModel):
 
 
 _AROUND_A_TYPE = ("default", "description", "title")
-
-
-def _takes_anything(field: JsonSchemaValue) -> bool:
-    return not field.keys() - set(_AROUND_A_TYPE)
 
 
 def _or_nothing(field: JsonSchemaValue) -> JsonSchemaValue:

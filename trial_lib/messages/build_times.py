@@ -21,7 +21,6 @@ _BEGINS, _ENDS = "begins", "ends"
 
 
 def has_work(folder: Path) -> bool:
-    """Returns whether ninja has anything to build in a folder."""
     try:
         asked = subprocess.run(["ninja", "-n"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -31,11 +30,7 @@ def has_work(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def noted(scratch: Path) -> Iterator[None]:
-    """Records, in a rank, that it builds something, or waits for another's build, while this is entered.
-
-    Args:
-        scratch: the trial's scratch folder.
-    """
+    """Records, in a rank, that it builds something, or waits for another's build, while this is entered."""
     _note(scratch, _BEGINS)
     try:
         yield
@@ -44,11 +39,7 @@ def noted(scratch: Path) -> Iterator[None]:
 
 
 def seconds(scratch: Path) -> float:
-    """Returns the seconds until now in which any rank of a trial has built something, up to the longest build allowed.
-
-    Args:
-        scratch: the trial's scratch folder.
-    """
+    """The time until now in which any rank of a trial has built something, up to the longest build allowed."""
     try:
         lines = _file(scratch).read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -15,9 +15,8 @@ from typing import Any
 
 # Writes files that only their owner may read, and writes them whole.
 
-
+# A study's files may contain secrets, so only their owner may read them.
 OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
-"""A study's files may contain secrets, so only their owner may read them."""
 
 MOST_BYTES = 4 * 2**20
 _LOOK_S = 0.05
@@ -26,7 +25,7 @@ _PIPE_S = 5.0
 
 def open_own(path: Path, mode: str, **options: Any) -> Any:
     """Opens a file as `open` does. If this makes the file, only its owner may read it."""
-    return open(path, mode, opener=_make_own, **options)
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, OWNERS_FILE), **options)
 
 
 def make_own(path: Path) -> None:
@@ -42,23 +41,12 @@ def make_own_folder(path: Path) -> None:
         path.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
 
 
-def _make_own(path: str, flags: int) -> int:
-    return os.open(path, flags, OWNERS_FILE)
-
-
 def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
     """Writes a file so that a reader sees all of it or nothing: to a temporary name beside it, then renamed.
 
-    The text is on the disk before the file has its name, so this also holds after a loss of power.
-
-    Args:
-        path: the file.
-        text: the whole content.
-        mode: the permissions.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written. The file is then as it was. If the disk fails after
-            the renaming, the file is the new one.
+    The text is on the disk before the file has its name, so this also holds after a loss of power. Raises OSError:
+    the disk is full, or the folder cannot be written. The file is then as it was. If the disk fails after the
+    renaming, the file is the new one.
     """
     _replace(path, text, mode)
     sync_folder(path.parent)
@@ -66,9 +54,7 @@ def write_whole(path: Path, text: str, mode: int = OWNERS_FILE) -> None:
 
 def write_all(files: Mapping[str, str]) -> None:
     """Writes files whole, each with its folder, from their texts by their paths. It waits once for each folder's names.
-
-    Raises:
-        OSError: as `write_whole` does. Files before it may be new.
+    Raises OSError: as `write_whole` does. Files before it may be new.
     """
     paths = [Path(path) for path in files]
     for path, text in zip(paths, files.values(), strict=True):
@@ -100,16 +86,12 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES) -> str:
         ValueError: it is not UTF-8, or larger than that.
     """
     # Opening a pipe would wait for a process that writes to it.
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         content = _read_pipe(file.fileno(), most_bytes + 1) if is_pipe else file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise TooLargeError(f"it is larger than {most_bytes // 2**20} MiB")
     return content.decode("utf-8-sig")
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read_pipe(descriptor: int, most_bytes: int) -> bytes:
@@ -136,9 +118,7 @@ class TooLargeError(ValueError):
 
 def sync_folder(folder: Path) -> None:
     """Writes the names in a folder to the disk, so that new, renamed and removed files survive a loss of power.
-
-    Raises:
-        OSError: the disk failed.
+    Raises OSError: the disk failed.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -153,41 +133,29 @@ def sync_folder(folder: Path) -> None:
 
 # Files of JSON lines: one process appends, others read while the file grows.
 
-
 _BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class Line:
-    """One whole line."""
-
     number: int  # from 1
     content: bytes  # its bytes, which should be JSON
     end: int  # bytes of the file up to the end of this line
 
 
 class LineReader:
-    """Reads the whole lines of a file as it grows, each once.
-
-    Args:
-        path: the file; it need not exist yet.
-
-    Attributes:
-        end: bytes of the lines that have been read.
-    """
+    """Reads the whole lines of a file, which need not exist yet, as it grows, each once."""
 
     def __init__(self, path: Path) -> None:
-        self.end = 0
+        self.end = 0  # bytes of the lines that have been read
         self._path = path
         self._lines = 0
 
     def read(self) -> Iterator[Line]:
         """Yields the lines since the last call. A torn last line comes later, when it is whole.
 
-        A line counts as read when the caller asks for the next one: a loop that raises is given the line again.
-
-        Raises:
-            OSError: the file cannot be read.
+        A line counts as read when the caller asks for the next one: a loop that raises is given the line again. Raises
+        OSError: the file cannot be read.
         """
         try:
             with self._path.open("rb") as file:
@@ -203,23 +171,9 @@ class LineReader:
 
 
 def append(path: Path, record: str, *, fsync: bool = False, mode: int = OWNERS_FILE) -> None:
-    """Adds one line, whole or not at all.
-
-    Args:
-        path: the file, which is made if it is missing.
-        record: JSON without a line break, as `json.dumps` returns it.
-        fsync: whether the line has to be on the disk before this returns.
-        mode: permissions of a file that this makes.
-
-    Raises:
-        OSError: the disk is full; the file is as it was.
-    """
-
-    def make(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
-
+    """Adds one line, whole or not at all. Raises OSError: the disk is full; the file is as it was."""
     line = record.encode() + b"\n"
-    with open(path, "ab", buffering=0, opener=make) as file:
+    with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, mode)) as file:
         length = file.seek(0, os.SEEK_END)
         try:
             if file.write(line) < len(line):
@@ -253,7 +207,6 @@ def drop_torn_tail(path: Path) -> None:
 
 # The file of a training's metrics: JSON lines that one process appends and others read.
 
-
 TRAINING, VALIDATION, CHECKPOINT, NOTE, SYSTEM = "training", "validation", "checkpoint", "note", "system"
 
 # Kinds with one line for each batch.
@@ -262,8 +215,6 @@ _ONCE_A_BATCH = (TRAINING, VALIDATION, CHECKPOINT)
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """One line."""
-
     kind: str  # `training`, `validation`, `checkpoint`, `note` or `system`
     end: int  # bytes of the file up to the end of this line
     batch: int = 0  # optimizer steps done
@@ -276,7 +227,6 @@ class MetricsRecord:
     text: str = ""  # of a note
 
     def __str__(self) -> str:
-        """Returns the line in a form that a person reads."""
         if self.kind == NOTE:
             return f"note: {self.text}"
         if self.kind == CHECKPOINT:
@@ -286,11 +236,7 @@ class MetricsRecord:
 
 
 class MetricsReader:
-    """Reads a metrics file as it grows.
-
-    Args:
-        path: the file; it need not exist yet.
-    """
+    """Reads a metrics file, which need not exist yet, as it grows."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineReader(path)
@@ -314,20 +260,16 @@ def _record(line: Line) -> MetricsRecord | None:
     # The record of a line; None for a line that a killed process has damaged.
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         data: dict[str, Any] = json.loads(line.content)
-        metric, epoch = data.get("metric"), data.get("epoch")
+        metric, epoch, metrics = data.get("metric"), data.get("epoch"), data.get("metrics", {})
         return MetricsRecord(
             kind=str(data["kind"]),
             end=line.end,
             batch=int(data.get("batch", 0)),
             epoch=None if epoch is None else int(epoch),
             time=float(data.get("time", 0.0)),
-            metrics={name: float(value) for name, value in data.get("metrics", {}).items() if _is_number(value)},
+            metrics={name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))},
             name=str(data.get("name", "")),
             metric=None if metric is None else float(metric),
             text=str(data.get("text", "")),
         )
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))

@@ -13,7 +13,6 @@ from trial_lib.messages.files import open_own
 
 # A layer over the program's folder. The layer takes everything that a trial writes there.
 
-
 _CACHES = (
     *("HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME"),
     *("CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR"),
@@ -50,12 +49,10 @@ class Layer:
 
     @property
     def upper(self) -> Path:
-        """The files that the trial has written."""
         return Path(self.store) / "upper"
 
     @property
     def work(self) -> Path:
-        """The working folder of the kernel."""
         return Path(self.store) / "work"
 
     @property
@@ -91,11 +88,9 @@ class Layer:
         return text
 
     def write(self) -> None:
-        """Records that the layer is mounted."""
         _record(Path(self.store)).write_text(json.dumps(asdict(self)))
 
     def unwrite(self) -> None:
-        """Undoes `write`."""
         with contextlib.suppress(OSError):
             _record(Path(self.store)).unlink()
 
@@ -116,7 +111,6 @@ class Layer:
 
 
 def store_of(scratch: Path) -> Path:
-    """Returns the folder that keeps the layer of a trial with this scratch folder."""
     return scratch / "layer"
 
 
@@ -145,40 +139,23 @@ def _record(store: Path) -> Path:
 
 # A trial's own folder on the user's NVMe device. DeepSpeed swaps into it, and it is removed with the trial.
 
-
 _DIGITS = 16
 
 
 def own_folder(nvme_path: Path, scratch: Path) -> Path:
-    """Returns a trial's own folder below the configuration's path.
-
-    A path that is the trial's own already is returned unchanged.
-
-    Args:
-        nvme_path: as the configuration has it.
-        scratch: the trial's scratch folder, which identifies the trial.
-    """
+    """Returns a trial's own folder below the configuration's path, which may be that folder already."""
     name = _name(scratch)
     return nvme_path if nvme_path.name == name else nvme_path.absolute() / name
 
 
 def note(scratch: Path, folder: Path) -> None:
-    """Records, in a rank, that DeepSpeed may swap into a folder of the trial's own.
-
-    Args:
-        scratch: the trial's scratch folder.
-        folder: as `own_folder` returns it.
-    """
+    """Records, in a rank, that DeepSpeed may swap into a folder of the trial's own."""
     with contextlib.suppress(OSError), open_own(_notes(scratch), "a", encoding="utf-8") as file:
         file.write(f"{folder}\n")
 
 
 def remove(scratch: Path) -> None:
-    """Removes the files that a trial's ranks have swapped on this host. Call it when no rank is left.
-
-    Args:
-        scratch: the trial's scratch folder.
-    """
+    """Removes the files that a trial's ranks have swapped on this host. Call it when no rank is left."""
     with contextlib.suppress(OSError):
         for folder in set(_notes(scratch).read_text(encoding="utf-8").splitlines()):
             # The program may write anything into its scratch folder, so the name is checked.
@@ -203,8 +180,6 @@ def _notes(scratch: Path) -> Path:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The request to one full experiment."""
-
     folder: Path  # a folder of its own, which need not exist
 
     @property
@@ -214,7 +189,6 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        """Whether the driver has asked the training to stop."""
         return (self.folder / "made").exists()
 
     @property
@@ -227,7 +201,6 @@ class StopRequest:
         self._leave("heeded")
 
     def make(self) -> None:
-        """Asks the training to save and stop."""
         self._leave("made")
 
     def follow(self) -> None:

@@ -9,18 +9,12 @@ from trial_lib.messages.orders import HostMoment, Import, exact_record
 
 # The order for a foreseen run. A rank imports this module, so it needs only the standard library.
 
-
+# Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them.
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
-"""Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them."""
 
-DEVICE_NAME = "NVIDIA H100 80GB"
-"""The device that a program finds, unless a plan asks for another one."""
-
-CAPABILITY = 9.0
-"""Its compute capability."""
-
-BFLOAT16_SINCE = 8.0
-"""The compute capability from which matrix units take bfloat16."""
+DEVICE_NAME = "NVIDIA H100 80GB"  # the device that a program finds, unless a plan asks for another one
+CAPABILITY = 9.0  # its compute capability
+BFLOAT16_SINCE = 8.0  # the compute capability from which matrix units take bfloat16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +46,20 @@ class ForeseeOrder:
     hidden: list[str] = field(default_factory=list)  # as `RankOrder` has it
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ForeseeOrder":
-        """Returns the order that `to_json` wrote.
-
-        Raises:
-            ValueError: a key is missing or unknown.
-        """
         return exact_record(cls, plain)
 
 
 # The record of a foreseen run: one rank's steps under fake tensors, event by event.
 
-
+# The parts of a run. `load` fetches a micro-batch, `update` is the optimizer's step, `between` is all other code.
 MOMENTS = ("initialize", "load", "forward", "backward", "update", "between")
-"""The parts of a run. `load` fetches a micro-batch, `update` is the optimizer's step, `between` is all other code."""
 
+# The uses of memory. A buffer is DeepSpeed's own: a bucket, gathered parameters, a flat copy.
 KINDS = ("parameter", "gradient", "optimizer", "activation", "buffer", "input", "temporary")
-"""The uses of memory. A buffer is DeepSpeed's own: a bucket, gathered parameters, a flat copy."""
 
 PLACES = ("device", "host", "pinned", "processor", "thread")
 """Where memory lies. `pinned` is host memory that the device may read. The last two count only if a CPU is the device:
@@ -106,8 +93,6 @@ OPERATIONS = (
 
 
 class Storage(NamedTuple):
-    """One block of memory."""
-
     size: int  # bytes
     kind: int  # index in `KINDS`
     place: int  # index in `PLACES`
@@ -115,8 +100,6 @@ class Storage(NamedTuple):
 
 
 class MemoryEvent(NamedTuple):
-    """The begin or the end of a storage's life."""
-
     storage: int  # index in `ForeseenRun.storages`
     is_made: int  # 1 when it is allocated, 0 when it is freed
 
@@ -218,7 +201,6 @@ class ForeseenRun:
         return self.replicas * self.sequence_ranks
 
     def operations_by_moment(self) -> list[tuple[Moment, tuple[Operation, ...]]]:
-        """Returns each moment with its operations."""
         ends = [*(moment.operation for moment in self.moments[1:]), len(self.operations)]
         return [
             (moment, self.operations[moment.operation : end]) for moment, end in zip(self.moments, ends, strict=False)
@@ -230,17 +212,11 @@ class ForeseenRun:
         return [(moment, range(moment.event, end)) for moment, end in zip(self.moments, ends, strict=False)]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**plain, "asks": [asdict(ask) for ask in self.asks]}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "ForeseenRun":
-        """Returns the run that `to_json` wrote.
-
-        Raises:
-            TypeError: a key is missing or unknown.
-        """
         if plain.get("is_pipeline") and "pipeline_stages" not in plain:
             raise TypeError("the run of a pipeline does not say how many stages it has")
         records: dict[str, Any] = {

@@ -28,13 +28,7 @@ class Arrival:
 
     @classmethod
     def of_typed(cls, micro_batch: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
-        """Returns the relation that the first micro-batch of the program as typed shows.
-
-        Args:
-            micro_batch: the micro-batch size of its engine.
-            sizes: of its first tensor, in the one or two dimensions that may have the rows.
-            tokens: in the micro-batch; None if it shows none.
-        """
+        """`sizes` are of the first tensor, in the one or two dimensions that may have the rows. None: no `tokens`."""
         first, second = (*sizes, 0)[:2]
         rows_per_sample = first // micro_batch if first % micro_batch == 0 else 1
         if first == 1 < micro_batch and tokens is not None:
@@ -48,15 +42,7 @@ class Arrival:
         return found
 
     def at(self, asked: int, sizes: Sequence[int], tokens: int | None) -> "Arrival":
-        """Returns the relation that the first micro-batch of a trial shows.
-
-        If only the other dimension follows, it has the rows.
-
-        Args:
-            asked: the micro-batch size of the trial.
-            sizes: of its first tensor, as in `of_typed`.
-            tokens: in the micro-batch; None if it shows none.
-        """
+        """The relation that a trial's first micro-batch shows: if only the other dimension follows, it has the rows."""
         if self.varies or not self.other_rows_per_sample or len(sizes) < 2:
             return self
         readings = (self, self._turned())
@@ -72,28 +58,16 @@ class Arrival:
         )
 
     def rows(self, asked: int) -> int:
-        """Returns the rows of a micro-batch of a size."""
         return asked * max(1, self.rows_per_sample)
 
     def samples(self, rows: float, asked: float) -> float:
-        """Returns the samples in some micro-batches.
-
-        Args:
-            rows: of all of them.
-            asked: the sum of their sizes, as the engine is set.
-        """
+        """Returns the samples in some micro-batches of so many rows together; `asked` is the sum of their sizes."""
         if self.varies:
             return rows
         return rows / self.rows_per_sample if self.rows_per_sample else asked
 
     def follows(self, asked: int, rows: int, tokens: int | None) -> bool:
-        """Returns whether a micro-batch has the requested size. If the batch does not show it, this returns True.
-
-        Args:
-            asked: the requested size.
-            rows: that arrived.
-            tokens: in these rows; None if they show none.
-        """
+        """Whether a micro-batch has the requested size; True if the batch does not show it. `tokens` are in `rows`."""
         if self.varies:
             return True
         if self.rows_per_sample:
@@ -104,12 +78,7 @@ class Arrival:
         return _follows(tokens, self.typed_tokens, asked / self.typed_micro_batch)
 
     def accumulates(self, asked: int, micro_batches: int) -> bool:
-        """Returns whether an optimizer step has followed the requested accumulation; True if it does not show.
-
-        Args:
-            asked: the accumulation.
-            micro_batches: of the step; 0 if none were seen.
-        """
+        """Whether an optimizer step has followed the requested accumulation; True if it does not show."""
         if not self.typed_micro_batches or not micro_batches:
             return True
         # At the end of its data a program may step early.
@@ -126,10 +95,7 @@ def _follows(found: int, typed: int, growth: float) -> bool:
 
 # Where the time of an optimizer step goes: the parts of a step that was traced. It needs only the standard library.
 
-
-TRACE = "trace"
-"""The phase of a trial in which its steps are traced."""
-
+TRACE = "trace"  # the phase of a trial in which its steps are traced
 STEP_PARTS = (
     "compute",
     "gathering",
@@ -172,5 +138,4 @@ class TracedStep:
         return {part: self.parts[part] / self.seconds for part in STEP_PARTS if self.parts.get(part)}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 from trial_lib.messages.files import write_whole
 from trial_lib.messages.measurement import Arrival
 
+# The boot of a host, seconds since then, and seconds since the epoch, which other hosts have as well.
 HostMoment = Sequence[str | float]
-"""The boot of a host, seconds since then, and seconds since the epoch, which other hosts have as well."""
 
 
 def now() -> HostMoment:
-    """Returns the present, as JSON can hold it."""
     return [_boot(), since_boot(), time.time()]
 
 
@@ -44,21 +43,13 @@ _RecordT = TypeVar("_RecordT")
 
 
 def exact_record(kind: type[_RecordT], plain: Mapping[str, Any]) -> _RecordT:
-    """Returns the record of a dataclass that has exactly these keys.
-
-    Raises:
-        ValueError: a key is missing or unknown.
-    """
+    """Raises ValueError: a key is missing or unknown."""
     check_keys(kind, plain)
     return kind(**plain)
 
 
 def check_keys(kind: type, plain: Mapping[str, Any]) -> None:
-    """Checks that a dataclass has exactly these keys.
-
-    Raises:
-        ValueError: a key is missing or unknown.
-    """
+    """Raises ValueError: a key is missing or unknown."""
     names = {each.name for each in fields(kind)}
     if faults := [
         *(f"`{name}` is missing" for name in sorted(names - plain.keys())),
@@ -72,8 +63,6 @@ def check_keys(kind: type, plain: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class StepWindow:
-    """The optimizer steps that a trial measures."""
-
     start_step: int = 3  # the first that counts, from 1. The steps before it warm up.
     end_step: int = 5  # steps up to this one are always measured
     # Counted steps after which the measurement ends, whatever its error. A program that waits for loader workers goes
@@ -94,21 +83,16 @@ class StepWindow:
 
 # The work that a driver orders of a rank. A rank imports this module, so it needs only the standard library.
 
+KEPT = "kept"  # the key of a measurement that a rank has kept in case it gets no further
 
-KEPT = "kept"
-"""The key of a measurement that a rank has kept in case it gets no further."""
-
+# The beginning of the last line in the log of a rank whose program ends it by a signal, before it is measured.
 SENDS = "zerotune: the program sends "
-"""The beginning of the last line in the log of a rank whose program ends it by a signal, before it is measured."""
 
-ANOTHER_HAS_FAILED = "Another rank has failed."
-"""The words of a rank that ends because another one has."""
+ANOTHER_HAS_FAILED = "Another rank has failed."  # the words of a rank that ends because another one has
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """How one trial is measured."""
-
     window: StepWindow  # the optimizer steps to measure
     memory_limit: int | None  # bytes that a rank may use of its slot; None for all of a GPU
     # The best throughput so far, in samples/s over all ranks. When the trial cannot reach it any more, its ranks end it
@@ -186,16 +170,10 @@ class RankOrder:
     hidden: tuple[str, ...] = ()  # ZeroTune's folders that the program does not see
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "RankOrder":
-        """Returns the order that `to_json` wrote.
-
-        Raises:
-            ValueError: a key is missing or unknown.
-        """
         check_keys(cls, plain)
         sizes = tuple(_size_order(size) for size in plain["sizes"])
         return cls(**{**plain, "sizes": sizes, "hidden": tuple(plain["hidden"])})
@@ -220,16 +198,10 @@ class TrainingOrder:
     failures: list[str]  # the file for the exception that ended a rank, by rank
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "TrainingOrder":
-        """Returns the order that `to_json` wrote.
-
-        Raises:
-            ValueError: a key is missing or unknown.
-        """
         return exact_record(cls, plain)
 
 
@@ -256,19 +228,13 @@ class NextSize(SystemExit):
     other code lets it pass, as it lets `sys.exit()` pass. Such a program is run again from its beginning.
 
     Args:
-        arguments: the program's command line for the next size.
         micro_batch_size: samples of a rank's forward pass.
-        gradient_accumulation_steps: micro-batches of an optimizer step.
         go_on: prepares the measurement of the next size. Every rank has to call it after it has dropped the data and
             the loop of the last size. It may end the rank.
     """
 
     def __init__(
-        self,
-        arguments: list[str],
-        micro_batch_size: int,
-        gradient_accumulation_steps: int,
-        go_on: Callable[[], None],
+        self, arguments: list[str], micro_batch_size: int, gradient_accumulation_steps: int, go_on: Callable[[], None]
     ) -> None:
         super().__init__(0)
         self.arguments = arguments
@@ -293,12 +259,11 @@ class NextSize(SystemExit):
 
 # The description of a training. The driver writes it, and every rank reads it.
 
-
+# One of `{"batches": n}`, `{"records": n}` and `{"epochs": n}`; a batch is an optimizer step.
 UnitLength = dict[str, int]
-"""One of `{"batches": n}`, `{"records": n}` and `{"epochs": n}`; a batch is an optimizer step."""
 
+# The environment variable with the path of the spec, for the ranks of a script.
 SPEC_VARIABLE = "ZEROTUNE_TRAINING_SPEC"
-"""The environment variable with the path of the spec, for the ranks of a script."""
 
 
 @dataclass(frozen=True)
@@ -338,12 +303,10 @@ class TrainingSpec:
         write_whole(path, self.to_json())
 
     def to_json(self) -> str:
-        """Returns the text of the spec's file."""
         return json.dumps(asdict(self), indent=2)
 
 
 def read_training_spec(path: Path) -> TrainingSpec:
-    """Returns the spec that a driver wrote."""
     return TrainingSpec(**json.loads(path.read_text()))
 
 
@@ -359,7 +322,6 @@ removes one."""
 
 
 def modules_in(imported: Sequence[Import]) -> list[str]:
-    """Returns the modules alone, in their order."""
     return [each for each in imported if isinstance(each, str)]
 
 
@@ -383,17 +345,12 @@ class SizeMemory:
 
 
 def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float) -> float:
-    """Returns the predicted bytes of a size above initialisation.
+    """Returns the predicted bytes of a size above initialisation. `measured` is ascending, and not empty.
 
-    The last two sizes give a straight line. One size gives a line with the estimated slope. The peak of the optimizer's
-    step can hide the activations of small sizes, so the line may be too flat. The activations alone are therefore a
-    lower bound. They count as the estimate for each sample, or as the most that a sample can have had in any measured
-    size.
-
-    Args:
-        measured: the sizes so far, ascending; one at least.
-        samples: the next micro-batch size.
-        bytes_per_sample: estimated memory of one more sample.
+    The last two sizes give a straight line. One size gives a line with the estimated slope. The peak of the
+    optimizer's step can hide the activations of small sizes, so the line may be too flat. The activations alone are
+    therefore a lower bound. They count as the estimate for each sample, or as the most that a sample can have had
+    in any measured size.
     """
     last = measured[-1]
     slope = bytes_per_sample
@@ -406,14 +363,7 @@ def foreseen(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: flo
 
 
 def will_fit(measured: Sequence[SizeMemory], samples: int, bytes_per_sample: float, headroom: float) -> bool:
-    """Returns whether a size is predicted to fit, with a share of the memory free.
-
-    Args:
-        measured: the sizes so far, ascending; one at least.
-        samples: the next micro-batch size.
-        bytes_per_sample: estimated memory of one more sample.
-        headroom: the share that has to stay free, of the memory that was available after initialisation.
-    """
+    """Whether it does with a share `headroom` of the memory free that was available after initialisation."""
     bounds = [size.available for size in measured if size.available is not None]
     if not bounds:
         return True

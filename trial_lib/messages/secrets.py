@@ -8,7 +8,6 @@ from typing import Any
 
 # Finds text that was drawn at random, as keys and tokens of services are, whatever they are called.
 
-
 _SHORTEST = 16
 _RUN = re.compile(r"[A-Za-z0-9+/_=%~-]{16,}")
 _PIECE = re.compile(r"[A-Za-z0-9]+")
@@ -88,8 +87,7 @@ _URL_WITH_PASSWORD = re.compile(
 _SECRET_ASSIGNMENT = re.compile(rf"(?=[\w-]*{_WORD})(?P<name>[\w-]+)=", re.IGNORECASE)
 # `NAME=value`, `--name=value` and `--name value`.
 _IN_COMMAND = re.compile(
-    rf"(?<![\w-])(?=[\w-]*{_WORD})(?P<name>[\w-]+=|-[\w-]+\s+(?!-))(\"[^\"]*\"|'[^']*'|\S+)",
-    re.IGNORECASE,
+    rf"(?<![\w-])(?=[\w-]*{_WORD})(?P<name>[\w-]+=|-[\w-]+\s+(?!-))(\"[^\"]*\"|'[^']*'|\S+)", re.IGNORECASE
 )
 # `-k value`: a flag of one letter differs from program to program, so the value has to look like a key.
 _KEY_FLAG = re.compile(r"(?P<name>(?<!\S)-k[\s=]+)(['\"]?(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,}['\"]?)(?!\S)")
@@ -143,9 +141,6 @@ def redact(values: Mapping[str, Any]) -> dict[str, Any]:
     A value looks like a secret by its name (`HF_TOKEN`, `api_key`, `registry_auth`). So do an address with a password,
     and a command that assigns such a name or has such an option.
 
-    Args:
-        values: environment variables, hyperparameters, or a whole experiment, by name. It is not changed.
-
     Example:
         >>> redact({"HF_TOKEN": "hf_abc", "TOKENIZERS_PARALLELISM": "false", "wandb": {"api_key": "abc"}})
         {'HF_TOKEN': '<redacted>', 'TOKENIZERS_PARALLELISM': 'false', 'wandb': {'api_key': '<redacted>'}}
@@ -176,12 +171,6 @@ def secrets_in(values: Mapping[str, Any]) -> list[str]:
 
 
 class _Redaction:
-    """One pass over values.
-
-    Attributes:
-        left_out: the secrets that were hidden so far.
-    """
-
     def __init__(self) -> None:
         self.left_out: list[str] = []
 
@@ -215,12 +204,7 @@ class _Redaction:
             self.left_out.append(value)
 
     def _shown(self, value: Any, names: tuple[str, ...]) -> Any:
-        """Returns a value without secrets.
-
-        Args:
-            value: the value.
-            names: the names above it. Everything below a secret's name is secret.
-        """
+        """Everything below a secret's name is secret."""
         if isinstance(value, Mapping):
             return {name: self._shown(inner, (*names, str(name))) for name, inner in value.items()}
         if isinstance(value, (list, tuple)):

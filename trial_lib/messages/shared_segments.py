@@ -14,8 +14,7 @@ from pathlib import Path
 from trial_lib.messages.files import open_own
 
 FOLDER = Path("/dev/shm")
-BUFFERS = "deepspeed_allreduce_buffer_"
-"""The prefix of the buffers of DeepSpeed's CPU collectives."""
+BUFFERS = "deepspeed_allreduce_buffer_"  # the prefix of the buffers of DeepSpeed's CPU collectives
 OF_NCCL = "nccl-"
 """The prefix of NCCL's segments.
 
@@ -30,7 +29,7 @@ _DELETED = " (deleted)"
 
 
 def segments() -> dict[str, int]:
-    """Returns this user's segments: the inode number of each by its name."""
+    """Returns the inode number of each of this user's segments by its name."""
     found = {}
     with contextlib.suppress(OSError), os.scandir(FOLDER) as entries:
         for entry in entries:
@@ -58,7 +57,6 @@ def held_by(processes: Iterable[int]) -> set[str]:
 
 
 def held_by_anybody() -> set[str]:
-    """Returns the names of the segments that any process of this host has mapped or open."""
     return held_by(int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - names alone
 
 
@@ -90,12 +88,7 @@ def _named_in(lines: Iterable[str]) -> set[str]:
 
 
 def note(scratch: Path, names: Iterable[str]) -> None:
-    """Records, in a rank, segments that it has made or holds, for the process that cleans up after it.
-
-    Args:
-        scratch: the trial's scratch folder.
-        names: of segments.
-    """
+    """Records, in a rank, segments that it has made or holds, for the process that cleans up after it."""
     text = "".join(f"{name}\n" for name in names)
     # On a full disk the record is lost. The remaining segments are still reported.
     with contextlib.suppress(OSError), open_own(_notes(scratch), "a", encoding="utf-8") as file:
@@ -103,7 +96,6 @@ def note(scratch: Path, names: Iterable[str]) -> None:
 
 
 def noted(scratch: Path) -> set[str]:
-    """Returns the segments that the ranks of a trial have recorded."""
     try:
         return set(_notes(scratch).read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError:

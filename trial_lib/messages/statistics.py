@@ -45,8 +45,6 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio with its confidence interval."""
-
     value: float  # geometric mean over the rounds
     low: float  # the interval's lower end; 0 for a single round
     high: float  # its upper end; infinite for a single round
@@ -57,7 +55,6 @@ class Ratio:
         return (self.high - self.low) / 2.0 / self.value
 
     def overlaps(self, other: "Ratio") -> bool:
-        """Returns whether two intervals have a value in common."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -69,7 +66,6 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
     A thing that varies more than the others gets the larger variance of its own ratios.
 
     Args:
-        reference: the name of the reference.
         rounds: the positive measurements of each round, by name. All rounds have the same names.
         error: the probability that one interval misses the true value.
     """
@@ -89,12 +85,7 @@ def ratios_to(reference: str, rounds: Sequence[Mapping[str, float]], error: floa
 
 
 def geometric_mean(values: Sequence[float], error: float) -> Ratio:
-    """Returns the geometric mean of repeated measurements with its interval, without a reference.
-
-    Args:
-        values: one of each process, positive.
-        error: the probability that the interval misses the true value.
-    """
+    """Returns the geometric mean of repeated measurements, one of each process, with its interval."""
     return ratios_to("one", [{"one": 1.0, "value": value} for value in values], error)["value"]
 
 
@@ -115,7 +106,6 @@ def _exp(power: float) -> float:
 
 # The ratio of one study's measurements to another's, with an interval. Pure.
 
-
 ERROR = 0.05
 _ENOUGH_STUDIES = 4
 
@@ -127,8 +117,7 @@ def ratio_between(
 
     Args:
         now: the measurements of this study's processes, positive.
-        last: those of the last study.
-        before: those of the studies before it that measured the same under the same conditions.
+        before: those of earlier studies than the last that measured the same under the same conditions.
         unknown: the standard deviation from study to study, as a share, for too few studies.
     """
     ours, theirs = ([math.log(value) for value in values] for values in (now, last))

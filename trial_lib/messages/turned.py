@@ -19,21 +19,17 @@ FORESEEN = (CHECKPOINTING, ATTENTION, COMPILE)
 """The switches whose memory and time are foreseen. A compiled model runs as it is written, and its kernels are fused
 afterwards (`trial_lib/plan/step_time.py`)."""
 
+# The module of torch that a rank imports to compile a model. It takes a second or two.
 COMPILER = "torch._inductor.compile_fx"
-"""The module of torch that a rank imports to compile a model. It takes a second or two."""
 
+# Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes.
 LOADER_OPTIONS = {place: f"--dataloader_{place.partition(':')[2]}" for place in (WORKERS, PREFETCH, PINNED, PERSISTENT)}
-"""Options of a Hugging Face Trainer's program that set the switches of a loader that the Trainer makes."""
 
-COMPILE_OPTION = "--torch_compile"
-"""The option of a Hugging Face Trainer's program that compiles the model."""
+COMPILE_OPTION = "--torch_compile"  # the option of a Hugging Face Trainer's program that compiles the model
+COMPILE_PLACES = (COMPILE, COMPILE_OPTION)  # the switches that are known to compile the model
+OPTIMIZER_OPTION = "--optim"  # the option that sets the form of an Adam that the Trainer makes
 
-COMPILE_PLACES = (COMPILE, COMPILE_OPTION)
-"""The switches that are known to compile the model."""
-
-OPTIMIZER_OPTION = "--optim"
-"""The option that sets the form of an Adam that the Trainer makes."""
-
+# All options of a Hugging Face Trainer's program that set such switches, if its parser has them.
 TRAINER_OPTIONS = (
     "--activation_checkpointing",
     "--attn_implementation",
@@ -43,28 +39,24 @@ TRAINER_OPTIONS = (
     OPTIMIZER_OPTION,
     *LOADER_OPTIONS.values(),
 )
-"""All options of a Hugging Face Trainer's program that set such switches, if its parser has them."""
 
-TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"
-"""How such a switch is written."""
+TURNED_PLACE = r"(model|loader|optimizer):[a-z_]+"  # how such a switch is written
 
 
 @dataclass(frozen=True)
 class TurnedSwitch:
-    """A switch that ZeroTune turns."""
-
     # The values that a search tries if the user names none. The program decides which of them it can have.
     values: tuple[Any, ...]
     coarse: bool = True  # whether it decides memory, and so the arm of a candidate
     any_number: bool = False  # whether every whole number from 0 on is a value as well
 
     def has(self, value: Any) -> bool:
-        """Returns whether the switch can have a value in some program."""
         if self.any_number and isinstance(value, int) and not isinstance(value, bool):
             return value >= 0
         return any(type(known) is type(value) and known == value for known in self.values)
 
 
+# The switches by name.
 TURNED: dict[str, TurnedSwitch] = {
     CHECKPOINTING: TurnedSwitch(("none", "full", "every_second")),
     COMPILE: TurnedSwitch((False, True)),
@@ -77,11 +69,9 @@ TURNED: dict[str, TurnedSwitch] = {
     PERSISTENT: TurnedSwitch((False, True), coarse=False),
     FUSED: TurnedSwitch((True, False), coarse=False),
 }
-"""The switches by name."""
 
 
 def is_turned(place: str) -> bool:
-    """Returns whether the place of a switch is the name of one that ZeroTune turns."""
     return place in TURNED
 
 
@@ -96,21 +86,12 @@ def in_command(switches: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compiles(switches: Mapping[str, Any]) -> bool:
-    """Returns whether a known switch, of ZeroTune or of a Trainer's program, compiles the model.
-
-    Args:
-        switches: by their places, with the values of a candidate. A value may be the text of a word.
-    """
+    """Whether a known switch, of ZeroTune or of a Trainer's program, compiles the model. Values may be text."""
     return any(str(switches.get(place)).lower() == "true" for place in COMPILE_PLACES)
 
 
 def settings_of(owner: str, turned: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of an object among some switches, by the names that torch has for them.
-
-    Args:
-        owner: `loader` or `optimizer`.
-        turned: switches by name.
-    """
+    """Returns the settings of `loader` or `optimizer` among some switches, by the names that torch has for them."""
     names = (place.partition(":") for place in turned)
     return {name: turned[f"{of}:{name}"] for of, _, name in names if of == owner}
 

@@ -13,7 +13,7 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
 from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
-from trial_lib.inputs.config_hand_over import is_handed_over
+from trial_lib.inputs.program_code import is_handed_over
 from trial_lib.inputs.read_experiment import Experiment, one_error
 from trial_lib.launch.processes.config_check import Judgement
 from trial_lib.launch.rank_starter import RankStarter

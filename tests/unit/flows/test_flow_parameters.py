@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.parameters import checked, shows, work_folder
+from flows.options import checked, shows, work_folder
 from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.records.result import SEARCH_METRICS

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.prefect_server import HandedSocket, HeldPort
+from flows.own_server import HandedSocket
+from flows.prefect_server import HeldPort
 
 
 @pytest.fixture

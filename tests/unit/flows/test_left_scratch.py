@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows import plan_to_end
-from flows.plan_to_end import _hold, remove_left_scratch
+from flows import planning
+from flows.planning import _hold, remove_left_scratch
 
 
 def test_a_folder_that_no_plan_holds_is_removed(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_folder_that_another_plan_removes_before_it_is_held_is_made_again(
         meanwhile("before it is held")
         return descriptor
 
-    monkeypatch.setattr(plan_to_end.os, "open", open_)
-    scratch, held = plan_to_end._new_scratch()
+    monkeypatch.setattr(planning.os, "open", open_)
+    scratch, held = planning._new_scratch()
     meanwhile("after")
     assert [*tmp_path.iterdir()] == [scratch]
     monkeypatch.undo()

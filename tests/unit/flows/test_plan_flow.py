@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.parameters import checked
+from flows.options import checked
 from flows.plan import plan
 from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanArguments

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from plan_fixtures import plan_by_hand, plan_folder
 
-from flows.plan_to_end import write_page
+from flows.planning import write_page
 
 
 def test_a_plan_is_complete_without_its_page(tmp_path: Path) -> None:
@@ -29,6 +29,6 @@ def test_an_interrupt_ends_it_all_the_same(
     def interrupted(paths: object) -> None:
         raise error
 
-    monkeypatch.setattr("flows.plan_to_end.write_plan_page", interrupted)
+    monkeypatch.setattr("flows.planning.write_plan_page", interrupted)
     with pytest.raises(error):
         write_page(plan_folder(tmp_path), lambda text: None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import running_servers
-from flows.running_servers import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
+from flows import prefect_server
+from flows.prefect_server import hold, log_in, record_servers, shell_file, start_of, stop, up_folder
 from flows.terminal import say_ways
 from trial_lib.messages.errors import InputError
 
@@ -48,7 +48,7 @@ def test_another_process_with_the_number_of_the_record_is_left_alone() -> None:
 
 
 def test_a_lock_that_another_program_holds_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_servers, "_RECORDED_S", 0.2)
+    monkeypatch.setattr(prefect_server, "_RECORDED_S", 0.2)
     with (up_folder() / "lock").open("w") as foreign:
         fcntl.flock(foreign, fcntl.LOCK_EX)
         for refused in (hold().__enter__, stop):
