@@ -32,11 +32,10 @@ from trial_lib.deepspeed_config.overrides import (
 )
 from trial_lib.messages.errors import InputError
 from trial_lib.rank.engine_watch import Followers
-from trial_lib.rank.patching import when_imported
+from trial_lib.rank.patching import replace, when_imported
 from trial_lib.rank.program_facts import ProgramFacts
 
-# An Accelerator of several DeepSpeed plugins. Those that train follow a candidate, and the others do not.
-
+# Several DeepSpeed plugins: those that train follow a candidate
 
 # Values that a plugin keeps beside the configuration, with their places in it.
 _FIELDS = {
@@ -51,8 +50,6 @@ _MERGED = "zerotune_merged"
 
 @dataclass(frozen=True)
 class _Merged:
-    """What a plugin's configuration was merged from."""
-
     own: DeepSpeedConfig  # the configuration as the code has it
     overrides: Mapping[str, Any]  # merged into it
 
@@ -97,7 +94,9 @@ class PluginRoles:
             followed = self._followers.overrides_for(merged.own, merged.overrides)
             if not self._has_trainer:
                 self._has_trainer = True
-                self._facts.note_trained_config(_with_precision(merged.own, plugin.deepspeed_config))
+                sections = {name: plugin.deepspeed_config.get(name, {}) for name in ("fp16", "bf16")}
+                precision = {name: section for name, section in sections.items() if section.get("enabled") is True}
+                self._facts.note_trained_config({**precision, **merged.own})
         else:
             followed = {key: value for key, value in merged.overrides.items() if key == ACCUMULATION}
         withdrawn = {key: value for key, value in merged.overrides.items() if key not in followed}
@@ -106,11 +105,6 @@ class PluginRoles:
             plugin.deepspeed_config[TRAIN_BATCH] = merged.own[TRAIN_BATCH]
         plugin.hf_ds_config.set_stage_and_offload()
         take_fields(plugin)
-
-
-def _with_precision(own: DeepSpeedConfig, config: DeepSpeedConfig) -> DeepSpeedConfig:
-    sections = {name: config.get(name, {}) for name in ("fp16", "bf16")}
-    return {**{name: section for name, section in sections.items() if section.get("enabled") is True}, **own}
 
 
 def _withdraw(config: DeepSpeedConfig, own: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
@@ -145,13 +139,9 @@ def start_over() -> None:
 
 
 def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
-    plugin_class: Any = module.DeepSpeedPlugin
-    original_check, original_precision = plugin_class.__post_init__, plugin_class.set_mixed_precision
-
-    @functools.wraps(original_check)
-    def check(plugin: Any) -> None:
+    def check(original: Callable[..., None], plugin: Any) -> None:
         own = plugin.gradient_accumulation_steps or os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
-        original_check(plugin)
+        original(plugin)
         if str(own).isdecimal():
             facts.batch.setdefault(ACCUMULATION, int(own))
         elif ACCUMULATION not in (facts.ds_config or {ACCUMULATION: "auto"}):
@@ -159,69 +149,51 @@ def _follow_in_plugin(facts: ProgramFacts, module: ModuleType) -> None:
             facts.batch.setdefault(ACCUMULATION, 1)
         take_fields(plugin)
 
-    @functools.wraps(original_precision)
-    def set_mixed_precision(plugin: Any, mixed_precision: str) -> None:
-        original_precision(plugin, mixed_precision)
+    def set_mixed_precision(original: Callable[..., None], plugin: Any, mixed_precision: str) -> None:
+        original(plugin, mixed_precision)
         if facts.ds_config is not None:
             for name in ("fp16", "bf16"):
                 section = plugin.deepspeed_config.get(name, {})
                 if section.get("enabled") is True:
                     facts.ds_config.setdefault(name, dict(section))
 
-    plugin_class.__post_init__ = check
-    plugin_class.set_mixed_precision = set_mixed_precision
+    replace(module.DeepSpeedPlugin, "__post_init__", check)
+    replace(module.DeepSpeedPlugin, "set_mixed_precision", set_mixed_precision)
 
 
 def _only_train(facts: ProgramFacts, module: ModuleType) -> None:
     _settle_roles(facts, module)
     accelerator_class: Any = module.Accelerator
-    original = accelerator_class.prepare
 
-    @functools.wraps(original)
-    def prepare(accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+    def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
         if accelerator.deepspeed_plugin is None:
             _refuse_training_without_deepspeed(objects)
         else:
+            import torch
+
             facts.batch.setdefault(ACCUMULATION, int(accelerator.gradient_accumulation_steps))
-            _note_optimizer(facts, objects)
+            # A dummy for an optimizer that DeepSpeed makes by the configuration is no optimizer of the code's.
+            for optimizer in (each for each in objects if isinstance(each, torch.optim.Optimizer)):
+                facts.note_optimizer(optimizer, by_accelerate=True)
             if accelerator.split_batches and accelerator.deepspeed_plugin.is_auto(MICRO_BATCH):
                 # It gives the engine the size of each rank.
                 facts.divided_among = accelerator.num_processes
         return original(accelerator, *objects, **kwargs)
 
-    accelerator_class.prepare = prepare
-    accelerator_class.save_state = _in_its_place(
-        accelerator_class.save_state, lambda accelerator, output_dir=None, *args, **kwargs: output_dir
-    )
+    replace(accelerator_class, "prepare", prepare)
+    replace(accelerator_class, "save_state", lambda original, accelerator, output_dir=None, *args, **kwargs: output_dir)
     for name in ("save_model", "load_state", "init_trackers"):
-        original_method = getattr(accelerator_class, name)
-        setattr(accelerator_class, name, _in_its_place(original_method, lambda *args, **kwargs: None))
+        replace(accelerator_class, name, lambda original, *args, **kwargs: None)
 
 
 def _settle_roles(facts: ProgramFacts, module: ModuleType) -> None:
-    accelerator_class: Any = module.Accelerator
-    original = accelerator_class.prepare
     roles = PluginRoles(facts)
 
-    @functools.wraps(original)
-    def prepare(accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
+    def prepare(original: Callable[..., Any], accelerator: Any, *objects: Any, **kwargs: Any) -> Any:
         roles.prepare(accelerator, objects)
         return original(accelerator, *objects, **kwargs)
 
-    accelerator_class.prepare = prepare
-
-
-def _note_optimizer(facts: ProgramFacts, objects: tuple[Any, ...]) -> None:
-    import torch
-
-    for prepared in objects:
-        # A dummy for an optimizer that DeepSpeed makes by the configuration is no optimizer of the code's.
-        if isinstance(prepared, torch.optim.Optimizer):
-            facts.note_optimizer(prepared, by_accelerate=True)
-
-
-def _in_its_place(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(original)(lambda *args, **kwargs: replacement(*args, **kwargs))
+    replace(module.Accelerator, "prepare", prepare)
 
 
 def _refuse_training_without_deepspeed(objects: tuple[Any, ...]) -> None:

@@ -17,9 +17,6 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.rank.user_program import may_be_of_the_user
 
-# The numbers in a program's command, each with its place as `--map` names it.
-
-
 _TYPED_NUMBERS_LARGEST_FILE = 100_000
 _OF_DEEPSPEED = {MICRO_BATCH, "zero_optimization"}
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -111,8 +108,7 @@ def _leaves(node: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         yield ".".join(keys), str(node)
 
 
-# The options that a program has read from its command line, with their defaults.
-
+# Options that a program has read from its command line, with their defaults
 
 # These packages make options of a function's parameters. The first keeps the underscores of their names.
 _OF_FUNCTIONS = {"fire": "_", "typer": "-", "click": "-"}

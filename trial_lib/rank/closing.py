@@ -35,9 +35,6 @@ from trial_lib.rank.loader_batches import loader_batches
 from trial_lib.rank.meeting import Meeting, NoAgreementError, by_messages
 from trial_lib.rank.probe import Probe
 
-# Ends a trial whose program ends before it is measured. The ranks agree on whether their steps are enough.
-
-
 # The guard gives the peers of a failed rank this long. A rank that waits in a thread needs no longer.
 _PEERS_S, _WAITING_S = 3.0, 60.0
 _NOWHERE = Doing("", "")
@@ -71,7 +68,6 @@ class Closing:
         return self._closes.locked()
 
     def say(self, end: RankEnd | None) -> None:
-        """Leaves this rank's state for those who can see it (`Meeting.say`); None if it goes on."""
         self.meeting.say(None if end is None else {"end": asdict(end), "words": end.words})
 
     def by_itself(self) -> None:
@@ -180,8 +176,7 @@ def _without_engine(probe: Any) -> str:
     return "The program ended without calling deepspeed.initialize."
 
 
-# Notices ranks that wait for each other forever. A thread in each rank looks once a second at the rank's state.
-
+# Ranks that wait for each other forever: a thread in each rank looks once a second at the rank's state
 
 _TICK_S = 1.0
 # A process that is awake for less than that only checks its threads.
@@ -270,7 +265,8 @@ class Activity:
     def was(self, thread: threading.Thread, device: Device | None) -> bool:
         """Whether there was activity since the last, recent call. `device` is what the thread may wait for."""
         before, at = self._before, self._at
-        self._before, self._at = (self._seconds(thread, device), self._bytes(), _sleeps(thread)), time.monotonic()
+        moved_bytes = _bytes_of(self._process) + sum(self._of_children(_bytes_of))
+        self._before, self._at = (self._seconds(thread, device), moved_bytes, _sleeps(thread)), time.monotonic()
         seconds, moved, sleeps = (abs(now - then) for now, then in zip(self._before, before, strict=True))
         if self._at - at > 2 * _TICK_S:
             return False
@@ -281,9 +277,6 @@ class Activity:
         spins = device is not None and device.is_apart and thread.ident is not None
         own = time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) if spins else 0.0
         return time.process_time() - own + sum(self._of_children(lambda child: sum(child.cpu_times()[:2])))
-
-    def _bytes(self) -> float:
-        return _bytes_of(self._process) + sum(self._of_children(_bytes_of))
 
     def _of_children(self, figure: Callable[[psutil.Process], float]) -> Iterator[float]:
         for child in self._process.children(recursive=True):

@@ -14,16 +14,14 @@ from trial_lib.deepspeed_config.batch import replicas_of
 from trial_lib.device.base import available_bytes
 from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.rank import memory
-from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, part_of_replica
+from trial_lib.rank.engine_watch import PARTS, EngineWatch, PipelineWatch, StepTime, part_of_replica
 from trial_lib.rank.flops import FlopShare, are_shares_of_one
 from trial_lib.rank.loader_batches import StepLoading
 from trial_lib.rank.meeting import most, of_each, total
 from trial_lib.rank.memory import bytes_by_code
-from trial_lib.rank.step_clock import PARTS, StepTime
 from trial_lib.rank.tensor_parallel import expert_counts, expert_ranks, head_counts, layer_count, parameter_shares
 
-# The step time of a program that waits for the workers of a data loader. Pure functions.
-
+# The step time of a program that waits for the workers of a data loader
 
 # With a smaller share of waiting, the median is off by no more than this share.
 _LEAST_SHARE = 0.1
@@ -63,7 +61,6 @@ class WorkerCycle:
         return not self.missing or len(self.phases) >= 2 * _LONGEST
 
     def step_time(self, step_times: Sequence[float]) -> float:
-        """Seconds of a step, as training pays them."""
         if self.length == 1:
             return statistics.median(step_times)
         of_phases: dict[float, list[float]] = {}

@@ -17,8 +17,6 @@ import torch
 from trial_lib.device.data_sheets import peak_flops, share_of
 from trial_lib.messages.errors import InputError
 
-# The interface that every kind of device implements for the rank that trains on it.
-
 
 class Device(Protocol):
     """The device of a rank."""
@@ -51,9 +49,6 @@ class Device(Protocol):
     def multiplies_in_tf32(self, module: Any) -> bool: ...
     # FLOP/s of products of matrices, by `data_sheets`' names of types; None if unknown
     def peak_flops(self, dtype: str) -> float | None: ...
-
-
-# A CPU. Memory is the process's own and has a slot's budget, and work is done when a call returns.
 
 
 # Bytes, with room for the block's own header. A larger block moves no threshold.
@@ -199,9 +194,6 @@ def _says_tf32(backend: Any) -> bool:
     return getattr(backend, "fp32_precision", "") == "tf32"
 
 
-# A GPU that PyTorch calls `cuda`, including AMD's. Its memory is that of the caching allocator.
-
-
 # NVIDIA's Ampere generation.
 _TF32_SINCE = (8, 0)
 _BY_CUDNN = (torch.nn.modules.conv._ConvNd, torch.nn.RNNBase)
@@ -305,9 +297,6 @@ class CudaDevice:
         return peak_flops(name, dtype, share_of(name, multiprocessors))
 
 
-# The device of a rank.
-
-
 class UnknownDeviceError(Exception):
     """A rank trains on a kind of device that ZeroTune cannot measure."""
 
@@ -340,8 +329,7 @@ def device_to_come() -> Device:
     return CudaDevice(local_rank if local_rank < count else torch.cuda.current_device())
 
 
-# Whether a rank trains on the kind of device of its slot. The driver has asked NVML, and DeepSpeed asks torch.
-
+# Whether a rank trains on the kind of device of its slot: the driver has asked NVML, and DeepSpeed asks torch
 
 _ON_CORES = "set CUDA_VISIBLE_DEVICES= (to nothing) to tune on this host's cores."
 

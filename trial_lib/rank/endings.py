@@ -44,7 +44,6 @@ class RankEnd:
 
     @property
     def words(self) -> str:
-        """Its state, such as `waits in all_reduce at train.py:46`."""
         if self.kind == ENDED:
             return "has ended"
         does = {WAITS: f"waits in {self.waits_in}", FAILED: "failed in a collective", WORKS: "works"}[self.kind]
@@ -106,8 +105,7 @@ def _by_rank(words: Sequence[str]) -> str:
     )
 
 
-# Reads a thread's stack: the line of the user's code, and whether the thread waits for other ranks.
-
+# A thread's stack: the line of the user's code, and whether the thread waits for other ranks
 
 # A thread that stays in one of these calls waits for another process.
 _COLLECTIVES = ("/torch/distributed/", "/deepspeed/comm/")
@@ -206,8 +204,7 @@ def _where(stack: Stack, model_dir: Path) -> str:
     return other
 
 
-# The key that DeepSpeed has refused in a rank. The exception carries a sentence on it into the rank's record.
-
+# The key that DeepSpeed has refused. The exception carries a sentence on it into the rank's record.
 
 _SENTENCE = "zerotune_refusal"
 # What Python says when DeepSpeed reads an architecture.
@@ -232,7 +229,9 @@ def keys_named(ds_config: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        slots = _slots()
+        from torch import distributed
+
+        slots = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         refusal = refusal_behind(error, ds_config, slots) if isinstance(ds_config, Mapping) else None
         if refusal is not None:
             import deepspeed
@@ -242,12 +241,6 @@ def keys_named(ds_config: Any) -> Iterator[None]:
             with contextlib.suppress(AttributeError):
                 setattr(error, _SENTENCE, f"{what} {remedy}")
         raise
-
-
-def _slots() -> int:
-    from torch import distributed
-
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def named_refusal(error: BaseException) -> str:

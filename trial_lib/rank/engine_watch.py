@@ -1,6 +1,10 @@
 """Watches a DeepSpeed engine: its batches, the times of its parts, and the ends of its optimizer steps."""
 
+import contextlib
+import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +15,80 @@ from trial_lib.messages.measurement import Arrival
 from trial_lib.rank.device import Device
 from trial_lib.rank.flops import DirectCalls, ModelCounter, StageCounter
 from trial_lib.rank.loader_batches import batch_sizes, elements_in, shapes_of, tensors_in, tokens_in, tokens_per_row
-from trial_lib.rank.step_clock import PartTimer, StepClock
 from trial_lib.rank.tensor_parallel import digest, tensor_parallel_size
 
-# Detects a program that calls backward more than once for one step of its engine.
+# Seconds of an optimizer step: by the device's clock and of processor time.
+#
+# A training runs ahead of its device. While the device works on a step, the program loads the next batch and queues
+# more work. So nothing may wait for the device between two steps. Times are marked in the device's own queue. They are
+# read later, when the ranks decide something and the device is idle anyway.
+
+PARTS = ("forward", "backward", "step")
+
+
+@dataclass(frozen=True)
+class _Moment:
+    instant: Any  # by the device's clock
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of an optimizer step, which can be read when the device has done it."""
+
+    device: Device
+    span: tuple[_Moment, _Moment]
+    parts: dict[str, list[tuple[Any, Any]]]
+
+    def seconds(self) -> dict[str, float]:
+        """By the device's clock (`latency`), of processor time (`cpu`), and of each part."""
+        between, (start, end) = self.device.seconds_between, self.span
+        parts = {part: sum(between(*call) for call in calls) for part, calls in self.parts.items()}
+        return {"latency": between(start.instant, end.instant), "cpu": end.cpu_s - start.cpu_s, **parts}
+
+
+class StepClock:
+    """Runs from one `mark` to the next `step_ended`."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.mark()
+
+    def mark(self) -> None:
+        self._started = self._now()
+
+    def step_ended(self, parts: dict[str, list[tuple[Any, Any]]]) -> StepTime:
+        return StepTime(self._device, (self._started, self._now()), parts)
+
+    def _now(self) -> _Moment:
+        return _Moment(self._device.instant(), time.process_time())
+
+
+class PartTimer:
+    """Records when each part of an optimizer step begins and ends."""
+
+    def __init__(self, device: Device) -> None:
+        # a context that names a call of a part in a trace; None if nothing is traced
+        self.scope: Callable[[str], AbstractContextManager[Any]] | None = None
+        self._device = device
+        self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
+
+    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._device.is_recording():
+                return function(*args, **kwargs)
+            start = self._device.instant()
+            try:
+                with contextlib.nullcontext() if self.scope is None else self.scope(part):
+                    return function(*args, **kwargs)
+            finally:
+                self._calls[part].append((start, self._device.instant()))
+
+        return call
+
+    def take(self) -> dict[str, list[tuple[Any, Any]]]:
+        calls, self._calls = self._calls, {part: [] for part in PARTS}
+        return calls
 
 
 class BackwardPasses:
@@ -68,6 +142,8 @@ class EngineWatch:
     fp16 it is `engine.scale(loss).backward()`, whose loss is the tensor before scaling: the scaled one may be inf.
     """
 
+    _counter: type[ModelCounter] = ModelCounter
+
     def __init__(
         self,
         engine: Any,
@@ -110,9 +186,6 @@ class EngineWatch:
         self._trains_in_eval_mode = not engine.module.training
         self._in_eval_mode: list[torch.Tensor] | None = None
         self._install()
-
-    def _counter(self, with_activations: bool) -> ModelCounter:
-        return ModelCounter(with_activations)
 
     def _install(self) -> None:
         engine = self.engine
@@ -349,20 +422,16 @@ class EngineWatch:
 class PipelineWatch(EngineWatch):
     """Watches a `PipelineEngine`. It times `train_batch`, and the parts by the instructions of the schedule."""
 
-    def _counter(self, with_activations: bool) -> ModelCounter:
-        return StageCounter(with_activations)
+    _counter = StageCounter
 
     def _install(self) -> None:
         engine = self.engine
-        forward = self.parts.timed(
-            "forward", lambda *args, **kwargs: self._instruction("_exec_forward_pass", *args, **kwargs)
-        )
-        backward = self.parts.timed(
-            "backward", lambda *args, **kwargs: self._instruction("_exec_backward_pass", *args, **kwargs)
-        )
-        step = self.parts.timed(
-            "step", lambda *args, **kwargs: self._instruction("_exec_optimizer_step", *args, **kwargs)
-        )
+
+        def timed(part: str, name: str) -> Callable[..., Any]:
+            return self.parts.timed(part, lambda *args, **kwargs: getattr(type(engine), name)(engine, *args, **kwargs))
+
+        forward, backward = timed("forward", "_exec_forward_pass"), timed("backward", "_exec_backward_pass")
+        step = timed("step", "_exec_optimizer_step")
 
         def watched_forward(_engine: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -409,12 +478,8 @@ class PipelineWatch(EngineWatch):
     def _losses_a_step(self) -> int:
         return 1
 
-    def _instruction(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(type(self.engine), name)(self.engine, *args, **kwargs)
 
-
-# Decides which engines of a program follow a candidate: those that train.
-
+# The engines that follow a candidate: those that train
 
 _BATCH = (MICRO_BATCH, ACCUMULATION, TRAIN_BATCH)
 
@@ -449,9 +514,6 @@ class Followers:
         if own in self._batches or (candidates and candidates.items() <= own.items()):
             return overrides
         return {key: value for key, value in overrides.items() if key not in _BATCH}
-
-
-# The replicas of the model that an engine runs, compared with those that a trial asks for.
 
 
 _TOLD = (

@@ -1,10 +1,8 @@
 """Python's functions for files, replaced in a trial. `UserFiles` decides what they do."""
 
-# What is called for every folder that a program lists takes paths as text.
-# ruff: noqa: PTH118
-
 # What is called for every file that a program opens takes paths as text.
 # ruff: noqa: PTH112, PTH118, PTH120
+
 import builtins
 import errno
 import functools
@@ -15,39 +13,21 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trial_lib.rank import redirects
 from trial_lib.rank.patching import stand_in
 from trial_lib.rank.user_files import UserFiles, is_there
 
-# Listings of folders: a program finds the files that it has written, wherever they are, and none that it has removed.
-
+_READS = ("r", "rb", "rt")
+_WRITES = os.O_WRONLY | os.O_RDWR
+# The functions as the modules of the standard library call them, which bind them to names of their own.
+_NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
 
 _real_access, _real_scandir = os.access, os.scandir
+_real_unlink, _real_replace = os.unlink, os.replace
 
-
-class ListedCopies(Protocol):
-    """The copies of the user's files."""
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether the program sees any file differently from the disk."""
-
-    def is_hidden(self, where: str) -> bool:
-        """Returns whether a path is a folder of ZeroTune's that no listing shows."""
-
-    def has_hidden(self, folder: str) -> bool:
-        """Returns whether a folder has an entry that its listing does not show."""
-
-    def path_of(self, path: Any) -> str:
-        """Returns an absolute path as text."""
-
-    def copy_of(self, where: str) -> str:
-        """Returns the path of a file's copy, which may not exist."""
-
-    def was_removed(self, where: str) -> bool:
-        """Returns whether the program has removed a path that is older than the study."""
+# Listings: a program finds the files that it has written, wherever they are, and none that it has removed.
 
 
 class _Entry:
@@ -89,7 +69,7 @@ class _Entries:
         self._entries = iter(())
 
 
-def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
+def _entries(files: UserFiles, path: Any) -> list[Any] | None:
     # The entries that a program has to find in a folder; None for the real ones.
     is_open = isinstance(path, int)
     folder = f"/proc/self/fd/{path}" if is_open else os.fspath("." if path is None else path)
@@ -118,7 +98,7 @@ def _entries(files: ListedCopies, path: Any) -> list[Any] | None:
     return [*kept, *(_Entry(entry, folder) for entry in written.values())]
 
 
-def _lists(files: ListedCopies, original: Any) -> Any:
+def _lists(files: UserFiles, original: Any) -> Any:
     def listdir(path: Any = None) -> Any:
         entries = _entries(files, path)
         return original(path) if entries is None else [entry.name for entry in entries]
@@ -126,22 +106,12 @@ def _lists(files: ListedCopies, original: Any) -> Any:
     return listdir
 
 
-def _scans(files: ListedCopies, original: Any) -> Any:
+def _scans(files: UserFiles, original: Any) -> Any:
     def scandir(path: Any = None) -> Any:
         entries = _entries(files, path)
         return original(path) if entries is None else _Entries(iter(entries))
 
     return scandir
-
-
-STAND_INS: dict[str, Callable[[ListedCopies, Any], Any]] = {"listdir": _lists, "scandir": _scans}
-
-_READS = ("r", "rb", "rt")
-_WRITES = os.O_WRONLY | os.O_RDWR
-# The functions as the modules of the standard library call them, which bind them to names of their own.
-_NAMES_OF_OPEN = ("open", "_builtin_open", "bltn_open")
-
-_real_unlink, _real_replace = os.unlink, os.replace
 
 
 def install(
@@ -158,7 +128,7 @@ def install(
     """
     files = UserFiles(scratch, protected_before, folder, layered_device, hidden, records)
     _replace_open(files)
-    for name, make in {**_STAND_INS, **STAND_INS}.items():
+    for name, make in _STAND_INS.items():
         original = getattr(os, name)
         _replace(os, name, _like(original, make(files, original)))
     _replace_rmtree(files)
@@ -338,6 +308,8 @@ def _truncates(files: UserFiles, original: Any) -> Any:
 
 
 _STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
+    "listdir": _lists,
+    "scandir": _scans,
     "open": _os_open,
     "stat": _looks,
     "lstat": _looks,

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -16,9 +15,6 @@ from torch.utils.flop_counter import flop_registry
 from trial_lib.rank.compiled_programs import eagerly
 from trial_lib.rank.loader_batches import tensors_in
 from trial_lib.rank.memory import names
-
-# Functions of a model whose work is invisible, because they launch kernels past torch's operators.
-
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
@@ -42,23 +38,19 @@ class OpaqueFunctions:
         else:
             self._unwritten -= addresses
 
-    def _noted(self, function: type, output: Any) -> Any:
-        if any(_address(each) in self._unwritten for each in tree_leaves(output)):
-            self.names.add(f"{function.__module__}.{function.__qualname__}")
-        return output
-
     def __enter__(self) -> "OpaqueFunctions":
         self._apply = apply = torch.autograd.Function.__dict__["apply"]
 
         def noted(function: type, *args: Any, **kwargs: Any) -> Any:
-            return self._noted(function, apply.__get__(None, function)(*args, **kwargs))
+            output = apply.__get__(None, function)(*args, **kwargs)
+            if any(_address(each) in self._unwritten for each in tree_leaves(output)):
+                self.names.add(f"{function.__module__}.{function.__qualname__}")
+            return output
 
         torch.autograd.Function.apply = classmethod(noted)  # type: ignore[assignment, method-assign]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
         self._unwritten.clear()
 
@@ -70,7 +62,7 @@ def _address(value: Any) -> int:
     return int(value.untyped_storage().data_ptr())
 
 
-# The FLOPs of products by groups, which a mixture of experts computes: each group of rows with its own matrix.
+# Products by groups, as in a mixture of experts: each group of rows with its own matrix
 
 
 def grouped_products() -> dict[Any, Callable[..., int]]:
@@ -81,7 +73,8 @@ def grouped_products() -> dict[Any, Callable[..., int]]:
             found[getattr(torch.ops.aten, name)] = _flops
     # What transformers computes where torch has no kernel of its own (transformers/integrations/moe.py). Its operators
     # exist from the import of that module on. Until transformers 5.6 the backward pass is none, but plain products.
-    for name, flops in (("grouped_mm_fallback", _flops), ("grouped_mm_fallback_backward", _flops_backward)):
+    twice: Callable[..., int] = lambda left, right, *_, **__: 2 * _flops(left, right)  # noqa: E731
+    for name, flops in (("grouped_mm_fallback", _flops), ("grouped_mm_fallback_backward", twice)):
         if hasattr(torch.ops.transformers, name):
             found[getattr(torch.ops.transformers, name)] = flops
     return found
@@ -93,13 +86,6 @@ def _flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
     flops = 2 * left.numel() * right.shape[-1]
     # Groups of columns: each matrix of the left side meets its own columns alone.
     return flops // left.shape[0] if left.dim() > right.dim() else flops
-
-
-def _flops_backward(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
-    return 2 * _flops(left, right)
-
-
-# Model FLOPs of one micro-batch, counted on the real model while it trains.
 
 
 aten = torch.ops.aten
@@ -134,25 +120,20 @@ _ATTENTION = (
 )
 
 
-def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+def _forward_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     # The FLOPs of attention's two matrix products. A causal mask is not subtracted (PaLM, appendix B).
     batch, heads, queries, depth = query.shape
-    keys = key.shape[2]
-    return 2 * batch * heads * queries * keys * (depth + value.shape[3])
+    return int(2 * batch * heads * queries * key.shape[2] * (depth + value.shape[3]))
 
 
-def _forward_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return _attention_flops(query, key, value)
-
-
-def _backward_attention(_gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+def _backward_attention(_gradient: Any, *forward: Any, **named: Any) -> int:
     # Twice the forward pass. torch's own formula adds the scores that a fused kernel computes again. Recomputation is
     # work of the implementation, not of the model.
-    return 2 * _attention_flops(query, key, value)
+    return 2 * _forward_attention(*forward, **named)
 
 
-def _forward_twice(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return 2 * _attention_flops(query, key, value)
+def _backward_flex_attention(*forward: Any, **named: Any) -> int:
+    return 2 * _forward_attention(*forward, **named)
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
@@ -164,18 +145,13 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     higher_order = torch.ops.higher_order
     if hasattr(higher_order, "flex_attention"):
         formulas[higher_order.flex_attention] = _forward_attention
-        formulas[higher_order.flex_attention_backward] = _forward_twice
+        formulas[higher_order.flex_attention_backward] = _backward_flex_attention
     return formulas
 
 
 def _queries() -> frozenset[Any]:
     packets = (getattr(aten, name) for name in _QUERIES if hasattr(aten, name))
     return frozenset(packets) | {torch.ops.prim.layout}
-
-
-def _is_in_backward() -> bool:
-    # The same test as in `torch.utils.checkpoint`.
-    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class FlopCounter(TorchDispatchMode):
@@ -258,7 +234,8 @@ class FlopCounter(TorchDispatchMode):
             self.dtypes |= {each.dtype for each in args if isinstance(each, torch.Tensor)}
         if not isinstance(func, HigherOrderOperator):
             self._functions.note(func, (args, kwargs), output)
-        if _is_in_backward() and torch.is_grad_enabled():
+        # The same test for a backward pass as in `torch.utils.checkpoint`.
+        if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
             return output
         if formula is not None and not _has_no_shape(args):
             self.flops += int(formula(*args, **kwargs, out_val=output))
@@ -277,9 +254,6 @@ def _may_be_much(func: Any) -> bool:
     if func.namespace == "aten":
         return func._overloadpacket.__name__ in _WITHOUT_FORMULA
     return func.namespace not in _WITHOUT_WORK
-
-
-# Bytes that a forward pass keeps for the backward pass.
 
 
 class SavedActivations:
@@ -309,14 +283,9 @@ class SavedActivations:
         self._hooks.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
-        self._hooks.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
         self._storages.clear()
-
-
-# Counts the FLOPs and the saved activations of one micro-batch while the model trains.
 
 
 class ModelCounter:
@@ -416,8 +385,7 @@ class StageCounter(ModelCounter):
         return super().backward(function, *args, **kwargs)
 
 
-# Checks whether the FLOPs that ranks have counted are shares of one figure. Pure functions; standard library only.
-
+# Whether the FLOPs that ranks have counted are shares of one figure
 
 # A program's work differs by chance, or by its data, for samples of one size. It may skip layers, or predict fewer
 # tokens. If a rank's backward pass is not counted, the rank has a third of the work.
@@ -443,9 +411,6 @@ def are_shares_of_one(shares: Sequence[FlopShare]) -> bool:
 def _is_explained(smaller: FlopShare, larger: FlopShare) -> bool:
     growth = larger.elements / smaller.elements if smaller.elements else 1.0
     return smaller.flops / _MOST_APART <= larger.flops <= smaller.flops * growth**_POWER * _MOST_APART
-
-
-# Calls of an engine's model that bypass the engine.
 
 
 class DirectCalls:

@@ -34,18 +34,12 @@ from trial_lib.deepspeed_config.overrides import (
 )
 from trial_lib.messages.turned import TRAINER_OPTIONS
 from trial_lib.rank.accelerate import merge_into
-from trial_lib.rank.patching import when_imported
+from trial_lib.rank.patching import replace, when_imported
 from trial_lib.rank.program_facts import ProgramFacts
 
-# A trial uploads nothing of the program to Hugging Face's hub, and creates no repository there.
-
+# Nothing is uploaded to Hugging Face's hub, and no repository is created there
 
 _ASKS = "push_to_hub"
-
-
-def install_model_hub() -> None:
-    """Keeps the program's objects away from the hub, before the program runs."""
-    when_imported("transformers.utils.hub", lambda module: _upload_nothing(module))
 
 
 def _upload_nothing(module: ModuleType) -> None:
@@ -135,7 +129,7 @@ def install(
     when_imported(
         "transformers.tokenization_utils_base", lambda module: _save_where(to_save, module.PreTrainedTokenizerBase)
     )
-    install_model_hub()
+    when_imported("transformers.utils.hub", _upload_nothing)
     when_imported("peft.peft_model", lambda module: _save_where(to_save_model, module.PeftModel))
 
 
@@ -150,122 +144,101 @@ def adopt(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
 
 
 def _take_batch(ds_config: Mapping[str, Any], module: ModuleType) -> None:
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def check(arguments: Any) -> None:
-            for key, name in TRAINING_ARGUMENTS.items():
-                if ds_config.get(key, "auto") != "auto":
-                    setattr(arguments, name, ds_config[key])
-            original(arguments)
+    def check(original: Callable[..., None], arguments: Any) -> None:
+        for key, name in TRAINING_ARGUMENTS.items():
+            if ds_config.get(key, "auto") != "auto":
+                setattr(arguments, name, ds_config[key])
+        original(arguments)
 
-        return check
-
-    _wrap(module.TrainingArguments, "__post_init__", wrap)
+    replace(module.TrainingArguments, "__post_init__", check)
 
 
 def _merge_difference(ds_config: Mapping[str, Any], module: ModuleType) -> None:
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def read(config: Any, *args: Any, **kwargs: Any) -> None:
-            original(config, *args, **kwargs)
-            merge_into(config, difference(config.config, ds_config))
+    def read(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
+        original(config, *args, **kwargs)
+        merge_into(config, difference(config.config, ds_config))
 
-        return read
-
-    _wrap(module.HfDeepSpeedConfig, "__init__", wrap)
+    replace(module.HfDeepSpeedConfig, "__init__", read)
 
 
 def _merge_into_configurations(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
     # Merges the overrides into a configuration before the stage or an "auto" value in it is read.
 
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def read(config: Any, *args: Any, **kwargs: Any) -> None:
-            original(config, *args, **kwargs)
-            facts.note_config(config.config)
-            merge_into(config, overrides)
+    def read(original: Callable[..., None], config: Any, *args: Any, **kwargs: Any) -> None:
+        original(config, *args, **kwargs)
+        facts.note_config(config.config)
+        merge_into(config, overrides)
 
-        return read
-
-    _wrap(module.HfDeepSpeedConfig, "__init__", wrap)
+    replace(module.HfDeepSpeedConfig, "__init__", read)
 
 
 def _check_in_a_trial(facts: ProgramFacts, overrides: Mapping[str, Any], module: ModuleType) -> None:
     # Makes the Trainer compare its arguments with a configuration, except for the training's length.
 
-    def wrap_process(original: Callable[..., None]) -> Callable[..., None]:
-        def process(config: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
-            ranks = int(os.environ["WORLD_SIZE"])
-            if ranks > arguments.world_size == 1:
-                # Its batch would not be DeepSpeed's, and each rank would train on the same samples.
-                raise ValueError(
-                    f"The Trainer counts one rank instead of {ranks}. Without a GPU, give it --use_cpu "
-                    "(use_cpu=True in code)."
-                )
-            # Older versions of transformers have no such argument.
-            if not getattr(getattr(arguments, "accelerator_config", None), "split_batches", False):
-                original(config, arguments, *args, **kwargs)
-                return
-            if facts.divided_among == 1:
-                facts.divided_among = ranks
-                facts.batch[MICRO_BATCH] //= ranks
-            sizes = config.config
-            if MICRO_BATCH in overrides:
-                # The candidate's sizes are those of a rank, and the Trainer compares its argument with them.
-                arguments.per_device_train_batch_size = overrides[MICRO_BATCH] * ranks
-                sizes.update(with_typed_sizes(sizes, ranks))
+    def process(original: Callable[..., None], config: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
+        ranks = int(os.environ["WORLD_SIZE"])
+        if ranks > arguments.world_size == 1:
+            # Its batch would not be DeepSpeed's, and each rank would train on the same samples.
+            raise ValueError(
+                f"The Trainer counts one rank instead of {ranks}. Without a GPU, give it --use_cpu "
+                "(use_cpu=True in code)."
+            )
+        # Older versions of transformers have no such argument.
+        if not getattr(getattr(arguments, "accelerator_config", None), "split_batches", False):
             original(config, arguments, *args, **kwargs)
-            sizes.update({key: sizes[key] // ranks for key in (MICRO_BATCH, TRAIN_BATCH) if key in sizes})
+            return
+        if facts.divided_among == 1:
+            facts.divided_among = ranks
+            facts.batch[MICRO_BATCH] //= ranks
+        sizes = config.config
+        if MICRO_BATCH in overrides:
+            # The candidate's sizes are those of a rank, and the Trainer compares its argument with them.
+            arguments.per_device_train_batch_size = overrides[MICRO_BATCH] * ranks
+            sizes.update(with_typed_sizes(sizes, ranks))
+        original(config, arguments, *args, **kwargs)
+        sizes.update({key: sizes[key] // ranks for key in (MICRO_BATCH, TRAIN_BATCH) if key in sizes})
 
-        return process
+    def fill(original: Any, config: Any, key: str, value: Any, name: Any = None, must_match: bool = True) -> None:
+        original(config, key, value, name, must_match and key not in _OF_THE_LENGTH)
 
-    def wrap_fill(original: Callable[..., None]) -> Callable[..., None]:
-        def fill(config: Any, key: str, value: Any, name: str | None = None, must_match: bool = True) -> None:
-            original(config, key, value, name, must_match and key not in _OF_THE_LENGTH)
-
-        return fill
-
-    _wrap(module.HfTrainerDeepSpeedConfig, "trainer_config_process", wrap_process)
-    _wrap(module.HfTrainerDeepSpeedConfig, "fill_match", wrap_fill)
+    replace(module.HfTrainerDeepSpeedConfig, "trainer_config_process", process)
+    replace(module.HfTrainerDeepSpeedConfig, "fill_match", fill)
 
 
 def _follow_in_arguments(facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, module: ModuleType) -> None:
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def check(arguments: Any) -> None:
-            for key, name in TRAINING_ARGUMENTS.items():
-                # Only the first time, because copies of arguments have the candidate's values already.
-                facts.batch.setdefault(key, int(getattr(arguments, name)))
-                if key in overrides:
-                    setattr(arguments, name, overrides[key])
-            if getattr(arguments, "per_gpu_train_batch_size", None):
-                # The older name, which has precedence in versions of transformers that still have it.
-                arguments.per_gpu_train_batch_size = None
-            arguments.output_dir = str(scratch / "output")
-            arguments.auto_find_batch_size = False
-            arguments.push_to_hub = False
-            arguments.eval_on_start = False
-            original(arguments)
-            arguments.report_to = []
+    def check(original: Callable[..., None], arguments: Any) -> None:
+        for key, name in TRAINING_ARGUMENTS.items():
+            # Only the first time, because copies of arguments have the candidate's values already.
+            facts.batch.setdefault(key, int(getattr(arguments, name)))
+            if key in overrides:
+                setattr(arguments, name, overrides[key])
+        if getattr(arguments, "per_gpu_train_batch_size", None):
+            # The older name, which has precedence in versions of transformers that still have it.
+            arguments.per_gpu_train_batch_size = None
+        arguments.output_dir = str(scratch / "output")
+        arguments.auto_find_batch_size = arguments.push_to_hub = arguments.eval_on_start = False
+        original(arguments)
+        arguments.report_to = []
 
-        return check
-
-    _wrap(module.TrainingArguments, "__post_init__", wrap)
+    replace(module.TrainingArguments, "__post_init__", check)
 
 
 def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
     # Records the flags that set the batch, if the training arguments come from the command line.
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def parse(parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:
-            if _are_of_the_command_line(args):
-                names = set(parser._option_string_actions)
-                facts.trainer_options = sorted(names & set(TRAINER_OPTIONS))
-                for key, name in TRAINING_ARGUMENTS.items():
-                    flag = _spelling(name)
-                    if flag in names:
-                        facts.arg_mappings.setdefault(key, flag)
-            return original(parser, args, *more, **kwargs)
+    def parse(
+        original: Callable[..., Any], parser: Any, args: Sequence[str] | None = None, *more: Any, **kwargs: Any
+    ) -> Any:
+        if _are_of_the_command_line(args):
+            names = set(parser._option_string_actions)
+            facts.trainer_options = sorted(names & set(TRAINER_OPTIONS))
+            for key, name in TRAINING_ARGUMENTS.items():
+                flag = _spelling(name)
+                if flag in names:
+                    facts.arg_mappings.setdefault(key, flag)
+        return original(parser, args, *more, **kwargs)
 
-        return parse
-
-    _wrap(module.HfArgumentParser, "parse_args_into_dataclasses", wrap)
+    replace(module.HfArgumentParser, "parse_args_into_dataclasses", parse)
 
 
 def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
@@ -290,63 +263,46 @@ def _neither_save_nor_evaluate(module: ModuleType) -> None:
 
 
 def _train_only(module: ModuleType) -> None:
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # The arguments' own check is too early, because a script may make as many samples as its steps take.
-            setattr(trainer, _LENGTH, trainer.args.max_steps)
-            trainer.args.max_steps = max(trainer.args.max_steps, _STEPS)
-            return original(trainer, None, *args, **kwargs)
+    def train(
+        original: Callable[..., Any], trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        # The arguments' own check is too early, because a script may make as many samples as its steps take.
+        setattr(trainer, _LENGTH, trainer.args.max_steps)
+        trainer.args.max_steps = max(trainer.args.max_steps, _STEPS)
+        return original(trainer, None, *args, **kwargs)
 
-        return train
+    def set_initial_values(
+        original: Callable[..., Any], trainer: Any, arguments: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        longer, arguments.max_steps = arguments.max_steps, getattr(trainer, _LENGTH)
+        try:
+            *_, length = original(trainer, arguments, *args, **kwargs)
+            setattr(trainer, _LENGTH, length)
+        finally:
+            arguments.max_steps = longer
+        return original(trainer, arguments, *args, **kwargs)
 
-    def wrap_values(original: Callable[..., Any]) -> Callable[..., Any]:
-        def set_initial_values(trainer: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
-            longer, arguments.max_steps = arguments.max_steps, getattr(trainer, _LENGTH)
-            try:
-                *_, length = original(trainer, arguments, *args, **kwargs)
-                setattr(trainer, _LENGTH, length)
-            finally:
-                arguments.max_steps = longer
-            return original(trainer, arguments, *args, **kwargs)
+    def schedule(original: Callable[..., Any], trainer: Any, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+        # The learning rate warms up and falls over the user's steps, however many a trial may take.
+        length = getattr(trainer, _LENGTH, 0)
+        return original(trainer, length if length > 0 else num_training_steps, *args, **kwargs)
 
-        return set_initial_values
-
-    def wrap_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
-        def schedule(trainer: Any, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
-            # The learning rate warms up and falls over the user's steps, however many a trial may take.
-            length = getattr(trainer, _LENGTH, 0)
-            return original(trainer, length if length > 0 else num_training_steps, *args, **kwargs)
-
-        return schedule
-
-    _wrap(module.Trainer, "train", wrap)
+    replace(module.Trainer, "train", train)
     if hasattr(module.Trainer, "set_initial_training_values"):
-        _wrap(module.Trainer, "set_initial_training_values", wrap_values)
-    _wrap(module.Trainer, "create_scheduler", wrap_schedule)
-    _wrap(module, "deepspeed_init", wrap_schedule)
+        replace(module.Trainer, "set_initial_training_values", set_initial_values)
+    replace(module.Trainer, "create_scheduler", schedule)
+    replace(module, "deepspeed_init", schedule)
     for name in ("save_model", "save_state", "save_metrics", "push_to_hub", "create_model_card"):
-        _do_nothing(module.Trainer, name)
+        if hasattr(module.Trainer, name):
+            replace(module.Trainer, name, lambda original, *args, **kwargs: None)
 
 
 def _save_where(to_save: _ToSave, owner: type) -> None:
     # Saves into the given folders alone. A program may read back what it saves before it trains.
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-            where = to_save(save_directory)
-            # A tokenizer returns the names of its files.
-            return () if where is None else original(saved, where, *args, **kwargs)
+    def save(original: Callable[..., Any], saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        where = to_save(save_directory)
+        # A tokenizer returns the names of its files.
+        return () if where is None else original(saved, where, *args, **kwargs)
 
-        return save
-
-    _wrap(owner, "save_pretrained", wrap)
-
-
-def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(wrap(original)))
-
-
-def _do_nothing(owner: type, name: str) -> None:
-    if hasattr(owner, name):
-        _wrap(owner, name, lambda original: lambda *args, **kwargs: None)
+    replace(owner, "save_pretrained", save)

@@ -24,7 +24,6 @@ class ImportedModules:
         self._changes: list[tuple[frozenset[str], dict[str, str | None]]] = []
 
     def follow(self) -> None:
-        """Follows the environment from now on, just before the program runs."""
         self._environment = dict(os.environ)
         sys.meta_path.insert(0, self)
 

@@ -30,8 +30,7 @@ from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.turning import Turning
 from trial_lib.search.knobs import STAGE, get_knob
 
-# A program that steps an optimizer itself, and not DeepSpeed's engine.
-
+# A program that steps an optimizer itself, and not DeepSpeed's engine
 
 # By so many steps of an optimizer some engine must have made one.
 _ENOUGH = 3
@@ -91,7 +90,6 @@ class DirectSteps:
 
 
 # The checkpoints of a trial's engines.
-
 
 _SAVES = ("save_checkpoint", "save_16bit_model", "save_fp16_model")
 # The files of layers and of experts have weights alone (deepspeed/runtime/engine.py, `_get_ckpt_name`).
@@ -398,7 +396,6 @@ def _read(value: Any) -> DeepSpeedConfig | None:
 # `deepspeed.zero.Init` below stage 3, at which engines take no partitioned parameters. There the context does
 # nothing.
 
-
 # Those two check the stage before they use it. DeepSpeed's engine partitions at stage 3 if the code has not. In a sweep
 # this replacement finds itself in place.
 _BY_STAGE = ("transformers", "accelerate", "deepspeed", "trial_lib")
@@ -457,8 +454,7 @@ def _follow_stage(stage_for: Callable[[Any], Any], facts: ProgramFacts, module: 
     context.__init__ = init
 
 
-# Ends the first run of a program where it needs an op of DeepSpeed's that is not built.
-
+# The first run of a program ends where it needs an op of DeepSpeed's that is not built
 
 _OF_THE_GROUP = "ShareMemCommBuilder"
 

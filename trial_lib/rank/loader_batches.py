@@ -26,8 +26,6 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-# The size of the batches that a script really feeds to its engine.
-
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
     """Yields the tensors in nested mappings, sequences and (Hugging Face) model inputs, in order."""
@@ -82,9 +80,6 @@ def _tokens(inputs: Any) -> torch.Tensor | None:
     )
 
 
-# Stretches a batch to the longest length of the data, by repeating positions along the sequence.
-
-
 def stretched(batch: Any, length: int) -> Any:
     """A batch with sequences of `length` tokens; itself if it is as long, or shows no sequence.
 
@@ -95,7 +90,7 @@ def stretched(batch: Any, length: int) -> Any:
     current = tokens_per_row(batch)
     if current is None or not 0 < current < length:
         return batch
-    samples = next(int(tensor.shape[0]) for tensor in tensors_in(batch) if _is_tokens(tensor))
+    samples = next(int(tensor.shape[0]) for tensor in tensors_in(batch) if tokens_per_row(tensor) is not None)
 
     def longer(tensor: torch.Tensor) -> torch.Tensor:
         places = torch.arange(length, device=tensor.device) % current
@@ -104,10 +99,6 @@ def stretched(batch: Any, length: int) -> Any:
         return tensor
 
     return _with_tensors(batch, longer)
-
-
-def _is_tokens(tensor: torch.Tensor) -> bool:
-    return tokens_per_row(tensor) is not None
 
 
 def _sequence_axes(tensor: torch.Tensor, samples: int, length: int) -> list[int]:
@@ -242,7 +233,6 @@ class LoaderBatches:
 
     @property
     def training_loader(self) -> Any:
-        """The loader of the last batch that was read to train on."""
         iterator = self._last() if self._last is not None else None
         loader = None if iterator is None else self._loaders.get(iterator)
         return None if loader is None else loader()
@@ -257,7 +247,6 @@ class LoaderBatches:
         return samples_of(self._last() if self._last is not None else None)
 
     def take_loading(self) -> StepLoading:
-        """How the code got its batches since the last call."""
         reads = [WorkersRead(read, self._places[each], each._num_workers) for each, read in self._read.items()]
         loading = StepLoading(self.waited_s - self._waited_before, tuple(reads), self._begins)
         self._waited_before, self._begins = self.waited_s, False
@@ -371,8 +360,7 @@ loader_batches = LoaderBatches()
 """The wrapper of this process."""
 
 
-# Decides whether torch's data loader gives the same batches with other workers, and says why if it may not.
-
+# Whether torch's data loader gives the same batches with other workers
 
 # A data set's handles are attributes of it, or of a reader that it wraps.
 _DEEPEST, _MOST_ITEMS = 4, 64
@@ -391,14 +379,8 @@ def refusal(loader: DataLoader[Any], gives_from_device: bool) -> str:
     held = next(_held(loader.dataset, _DEEPEST, set()), "")
     if held:
         return f"its data set holds {held}, which two processes cannot share"
-    if loader.num_workers == 0 and _start_method(loader) != "fork":
-        return _unpicklable(loader)
-    return ""
-
-
-def _start_method(loader: DataLoader[Any]) -> str:
-    context = loader.multiprocessing_context or torch.multiprocessing
-    return str(context.get_start_method())
+    context: Any = loader.multiprocessing_context or torch.multiprocessing
+    return _unpicklable(loader) if loader.num_workers == 0 and context.get_start_method() != "fork" else ""
 
 
 def _unpicklable(loader: DataLoader[Any]) -> str:

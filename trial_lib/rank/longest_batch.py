@@ -37,13 +37,10 @@ class SequenceSurvey:
         self._keep = keep
         self.has_stretched = False  # the code has been given stretched batches
         self._steps_left = 0
-        self._next = self._begin
+        # Returns whether the code has to train on. Every rank calls it after the same optimizer steps.
+        self.step_ended: Callable[[], bool] = self._begin
         self._trains_until = 0.0
         self._arrived_before: int | None = None
-
-    def step_ended(self) -> bool:
-        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
-        return self._next()
 
     def _begin(self) -> bool:
         has_source = loader_batches.has_source
@@ -53,7 +50,7 @@ class SequenceSurvey:
         if lacks_source:
             self._trains_until = time.monotonic() + _SECONDS
             self._keep()
-            self._next = self._look_at_training
+            self.step_ended = self._look_at_training
             return True
         if not self._note(loader_batches.lengths_ahead(_MOST_LOADED, _AT_FIRST, _SECONDS)):
             return False
@@ -86,7 +83,7 @@ class SequenceSurvey:
         self._keep()
         # The batches that arrive from now on show whether they were stretched.
         self._arrived_before, self._watch.longest_sequence = self._watch.longest_sequence, None
-        self._next = self._look_at_stretched
+        self.step_ended = self._look_at_stretched
         return True
 
     def _look_at_stretched(self) -> bool:
@@ -125,7 +122,8 @@ class StretchedWarmUp:
         """Ends the stretching when such a batch has arrived, or the warm-up has ended."""
         if not self._is_on:
             return
-        if not self._has_arrived(watch) and steps < self._warm_up_steps:
+        assert self._length is not None
+        if (watch.longest_sequence or 0) < self._length and steps < self._warm_up_steps:
             self._stretch(watch)
             return
         self._is_on = False
@@ -139,10 +137,6 @@ class StretchedWarmUp:
             f"Its memory was measured with sequences of {longest or 0} tokens, and the data has some of "
             f"{self._length}. No batch of a torch DataLoader in its warm-up could be made as long."
         )
-
-    def _has_arrived(self, watch: EngineWatch) -> bool:
-        assert self._length is not None
-        return (watch.longest_sequence or 0) >= self._length
 
     def _stretch(self, watch: EngineWatch) -> None:
         assert self._length is not None

@@ -11,8 +11,7 @@ import torch
 from trial_lib.rank.meeting import total
 from trial_lib.rank.tensor_parallel import expert_group, shards, tensor_parallel_size
 
-# A fingerprint that shows whether two trials have started from the same weights, however each keeps them.
-
+# A fingerprint that shows whether two trials have started from the same weights, however each keeps them
 
 _ELEMENTS = 64  # the first elements of each parameter
 # Each parameter has its own factor, so that two that have changed places show.
@@ -108,8 +107,7 @@ def _part(parameter: Any) -> tuple[int, torch.Tensor] | None:
     return start, part.detach()
 
 
-# The losses of the first optimizer steps, which show whether two configurations train alike.
-
+# The losses of the first optimizer steps, which show whether two configurations train alike
 
 _MOST = 16
 

@@ -1,8 +1,7 @@
 """Agreement between ranks by messages.
 
-At a program's end the ranks may be in collectives of the program, which other collectives would disturb.
-
-Messages need no process group. A thread can use them while the program itself hangs in a collective.
+At a program's end the ranks may be in collectives of the program, which other collectives would disturb. Messages need
+no process group. A thread can use them while the program itself hangs in a collective.
 """
 
 import contextlib
@@ -10,53 +9,35 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed
 
 from trial_lib.messages.files import open_own
 
-# The places where the ranks of a trial leave messages for each other.
-
-
 _POLL_S = 0.02
 # The time for the others to read the last messages, before the rank that serves them ends.
 _READ_S = 5.0
 
 
-class Board(Protocol):
-    """Messages by rank and round. Round 0 has the ranks' states."""
-
-    def open(self) -> None: ...  # after the ranks' process group exists
-    def close(self) -> None: ...  # disconnects; `open` reconnects
-    @property
-    def ranks(self) -> range: ...  # whose messages this rank can see
-    @property
-    def is_lost(self) -> bool: ...  # the messages of the others cannot be read any more
-    def put(self, rank: int, number: int, content: Any) -> None: ...  # None removes it
-    def get(self, rank: int, number: int) -> Any: ...
-    # this rank has read the round; the one that serves the messages waits for that
-    def finish(self, number: int) -> None: ...
-
-
 class Files:
-    """Messages in a folder that all ranks see. `states` are the paths of the ranks' states, by rank."""
+    """Messages by rank and round, in a folder that all ranks see. Round 0 has the ranks' states (`states` by rank)."""
 
-    is_lost = False
+    is_lost = False  # the messages of the others cannot be read any more
 
     def __init__(self, states: list[str]) -> None:
         self._states = [Path(state) for state in states]
 
-    def open(self) -> None: ...
-    def close(self) -> None: ...
+    def open(self) -> None: ...  # after the ranks' process group exists
+    def close(self) -> None: ...  # disconnects; `open` reconnects
 
     @property
-    def ranks(self) -> range:
+    def ranks(self) -> range:  # whose messages this rank can see
         return range(len(self._states))
 
     def put(self, rank: int, number: int, content: Any) -> None:
-        # Others see the file whole or not at all. It need not survive a loss of power.
+        # None removes it. Others see the file whole or not at all. It need not survive a loss of power.
         path = self._path(rank, number)
         if content is None:
             path.unlink(missing_ok=True)
@@ -72,6 +53,7 @@ class Files:
         except (OSError, ValueError):
             return None
 
+    # This rank has read the round. The one that serves the messages waits for that.
     def finish(self, number: int) -> None: ...
 
     def _path(self, rank: int, number: int) -> Path:
@@ -94,7 +76,11 @@ class Store:
         # The store then lives on, even if the program destroys its process group.
         with self._losing():
             self._served = distributed.distributed_c10d._get_default_store()
-            self._store = _connection_of(self._served)
+            self._store = self._served
+            # A connection of its own gets through while another thread hangs in the store. Older versions of torch have
+            # none (pytorch/pytorch#150966).
+            with contextlib.suppress(AttributeError, RuntimeError):
+                self._store = self._served.clone()
             # Ranks that meet by MPI have one that cannot be used.
             self._store.check([self._key(self._rank, 0)])
         for number, content in self._own.items():
@@ -146,21 +132,13 @@ class Store:
         return f"zerotune/{self._position}/{rank}/{number}"
 
 
-def _connection_of(store: Any) -> Any:
-    # A connection of its own gets through while another thread hangs in the store. Older versions of torch have none
-    # (pytorch/pytorch#150966).
-    with contextlib.suppress(AttributeError, RuntimeError):
-        return store.clone()
-    return store
-
-
 class Meeting:
     """The messages between the ranks of a trial.
 
     `failures` are the paths of their records of failure, by rank. A rank may not see the record of another host.
     """
 
-    def __init__(self, board: Board, rank: int, failures: list[str]) -> None:
+    def __init__(self, board: Files | Store, rank: int, failures: list[str]) -> None:
         self._board = board
         self._rank = rank
         self._failures = [Path(failure) for failure in failures]
@@ -185,7 +163,6 @@ class Meeting:
         self._board.put(self._rank, 0, state)
 
     def said(self) -> list[dict[str, Any] | None]:
-        """The state of each rank, in rank order."""
         return [self._board.get(rank, 0) for rank in range(len(self._failures))]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
@@ -207,8 +184,7 @@ class Meeting:
         return brought
 
 
-# Figures over all ranks, by which they agree. Every rank of a trial calls these functions at the same moments.
-
+# Figures over all ranks. Every rank of a trial calls these functions at the same moments.
 
 # Time for every rank to write a few figures.
 _MEETING_S = 60.0

@@ -7,8 +7,6 @@ import torch
 
 from trial_lib.rank.device import Device, device_of, device_to_come
 
-# The memory of a rank: the engine's, the rest for the steps, and the peak.
-
 
 class RankMemory:
     """Follows the memory of a rank whose engine is measured."""
@@ -74,7 +72,6 @@ class RankMemory:
         self._final = self.figures(device)
 
     def figures(self, device: Device) -> dict[str, int]:
-        """By the names of `trial_lib.records.result.Memory`."""
         return self._final or {
             "peak": max(device.peak_bytes(), self._peak),
             "after_initialize": self.after_initialize,
@@ -97,7 +94,7 @@ def _retries(device: Device) -> int:
     return device.allocator_figures().get("allocator_retries", 0)
 
 
-# The precision in which an engine keeps its model and computes, whether configuration, flags or code decide on it.
+# The precision in which an engine keeps its model and computes
 
 
 def settled(engine: Any) -> dict[str, Any]:

@@ -22,9 +22,6 @@ from trial_lib.rank.endings import EndedEarlyError
 from trial_lib.rank.patching import stand_in
 from trial_lib.rank.user_program import say
 
-# Ways in which a program ends its own process without Python's own end: `os._exit`, a signal to itself, `os.exec*`.
-
-
 # Signals that end a process without a handler, and that mean no error.
 _ENDS = (signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 
@@ -117,8 +114,7 @@ def _is_default(number: int) -> bool:
     return number == signal.SIGKILL or signal.getsignal(number) == signal.SIG_DFL
 
 
-# Reports a rank whose program starts ranks of its own. Otherwise the rank would wait for them until its deadline.
-
+# A program that starts ranks of its own, for which the rank would wait until its deadline
 
 Refuse = Callable[[str], None]
 Joining = Callable[[], AbstractContextManager[None]]

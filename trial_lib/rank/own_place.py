@@ -79,7 +79,6 @@ class OwnPlace:
         self._was_read |= name in DEVICES and may_be_of_the_user(reader)
 
     def set_to(self, name: str, value: str) -> dict[str, str]:
-        """What the variables are when the program sets one that is kept."""
         if name not in DEVICES:
             return {name: self.own[name]}
         names = [each for each in DEVICES if each in self.own]

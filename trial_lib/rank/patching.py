@@ -1,5 +1,6 @@
 """Replacing functions under all their names, and when a program imports their module."""
 
+import functools
 import importlib.util
 import itertools
 import sys
@@ -8,9 +9,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-# Replaces a function under all its names.
-
 
 OF_RANKS = (
     *("open", "_builtin_open", "bltn_open", "rmtree", "save", "load", "safe_open"),
@@ -41,6 +39,12 @@ def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
             setattr(module, name, replacement)
 
 
+def replace(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Replaces a function of a class or a module by `call`, which gets the original before its arguments."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(lambda *args, **kwargs: call(original, *args, **kwargs)))
+
+
 def stand_in_for_scripts(name: str, original: Any, replacement: Callable[..., Any]) -> None:
     """Replaces a function of torch's as `stand_in` does. Code that TorchScript compiles may call it as well."""
     # Torch is there by now. Other ranks import this module before it.
@@ -61,8 +65,7 @@ def _modules_with(name: str) -> list[ModuleType]:
     return [*_noted[name], *(module for _, module in newer)]
 
 
-# Calls back when the user's program imports a module, so that a module that it does not use costs nothing.
-
+# Callbacks of imports, so that a module that the program does not use costs nothing
 
 _Call = Callable[[ModuleType], None]
 

@@ -37,8 +37,6 @@ from trial_lib.rank.surveys import Surveys
 from trial_lib.rank.tensor_parallel import refuse_unequal_batches
 from trial_lib.rank.torch_functions import PlainSteps
 
-# The observer of DeepSpeed's replaced functions.
-
 
 class CurrentProbe:
     """Forwards each event to the current probe."""
@@ -46,30 +44,13 @@ class CurrentProbe:
     def __init__(self, find: Callable[[], InitializeObserver | None]) -> None:
         self._find = find
 
-    def _probe(self) -> InitializeObserver:
+    def __getattr__(self, name: str) -> Any:
         probe = self._find()
         assert probe is not None
-        return probe
-
-    @property
-    def has_engine(self) -> bool:
-        return self._probe().has_engine
-
-    def initialize_called(self) -> None:
-        self._probe().initialize_called()
-
-    def engine_built(self, engine: Any) -> None:
-        self._probe().engine_built(engine)
-
-    def frozen_engine_built(self) -> None:
-        self._probe().frozen_engine_built()
-
-    def group_destroyed(self) -> None:
-        self._probe().group_destroyed()
+        return getattr(probe, name)
 
 
-# Decides when enough optimizer steps have been measured. Pure functions.
-
+# When enough optimizer steps have been measured
 
 # The smallest and the largest growth of the number of steps from one moment to the next.
 _LEAST_GROWTH, _MOST_GROWTH = 1.1, 1.5
@@ -109,8 +90,7 @@ def relative_standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values)) / statistics.fmean(values)
 
 
-# Decides whether a running trial can still reach the best, by a bound from its first counted steps. Pure functions.
-
+# Whether a running trial can still reach the best, by a bound from its first counted steps
 
 ERROR_RATE = 0.01
 """The largest share of trials that could reach the best and are stopped all the same, over all looks together."""
@@ -167,12 +147,9 @@ def too_slow_reason(step_times: Sequence[float], samples_per_step: float, to_bea
     )
 
 
-# Finds out that an engine never trains: its optimizer steps are skipped, one after another.
-
+# Whether an engine trains at all
 
 NOT_FINITE = "The loss was not finite. A smaller learning rate or fp32 may help."
-"""The reason of a trial whose loss was infinite or no number."""
-
 # Dynamic loss scaling halves its scale some dozen times before it fits. More skipped steps are no search for a scale.
 _MOST_IN_A_ROW = 100
 
@@ -223,7 +200,7 @@ class Probe:
         end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
-        self.has_finished = self.has_frozen_engine = self._keeps_engine = False  # the measurement has been handed over
+        self.has_finished = self.has_frozen_engine = self._keeps_engine = False
         self.thread = threading.main_thread()  # that trains; before, the one that has built its engine, or the main one
         self._end_early = end_early
         self._order = order
@@ -236,37 +213,34 @@ class Probe:
         # A child that the program forks has a copy of this object, but is not the rank.
         self._process = os.getpid()
         self._watch: EngineWatch | None = None
-        self._steps_seen, self._skipped = 0, SkippedInARow()
+        self.steps_seen, self._skipped = 0, SkippedInARow()
         self._plain_steps = PlainSteps(self.refuse)
         self._arrived: tuple[int, int | None] | None = None
         self._counted, self._compilations = CountedSteps(), NewCompilations()
-        self._memory, self._step_losses = RankMemory(), StepLosses()
+        self.memory, self._step_losses = RankMemory(), StepLosses()
         self._phase_started = time.monotonic()
         self._warm_up = StretchedWarmUp(order.longest_sequence, order.window.start_step - 1)
         self._survey: Surveys | None = None
         self._traced: TracedEnd | None = None
 
     @property
-    def steps_seen(self) -> int:
-        return self._steps_seen
-
-    @property
     def has_engine(self) -> bool:
         return self._watch is not None
+
+    @property
+    def _watched(self) -> EngineWatch:
+        assert self._watch is not None
+        return self._watch
 
     @property
     def device(self) -> Device | None:
         return None if self._watch is None else self._watch.device
 
-    @property
-    def memory(self) -> RankMemory:
-        return self._memory
-
     def install(self) -> None:
-        """Replaces DeepSpeed's functions, before the user's code runs."""
         global current
         if current is None:
-            intercept(self._order.overrides, self.facts, CurrentProbe(lambda: current), self._order.turned)
+            latest: Any = CurrentProbe(lambda: current)
+            intercept(self._order.overrides, self.facts, latest, self._order.turned)
             loader_batches.install()
         current = self
         self._plain_steps.begin()
@@ -281,7 +255,7 @@ class Probe:
         assert previous._watch is not None
         self._watch, self.thread = previous._watch, previous.thread
         self._watch.start_over(int(self._order.overrides.get(MICRO_BATCH, previous._watch.asked)), self)
-        self._memory = previous._memory.taken_over()
+        self.memory = previous.memory.taken_over()
         self._keeps_engine = True
         self._begin_warm_up()
         self._tell_engine_built()
@@ -289,8 +263,7 @@ class Probe:
 
     def release_engine(self) -> Any:
         """Returns the measured engine, and drops all references to it."""
-        assert self._watch is not None
-        watch, self._watch = self._watch, None
+        watch, self._watch = self._watched, None
         watch.end()
         self._counted, self._step_losses = CountedSteps(), StepLosses()
         return watch.engine
@@ -319,12 +292,12 @@ class Probe:
             self._end_phase("import")
             try:
                 expected.require()
-                self._memory.begin(self._order.memory_limit)
+                self.memory.begin(self._order.memory_limit)
             except (expected.OtherDeviceError, UnknownDeviceError) as error:
                 self.refuse("invalid", str(error), elsewhere=True)
 
     def frozen_engine_built(self) -> None:
-        self.has_frozen_engine = True  # the code has built an engine that does not train
+        self.has_frozen_engine = True
 
     def engine_built(self, engine: Any) -> None:
         """Watches the first engine that trains, and leaves the others out."""
@@ -335,7 +308,7 @@ class Probe:
         self._plain_steps.end()
         self._end_phase("initialize")
         device = device_of(engine.device)
-        self._memory.engine_built(device)
+        self.memory.engine_built(device)
         self._watch_engine(engine, device)
         self._tell_engine_built()
 
@@ -353,14 +326,12 @@ class Probe:
         self._watch.clock.mark()
 
     def _begin_warm_up(self) -> None:
-        assert self._watch is not None
         # The stages of a pipeline exchange batches of one length.
         if not self.is_pipeline:
-            self._warm_up.begin(self._watch)
+            self._warm_up.begin(self._watched)
 
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None:
-        watch, as_typed = self._watch, self._order.is_typed_profile
-        assert watch is not None
+        watch, as_typed = self._watched, self._order.is_typed_profile
         if as_typed:
             watch.asked = self.facts.note_typed_engine(watch.engine, self._order.varied_options)
         watch.arrival = (Arrival.of_typed if as_typed else watch.arrival.at)(watch.asked, sizes, tokens)
@@ -398,17 +369,16 @@ class Probe:
         """At the moments of the window, all ranks agree on whether to go on."""
         if self.has_finished:
             self._finish({})
-        watch = self._watch
-        assert watch is not None
+        watch = self._watched
         if watch.device.is_recording():
             return
         if self._traced is not None:
             self._go_on_tracing()
             return
         time_taken = watch.clock.step_ended(watch.parts.take())
-        self._memory.step_ended(watch.device, self._steps_seen + 1 >= self._order.window.start_step)
-        self._steps_seen += 1
-        if self._steps_seen == 1:
+        self.memory.step_ended(watch.device, self.steps_seen + 1 >= self._order.window.start_step)
+        self.steps_seen += 1
+        if self.steps_seen == 1:
             self.thread = threading.current_thread()
             self._tell_training_began()
             self._end_phase("first_step")
@@ -416,28 +386,27 @@ class Probe:
         reason = self._skipped.reason_after(applied, watch.loss)
         if reason and self._survey is None:
             self.refuse("diverged", reason)
-        self._warm_up.step_ended(watch, self._steps_seen)
+        self._warm_up.step_ended(watch, self.steps_seen)
         step = CountedStep(
             time_taken, watch.take_arrived(), self._compilations.were_made(), loader_batches.take_loading()
         )
         self._step_losses.add(watch.take_loss(), applied)
         if self._survey is not None:
             self._go_on_surveying()
-        elif applied and self._steps_seen >= self._order.window.start_step:
+        elif applied and self.steps_seen >= self._order.window.start_step:
             if self._counted.follow_batch(watch.engine, self.window.min_steps):
-                self.measure_common(len(self._counted.steps), self._steps_seen - 1, "")
+                self.measure_common(len(self._counted.steps), self.steps_seen - 1, "")
             if self._counted.add(step, watch.loss):
                 self._decide()
         watch.clock.mark()
 
     def _decide(self) -> None:
         # Ends the measurement if it is enough, or if the trial cannot win. All ranks decide at the same moments.
-        assert self._watch is not None
         window, to_beat, counted = self._order.window, self._order.to_beat, self._counted
         is_moment = len(counted) >= max(next_moment(window, counted.slowest), counted.next_covered)
         if not is_moment and (to_beat is None or not looks_after(window, len(counted))):
             return
-        samples = counted.agree(self._watch)
+        samples = counted.agree(self._watched)
         is_moment &= len(counted) >= min(window.min_steps, window.max_steps)
         if is_moment and is_enough(window, counted.slowest) and counted.cover_cycle(window.max_seconds):
             self._end_phase("steps")
@@ -453,8 +422,7 @@ class Probe:
 
     def _go_on_tracing(self) -> None:
         if self._traced is None:
-            assert self._watch is not None
-            self._traced = TracedEnd(self._watch, self._measurement(), self._counted.slowest, self._keep)
+            self._traced = TracedEnd(self._watched, self._measurement(), self._counted.slowest, self._keep)
         measurement = self._traced.go_on()
         if measurement is not None:
             self._end_phase(TRACE)
@@ -467,22 +435,19 @@ class Probe:
 
     def _surveying(self) -> Surveys:
         if self._survey is None:
-            assert self._watch is not None
             keep, most_of = (lambda: self._keep(self._measurement())), self.on_most_demanding_rank
             as_typed = self._order.is_typed_profile
-            self._survey = Surveys(self._watch, self.facts, as_typed, most_of, keep, self._about_to_count)
+            self._survey = Surveys(self._watched, self.facts, as_typed, most_of, keep, self._about_to_count)
         return self._survey
 
     def _about_to_count(self) -> None:
         # Keeps the measurement so far, because the next step is not the training's own.
-        assert self._watch is not None
-        self._memory.end(self._watch.device)
+        self.memory.end(self._watched.device)
         self._keep(self._measurement())
 
     def _compare_with_what_was_asked(self) -> None:
         # Ends a trial if its first optimizer step had another batch than the candidate's.
-        watch, source = self._watch, self._source
-        assert watch is not None
+        watch, source = self._watched, self._source
         if self._order.is_typed_profile:
             self.facts.micro_batches_per_step = watch.micro_batches
         asked, accumulation = (self._order.overrides.get(key) for key in (MICRO_BATCH, ACCUMULATION))
@@ -503,14 +468,11 @@ class Probe:
 
     @property
     def progress(self) -> dict[str, int]:
-        """As `RankEnd` has it."""
-        return {"micro_batches": self.micro_batches, "steps": self._steps_seen, "counted": len(self._counted.steps)}
+        return {"micro_batches": self.micro_batches, "steps": self.steps_seen, "counted": len(self._counted.steps)}
 
     @property
     def batch(self) -> tuple[int, int]:
-        """The micro-batch size and the accumulation of the watched engine."""
-        assert self._watch is not None
-        engine = self._watch.engine
+        engine = self._watched.engine
         return int(engine.train_micro_batch_size_per_gpu()), int(engine.gradient_accumulation_steps())
 
     def refuse(self, outcome: str, reason: str, **more: Any) -> None:
@@ -521,12 +483,11 @@ class Probe:
 
         `note`: on the steps left out.
         """
-        assert self._watch is not None
         if self._traced is not None:
             self._finish(self._traced.cut_short())
         self._counted.keep(counted)
         self._step_losses.keep(steps)
-        self._counted.agree(self._watch, is_over=True)
+        self._counted.agree(self._watched, is_over=True)
         self._end_phase("steps" if self._survey is None else "survey")
         measurement = self._measurement()
         measurement["note"] = " ".join(part for part in (measurement["note"], note) if part)
@@ -534,26 +495,23 @@ class Probe:
 
     def on_most_demanding_rank(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks; all of them call it."""
-        assert self._watch is not None
-        return most(values, self._watch.engine)
+        return most(values, self._watched.engine)
 
     def _measurement(self) -> dict[str, Any]:
         # The metrics. Every rank takes part, because some are sums and maxima over all ranks.
-        assert self._watch is not None
         if self._order.is_typed_profile:
             self._surveying().conclude()
         finite = self._counted.are_finite
         measurement = self._record("completed" if finite else "diverged", "" if finite else NOT_FINITE)
-        measurement["metrics"] = self._counted.metrics(self._watch, self._order.flops_per_sample, self._order.formats)
+        measurement["metrics"] = self._counted.metrics(self._watched, self._order.flops_per_sample, self._order.formats)
         if self._order.with_profile:
             measurement["program"] = self.facts.to_json()
-            measurement["profile"] = model_profile(self._watch, self._memory.slot_bytes(self._watch.device))
+            measurement["profile"] = model_profile(self._watched, self.memory.slot_bytes(self._watched.device))
         return measurement
 
     def _record(self, outcome: str, reason: str) -> dict[str, Any]:
         # The record of the counted steps, whatever ends the trial. Every rank takes part.
-        watch = self._watch
-        assert watch is not None
+        watch = self._watched
         (longest,) = most([float(watch.longest_sequence or 0)], watch.engine)
         return {
             "outcome": outcome,
@@ -564,6 +522,6 @@ class Probe:
             "micro_batch_arrived": watch.first_micro_batch,
             "longest_sequence": int(longest) or None,
             "note": " ".join(filter(None, (self._warm_up.note(int(longest)), self._counted.note))),
-            "memory": self._memory.figures(watch.device),
+            "memory": self.memory.figures(watch.device),
             "phases": self._phases,
         }

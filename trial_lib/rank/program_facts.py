@@ -10,13 +10,12 @@ from typing import Any
 
 from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
 from trial_lib.messages.measurement import Arrival
-from trial_lib.messages.turned import FUSED, OPTIMIZER_OPTION
+from trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
 from trial_lib.rank import torch_functions
 from trial_lib.rank.batch_source import Parsers, options_read, parsers_used, values_read, with_underscores
 from trial_lib.rank.tensor_parallel import tensor_parallel_size
 
-# Values of options that the program's own parser would refuse, found without another run.
-
+# Values of options that the program's own parser would refuse, found without another run
 
 # Options that the parser itself has.
 _HELP = ("-h", "--help")
@@ -30,7 +29,10 @@ def refused_options(varied: Mapping[str, Sequence[Any]], parsers: Parsers) -> di
     """
     found = {}
     for name, values in varied.items():
-        reasons = [_refusal(parser, action, name, values) for parser, action in _actions_of(name, parsers)]
+        reasons = [
+            next(filter(None, (_refusal_of(parser, action, name, value) for value in values)), "")
+            for parser, action in _actions_of(name, parsers)
+        ]
         reason = _unknown(name, parsers) if not reasons else "" if "" in reasons else reasons[0]
         if reason:
             found[name] = reason
@@ -59,10 +61,6 @@ def _unknown(name: str, parsers: Parsers) -> str:
     known = {each.lstrip("-"): each for each in spellings if each not in _HELP}
     near = difflib.get_close_matches(name.lstrip("-"), known, n=1)
     return f"your program has no option {name}" + (f", and {known[near[0]]} is the nearest" if near else "")
-
-
-def _refusal(parser: argparse.ArgumentParser, action: argparse.Action, name: str, values: Sequence[Any]) -> str:
-    return next(filter(None, (_refusal_of(parser, action, name, value) for value in values)), "")
 
 
 def _refusal_of(parser: argparse.ArgumentParser, action: argparse.Action, name: str, value: Any) -> str:
@@ -149,7 +147,6 @@ class ProgramFacts:
         self.note_config(config)
 
     def note_varied(self, options: Mapping[str, Sequence[Any]]) -> None:
-        """Keeps what the program's own parser has read for options, and why it would refuse the searched values."""
         self.switches = values_read(options)
         self.refused_options = refused_options(options, parsers_used)
 
@@ -193,6 +190,16 @@ class ProgramFacts:
             self.not_turnable[FUSED] = "DeepSpeed makes the optimizer, and optimizer.params.torch_adam is not true"
         else:
             self.not_turnable[FUSED] = "the code makes no Adam of torch's"
+
+    def note_own_switches(self, is_compiled: bool) -> None:
+        """Takes out switches that the program itself turns, in a run in which ZeroTune has turned none."""
+        # Whether ZeroTune could turn it as well does not matter then.
+        if torch_functions.has_recomputed() and self.turnable.get(CHECKPOINTING, ["none"])[0] == "none":
+            self.turnable.pop(CHECKPOINTING, None)
+            self.not_turnable[CHECKPOINTING] = "your code recomputes activations by itself"
+        if is_compiled and COMPILE in self.turnable:
+            del self.turnable[COMPILE]
+            self.not_turnable[COMPILE] = "your code compiles by itself"
 
     def note_devices(self, assignment: str) -> None:
         self.devices_in_code = self.devices_in_code or assignment

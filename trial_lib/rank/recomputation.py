@@ -10,9 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-# The repeated blocks of a model that are worth recomputing.
-
-
 _FEWEST_BLOCKS = 2
 _FEWEST_OPERATIONS = 2
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -72,11 +69,7 @@ def _size(module: Any) -> int:
 
 
 def _is_worth_it(block: Any) -> bool:
-    return _operations(block) >= _FEWEST_OPERATIONS
-
-
-def _operations(block: Any) -> int:
-    return sum(_own_operations(module) for module in block.modules())
+    return sum(map(_own_operations, block.modules())) >= _FEWEST_OPERATIONS
 
 
 def _own_operations(module: Any) -> int:
@@ -102,7 +95,7 @@ def _outermost(module: Any, kinds: Collection[type], blocks: Collection[int]) ->
             yield from _outermost(child, kinds, blocks)
 
 
-# The guard of recomputed blocks: at its first call a block is computed with and without recomputation.
+# The guard: at its first call a block is computed with and without recomputation
 
 
 class GuardedCheckpoint:
@@ -190,7 +183,8 @@ def _computed(
     with torch.random.fork_rng():
         found = forward(*inputs, **named)
         outputs = [each for each in _tensors(found) if each.requires_grad]
-        wanted = [*(each for each in (*inputs, *named.values()) if _has_gradient(each)), *parameters]
+        given = [each for each in (*inputs, *named.values()) if isinstance(each, torch.Tensor)]
+        wanted = [*(each for each in given if each.requires_grad), *parameters]
         if not outputs or not wanted:
             return [each.detach() for each in outputs], []
         sums = [each.sum() for each in outputs]
@@ -209,7 +203,3 @@ def _tensors(found: Any) -> list[torch.Tensor]:
         return [found]
     parts = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
     return [each for part in parts for each in _tensors(part)]
-
-
-def _has_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -5,46 +5,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from trial_lib.messages import build_times, folders, shared_segments
-from trial_lib.rank.patching import stand_in, when_imported
+from trial_lib.rank.patching import replace, stand_in, when_imported
 from trial_lib.rank.user_files import UserFiles
 
-# Redirects checkpoints that a program writes in training into the trial's folder, and reads them from there.
 
-
-class WrittenCopies(Protocol):
-    """The copies of the user's files."""
-
-    is_training: bool
-    """Whether a saved file is an output of training. Before, it is preparation."""
-
-    def is_free(self, where: str) -> bool:
-        """Returns whether a path is in a folder that ZeroTune does not protect."""
-
-    def is_layered(self, where: str) -> bool:
-        """Returns whether a file at this path belongs to the trial's own file system."""
-
-    def path_of(self, path: Any) -> str:
-        """Returns an absolute path as text."""
-
-    def is_old(self, where: str) -> bool:
-        """Returns whether a path is older than the study."""
-
-    def has_copy(self, where: str) -> bool:
-        """Returns whether a rank of this trial has written a path."""
-
-    def new_copy(self, where: str) -> str:
-        """Returns the path for a copy, and makes its folder."""
-
-    def seen(self, path: Any) -> Any:
-        """Returns the path to read: the copy if there is one, else the path itself."""
-
-
-def install(files: WrittenCopies) -> None:
+def install(files: UserFiles) -> None:
     """Redirects the files that torch, safetensors and torch's distributed checkpoints write."""
 
     def to_write(path: Any) -> Any:
@@ -74,8 +44,8 @@ def install(files: WrittenCopies) -> None:
     def redirect_distributed(module: ModuleType) -> None:
         for name, redirected in (("_FileSystemWriter", to_write), ("FileSystemReader", to_read)):
             owner = getattr(module, name, None) or module.FileSystemWriter
-            owner.__init__ = _then_move(owner.__init__, redirected)
-            owner.reset = _then_move(owner.reset, redirected)
+            for method in ("__init__", "reset"):
+                replace(owner, method, functools.partial(_then_move, redirected))
 
     # transformers and PEFT take it from the package itself.
     when_imported("safetensors", redirect_safe_open)
@@ -97,20 +67,16 @@ def _with_path(
     return call
 
 
-def _then_move(method: Callable[..., Any], redirected: Callable[[Any], Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, *args, **kwargs)
-        path = getattr(self, "path", None)
-        if path:
-            self.path = Path(redirected(path))
-        return result
-
-    return call
+def _then_move(
+    redirected: Callable[[Any], Any], method: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    result = method(self, *args, **kwargs)
+    if path := getattr(self, "path", None):
+        self.path = Path(redirected(path))
+    return result
 
 
-# Makes a trial's ranks swap to NVMe into a folder of their own, wherever the configuration comes from.
-
+# NVMe swap
 
 _SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerConfig")
 
@@ -121,17 +87,7 @@ def swap_into_own_folder(scratch: Path, instead: Path | None = None) -> None:
     `instead` is for ranks that swap nothing: the host may have no such path.
     """
 
-    def follow(module: ModuleType) -> None:
-        for name in _SECTIONS:
-            section = getattr(module, name)
-            section.__init__ = _redirected(section.__init__, scratch, instead)
-
-    when_imported("deepspeed.runtime.zero.offload_config", follow)
-
-
-def _redirected(initialize: Any, scratch: Path, instead: Path | None) -> Any:
-    @functools.wraps(initialize)
-    def with_own_folder(section: Any, *arguments: Any, **settings: Any) -> None:
+    def with_own_folder(initialize: Any, section: Any, *arguments: Any, **settings: Any) -> None:
         named = settings.get("nvme_path")
         # DeepSpeed itself refuses any other value.
         if settings.get("device") == "nvme" and isinstance(named, str | Path) and named != "auto":
@@ -140,10 +96,14 @@ def _redirected(initialize: Any, scratch: Path, instead: Path | None) -> Any:
             settings["nvme_path"] = folder
         initialize(section, *arguments, **settings)
 
-    return with_own_folder
+    def follow(module: ModuleType) -> None:
+        for name in _SECTIONS:
+            replace(getattr(module, name), "__init__", with_own_folder)
+
+    when_imported("deepspeed.runtime.zero.offload_config", follow)
 
 
-# Records the shared memory that a rank's program makes, so that the guard can remove the rest.
+# Shared memory and builds
 
 
 class NotedMemory:
@@ -154,7 +114,6 @@ class NotedMemory:
         when_imported("multiprocessing.shared_memory", self._follow)
 
     def note_held(self) -> None:
-        """Records the segments that this process holds at its end, whichever library has made them."""
         if held := shared_segments.held_by([os.getpid()]):
             shared_segments.note(self._scratch, held)
 
@@ -180,21 +139,14 @@ class NotedMemory:
 def note_builds(scratch: Path) -> None:
     """Records, from now on, when this process builds a torch extension, such as DeepSpeed's ops."""
 
-    def follow(module: ModuleType) -> None:
-        load = module._jit_compile
+    def load_and_note(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with build_times.noted(scratch):
+            return load(*arguments, **options)
 
-        @functools.wraps(load)
-        def load_and_note(*arguments: Any, **options: Any) -> Any:
-            with build_times.noted(scratch):
-                return load(*arguments, **options)
-
-        module._jit_compile = load_and_note  # type: ignore[attr-defined]
-
-    when_imported("torch.utils.cpp_extension", follow)
+    when_imported("torch.utils.cpp_extension", lambda module: replace(module, "_jit_compile", load_and_note))
 
 
-# Keeps a trial out of the user's runs in Weights & Biases, MLflow and TensorBoard.
-
+# Weights & Biases, MLflow and TensorBoard
 
 # Names of a run or an experiment to resume. An empty store has none.
 _OF_A_RUN = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_RUN_ID", "WANDB_RESUME")
@@ -252,13 +204,10 @@ def _start_new_runs(module: ModuleType) -> None:
 
 def _write_elsewhere(folder: Path, files: UserFiles, module: ModuleType) -> None:
     # Makes a `SummaryWriter` write below the trial's folder.
-    original: Callable[..., None] = module.SummaryWriter.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(original: Callable[..., None], self: Any, log_dir: Any = None, *args: Any, **kwargs: Any) -> None:
         log_dir = kwargs.pop("logdir", log_dir)
         if log_dir is None or not files.is_free(files.path_of(log_dir)):
             log_dir = str(folder / str(log_dir or "runs").lstrip(os.sep))
         original(self, log_dir, *args, **kwargs)
 
-    module.SummaryWriter.__init__ = init
+    replace(module.SummaryWriter, "__init__", init)

@@ -59,8 +59,6 @@ from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.user_files import LayeredFiles
 from trial_lib.rank.user_program import forget_program
 
-# A rank that is alone creates no buffer for exchanges with others.
-
 
 def install() -> None:
     """Makes a lone rank skip the buffer, before the user's program runs."""
@@ -92,9 +90,6 @@ class _Op:
     def initialize(self, size: int, rank: int) -> None:
         if size > 1:
             self._op.initialize(size, rank)
-
-
-# The remains of a program's last run in the process, before the program is run again.
 
 
 # A program may keep caches and modules of its last run, beyond an engine that has not trained. An engine with its
@@ -177,30 +172,19 @@ class Sizes:
         return self._order.sizes[self._position]
 
     @property
-    def probe(self) -> Probe:
-        return self._probe
-
-    @property
-    def closing(self) -> Closing:
-        """Ends the measurement if the program ends before it."""
-        return self._closing
-
-    @property
     def is_between(self) -> bool:
-        """Whether the current size is measured, and another follows."""
-        return self._probe.has_finished
+        return self.probe.has_finished
 
     @property
     def way_of_files(self) -> str:
-        """How the user's files are protected, as `TrialResult` has it."""
         return "intercepted" if self._layered is None else "layered"
 
     def install(self) -> None:
         """Installs the probe, and the protection of the user's files and runs, before the program runs."""
         order, model_dir = self._order, Path(self._order.model_dir)
         facts = ProgramFacts()
-        self._probe = self._new_probe(facts, self.size, self._training_began)
-        self._probe.install()
+        self.probe = self._new_probe(facts, self.size, self._training_began)
+        self.probe.install()
         if self.size.ends_at_unbuilt_ops:
             interception.end_at_unbuilt_ops()
         compiled_programs.install()
@@ -225,10 +209,10 @@ class Sizes:
         redirects.install_trackers(self._scratch, self._files)
         own_place.install(facts.note_devices)
         own_ends.install_own_ranks(
-            lambda reason: self._probe.starts_own_ranks(reason), lambda: self._closing.meeting.apart()
+            lambda reason: self.probe.starts_own_ranks(reason), lambda: self.closing.meeting.apart()
         )
-        own_ends.install(lambda: self._closing)
-        Watcher(lambda: self._closing, model_dir, order.patience_s).start()
+        own_ends.install(lambda: self.closing)
+        Watcher(lambda: self.closing, model_dir, order.patience_s).start()
 
     def _new_probe(self, facts: ProgramFacts, size: SizeOrder, training_began: Callable[[], None]) -> Probe:
         source = BatchSource(
@@ -241,29 +225,26 @@ class Sizes:
             self.phases,
             self._engine_built,
             self._finished,
-            self._keep,
+            # A measurement that counts unless another follows
+            lambda measurement: self._record(self.size, {**measurement, "time": now(), KEPT: True}),
             training_began,
             self._end_early,
         )
         board = Files(size.states) if self._order.shares_folder else Store(self._rank, len(size.states), self._position)
         meeting = Meeting(board, self._rank, size.failures)
-        self._closing = Closing(probe, meeting, self._leave, self._fail)
+        self.closing = Closing(probe, meeting, self._leave, self._fail)
         loader_batches.start_over(self._end_early)
         return probe
 
     def _end_early(self) -> None:
-        self._closing.by_itself()
+        self.closing.by_itself()
 
     def _leave(self) -> None:
         self.is_last_run = True
 
-    def _keep(self, measurement: dict[str, Any]) -> None:
-        # Records a measurement that counts unless another follows.
-        self._record(self.size, {**measurement, "time": now(), KEPT: True})
-
     def _engine_built(self) -> None:
-        self._closing.meeting.open()
-        write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self._probe.facts.to_json()))
+        self.closing.meeting.open()
+        write_whole(Path(self.size.engine_built[self._rank]), json.dumps(self.probe.facts.to_json()))
         if self._watchdog is not None:
             self._watchdog.cancel()
         if self._position == 0:
@@ -287,7 +268,7 @@ class Sizes:
             # If a rank ends alone, because its loss diverged for example, the others wait for it. The guard ends those.
             self._end(0 if is_measured else 1)
         following = self._order.sizes[self._position + 1]
-        if self._probe.is_pipeline or self.is_last_run or (following.as_typed and self._closing.is_closing):
+        if self.probe.is_pipeline or self.is_last_run or (following.as_typed and self.closing.is_closing):
             self._end_group(_NOT_REPEATABLE, status=0)
         if not following.as_typed and not self._next_will_fit(measurement["memory"]):
             self._end_group(_MEMORY, status=0)
@@ -306,7 +287,7 @@ class Sizes:
         # Whether the next size is expected to fit on every rank; all of them call it.
         taken = used.get("steps_peak", used["peak"]) - used["after_initialize"]
         own = [taken, -used.get("available", float("inf")), used.get("counted_retries", 0)]
-        most, least, retries = self._probe.on_most_demanding_rank(own)
+        most, least, retries = self.probe.on_most_demanding_rank(own)
         if retries:
             return False
         available = None if least == -float("inf") else round(-least)
@@ -323,22 +304,22 @@ class Sizes:
     def _train_on(self, profile: dict[str, Any]) -> None:
         # Measures the configuration of a program that was profiled as typed. The program trains on as it is.
         self._turn_to_next()
-        formats = None if profile["uncounted"] else tuple(self._probe.facts.formats)
+        formats = None if profile["uncounted"] else tuple(self.probe.facts.formats)
         size = replace(self.size, flops_per_sample=profile["flops_per_sample"], formats=formats)
         # The program has prepared its data before, and may have written checkpoints since.
         self._measure_same_engine(size, training_began=lambda: None)
 
     def _measure_same_engine(self, size: SizeOrder, training_began: Callable[[], None]) -> None:
-        before = self._probe
+        before = self.probe
         assert before.device is not None
         before.device.start_over()
         self.phases = {"start": seconds_since(self._measured_at)}
-        self._probe = self._new_probe(before.facts, size, training_began)
-        self._probe.take_over(before)
+        self.probe = self._new_probe(before.facts, size, training_began)
+        self.probe.take_over(before)
 
     def start_over(self) -> None:
         """Prepares the next size for a program that is run again, after its last run has ended."""
-        before = self._probe
+        before = self.probe
         device = before.device
         assert device is not None
         if self._position == 0:
@@ -367,10 +348,10 @@ class Sizes:
         torch.manual_seed(self._seed)
         _meet()
         self.phases = {"start": seconds_since(self._measured_at)}
-        self._probe = self._new_probe(before.facts, self.size, self._training_began)
+        self.probe = self._new_probe(before.facts, self.size, self._training_began)
         if has_compiled and not device.is_apart:
-            self._probe.memory.count_from(before.memory)
-        self._probe.install()
+            self.probe.memory.count_from(before.memory)
+        self.probe.install()
 
     def _turn_to_next(self) -> None:
         self._position += 1

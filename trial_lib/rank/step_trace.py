@@ -16,26 +16,14 @@ from trial_lib.rank.engine_watch import EngineWatch
 from trial_lib.rank.meeting import total
 from trial_lib.rank.trace_parts import BOUNDARY, PREFIX, REDUCES, WAIT, TraceEvent, parts_of, window_of
 
-# Names DeepSpeed's functions in the trace, while it runs. Everything is put back when it ends.
-
-
-_SWAPS = "deepspeed.runtime.swap_tensor"
+_SWAPS, _ZERO = "deepspeed.runtime.swap_tensor", "deepspeed.runtime.zero"
+_STAGE3 = "DeepSpeedZeroOptimizer_Stage3"
 _OF_STATES = ("swap_in_optimizer_state", "swap_out_optimizer_state")
 # Functions of DeepSpeed 0.16 to 0.19 that wait for collectives or for drives, with their names in the trace. Of
 # asynchronous collectives the profiler shows the beginning only.
 _FUNCTIONS = (
-    (
-        "deepspeed.runtime.zero.partitioned_param_coordinator",
-        "PartitionedParameterCoordinator",
-        "fetch_sub_module",
-        "gathering",
-    ),
-    (
-        "deepspeed.runtime.zero.stage3",
-        "DeepSpeedZeroOptimizer_Stage3",
-        "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
-        REDUCES,
-    ),
+    (f"{_ZERO}.partitioned_param_coordinator", "PartitionedParameterCoordinator", "fetch_sub_module", "gathering"),
+    (f"{_ZERO}.stage3", _STAGE3, f"_{_STAGE3}__reduce_and_partition_ipg_grads", REDUCES),
     *(
         (f"{_SWAPS}.{module}", owner, name, "disk")
         for module, owner, names in (
@@ -55,7 +43,7 @@ _CALLS = {"forward": "compute.forward", "backward": "compute.backward"}
 
 @contextlib.contextmanager
 def named_scopes(watch: EngineWatch) -> Iterator[None]:
-    """Names the parts of an engine's steps in the trace while this is entered."""
+    """Names the parts of an engine's steps in the trace. Everything is put back at the end."""
     step = "host_update" if updates_on_host(watch.engine) else "update"
     with contextlib.ExitStack() as undo:
         for module, owner, name, scope in _FUNCTIONS:
@@ -95,13 +83,6 @@ _SECONDS, _MOST_STEPS = 0.5, 5
 _LONGEST_STEP_S = 30.0
 # The first step under the profiler also prepares it. A long step hides that.
 _SHORT_STEP_S = 0.5
-
-
-def untraced(step_s: float) -> str:
-    """Why steps of so many seconds are not traced; empty if they are."""
-    if step_s <= _LONGEST_STEP_S:
-        return ""
-    return f"A step takes {step_s:.0f} s, and the trace of more than {_LONGEST_STEP_S:.0f} s may not fit into memory."
 
 
 class StepTrace:
@@ -199,8 +180,7 @@ def _plain(event: Any) -> TraceEvent:
     )
 
 
-# The end of a trial that traces some steps: its measurement is complete, and the trace is added to it.
-
+# The end of a trial whose measurement is complete, and gets the trace
 
 _CUT_SHORT = "The rank ended while its steps were traced."
 _DATA_OVER = "The program ended before enough steps could be traced."
@@ -235,9 +215,9 @@ class TracedEnd:
         if self._trace is not None:
             traced = self._trace.step_ended()
             return None if traced is None else self._with(traced)
-        reason = untraced(self._step_s)
-        if reason:
-            return self._with(TracedStep(failure=reason))
+        if self._step_s > _LONGEST_STEP_S:
+            longest = f"the trace of more than {_LONGEST_STEP_S:.0f} s may not fit into memory"
+            return self._with(TracedStep(failure=f"A step takes {self._step_s:.0f} s, and {longest}."))
         self._keep(self._with(TracedStep(failure=_CUT_SHORT)))
         self._trace = StepTrace(self._watch, self._step_s, lambda values: total(values, self._watch.engine))
         return None

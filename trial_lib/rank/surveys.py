@@ -8,15 +8,12 @@ from typing import Any
 
 from trial_lib.messages.measurement import Arrival
 from trial_lib.messages.turned import LOADER_OPTIONS, PERSISTENT, PINNED, PREFETCH, WORKERS
-from trial_lib.rank import own_ways
 from trial_lib.rank.compiled_programs import can_run_eagerly, compilations
 from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch
 from trial_lib.rank.loader_batches import loader_batches, refusal
 from trial_lib.rank.longest_batch import SequenceSurvey
 from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.torch_functions import origins
-
-# The optimizer step of a profile trial that counts the FLOPs of a micro-batch.
 
 
 class FlopSurvey:
@@ -40,9 +37,10 @@ class FlopSurvey:
         self._steps_left: int | None = None
 
     def step_ended(self, holds_other_batches: bool) -> bool:
-        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         if self._steps_left is None:
-            (cannot_count,) = self._most([float(not _can_count(self._watch.engine))])
+            # Under DeepCompile the compiled graph reduces the gradients. Code that runs as written would train nothing.
+            is_deep = getattr(self._watch.engine, "is_deepcompile_active", lambda: False)()
+            (cannot_count,) = self._most([float(is_deep or not can_run_eagerly())])
             if cannot_count:
                 return False
             self._about_to_count()
@@ -54,14 +52,7 @@ class FlopSurvey:
         return self._steps_left > 0
 
 
-def _can_count(engine: Any) -> bool:
-    # Under DeepCompile the compiled graph reduces the gradients. Code that runs as written would train nothing.
-    is_deep = getattr(engine, "is_deepcompile_active", lambda: False)
-    return can_run_eagerly() and not is_deep()
-
-
-# Surveys, in a run of the program as typed, the share of a step that the code waits for its data loader.
-
+# In a run as typed: the share of a step that the code waits for its data loader
 
 # The first step shows whether the code waits at all. Further ones make the share steadier.
 _STEPS, _SECONDS = 4, 5.0
@@ -88,7 +79,6 @@ class LoadingSurvey:
         self._is_over = False
 
     def step_ended(self) -> bool:
-        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         if self._is_over:
             return False
         self._steps += 1
@@ -163,8 +153,7 @@ def cores_of_a_rank() -> int:
     return max(1, cores // ranks)
 
 
-# Surveys, in a run of the program as typed, whether its micro-batches differ in size.
-
+# In a run as typed: whether micro-batches differ in size
 
 # Enough micro-batches to decide, and the time to wait for them.
 _ENOUGH, _SIZE_SURVEY_SECONDS = 8, 10.0
@@ -185,7 +174,6 @@ class SizeSurvey:
         self._ends_at = time.monotonic() + _SIZE_SURVEY_SECONDS
 
     def step_ended(self) -> bool:
-        """Whether the code has to train on. Every rank calls it after the same optimizer steps."""
         (is_open,) = self._most([float(not self._is_seen())])
         return bool(is_open)
 
@@ -292,5 +280,5 @@ class Surveys:
     def _note_of_steps(self) -> None:
         self._facts.repeats_backward |= self._watch.repeats_backward
         self._facts.compiles_engine |= bool(getattr(self._watch.engine, "is_compiled", False))
-        own_ways.note(self._facts, compilations() > 0)
+        self._facts.note_own_switches(compilations() > 0)
         self._facts.note_formats(self._watch.model.formats)

@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from trial_lib.rank.patching import when_imported
 from trial_lib.rank.user_program import may_be_of_the_user
-
-# torch's data loaders follow the candidate: workers, prefetching, pinned memory.
-
 
 WORKERS, PREFETCH, PINNED, PERSISTENT = "num_workers", "prefetch_factor", "pin_memory", "persistent_workers"
 """The settings of a loader, as torch names them."""
@@ -75,8 +73,6 @@ def install(settings: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def _follow(settings: Callable[[], Mapping[str, Any]], module: ModuleType) -> None:
-    import torch
-
     loader_class: Any = module.DataLoader
     original_init, original_iter = loader_class.__init__, loader_class.__iter__
 
@@ -97,8 +93,6 @@ def _follow(settings: Callable[[], Mapping[str, Any]], module: ModuleType) -> No
 
 def apply(loader: Any, wanted: Mapping[str, Any]) -> None:
     """Gives a loader, unread or read to its end, settings by torch's names, as its constructor would have."""
-    import torch
-
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         # Each worker would give all of the data.
         wanted = {name: value for name, value in wanted.items() if name == PINNED}
@@ -117,8 +111,7 @@ def apply(loader: Any, wanted: Mapping[str, Any]) -> None:
         own.update({PREFETCH: None, PERSISTENT: False, "timeout": 0})
 
 
-# torch's Adam and AdamW follow the candidate: one kernel for all parameters, or the code's own form.
-
+# Adam and AdamW: one kernel for all parameters, or the code's own form
 
 FUSED = "fused"
 """The setting, as torch names it."""
@@ -160,8 +153,7 @@ def _follow_fused_adam(settings: Callable[[], Mapping[str, Any]], name: str, mod
     kind.__init__ = init
 
 
-# Optimizer steps that a program takes by plain torch, before it has a DeepSpeed engine.
-
+# Optimizer steps without a DeepSpeed engine
 
 # A program may warm something up so, but not for that many steps.
 _MOST = 100
@@ -180,7 +172,6 @@ class PlainSteps:
         self._hook = register_optimizer_step_post_hook(self._step_ended)
 
     def end(self) -> None:
-        """Stops counting, because the engine exists."""
         self._hook.remove()
 
     def _step_ended(self, *_: Any) -> None:
@@ -191,3 +182,38 @@ class PlainSteps:
                 f"The program has taken {_MOST} optimizer steps without a DeepSpeed engine. It trains without "
                 "DeepSpeed. Let it call deepspeed.initialize, or give it the argument that turns DeepSpeed on.",
             )
+
+
+# Activations that the program recomputes by itself, which its model does not show before it runs
+
+_recomputed = False
+
+
+def watch_recomputation() -> None:
+    """Notes from now on that something is recomputed by torch's functions or DeepSpeed's."""
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    for owner, name in (
+        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
+        (torch.utils.checkpoint.CheckpointFunction, "forward"),
+        (checkpointing.CheckpointFunction, "forward"),
+        (checkpointing, "non_reentrant_checkpoint"),
+    ):
+        original = getattr(owner, name, None)
+        if original is not None and not hasattr(original, "__wrapped__"):
+            setattr(owner, name, _noted(original, is_method=isinstance(owner, type)))
+
+
+def has_recomputed() -> bool:
+    """Whether something was recomputed since `watch_recomputation`."""
+    return _recomputed
+
+
+def _noted(original: Any, is_method: bool) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _recomputed
+        _recomputed = True
+        return original(*args, **kwargs)
+
+    call.__wrapped__ = original  # type: ignore[attr-defined]
+    return staticmethod(call) if is_method else call

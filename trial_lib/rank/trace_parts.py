@@ -72,24 +72,16 @@ def _first(open_spans: Sequence[int], layers: Sequence[tuple[bool, str, str]]) -
     return next((layers[place][2] for place, count in enumerate(open_spans) if count), "other")
 
 
-# The events of torch's profiler become spans of a step's parts. Pure: the events are plain records.
+# Spans of the events of torch's profiler
 
-
+# The names of annotations that `named_scopes` makes begin so. A part follows, or one of the names below.
 PREFIX = "zerotune::"
-"""The beginning of the names of annotations that `scopes.py` makes. A part follows, or one of the names below."""
-
+# A wait for a collective; the end of an optimizer step; a function that reduces and waits for that.
 WAIT, BOUNDARY, REDUCES = "wait", "boundary", "reduces"
-"""A wait for a collective; the end of an optimizer step; a function that reduces and waits for that."""
-
 _LOADER = "enumerate(DataLoader)"
 _COLLECTIVE, _NCCL, _COPIES = "c10d::", "nccl", ("Memcpy HtoD", "Memcpy DtoH")
 # Parts of names of collectives, in this order: a reduce_scatter reduces.
-_KINDS = (
-    ("reduce", "reducing"),
-    ("gather", "gathering"),
-    ("broadcast", "gathering"),
-    ("scatter", "gathering"),
-)
+_KINDS = (("reduce", "reducing"), ("gather", "gathering"), ("broadcast", "gathering"), ("scatter", "gathering"))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE, TURNED
-from trial_lib.rank import own_ways
-from trial_lib.rank.own_ways import TurnableFacts
+from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.recomputation import GuardedCheckpoint, repeated_blocks
+from trial_lib.rank.torch_functions import watch_recomputation
 
 # The attribute by which a wrapper has the model: torch.compile, PEFT's two layers, DDP, Lightning and users' own.
 _INNER = ("_orig_mod", "base_model", "module", "model")
@@ -46,7 +46,6 @@ class Found:
 
 
 # Activation checkpointing of a model: none, of all its repeated blocks, or of every second one.
-
 
 NONE, FULL, EVERY_SECOND = "none", "full", "every_second"
 _BY_ITSELF = "your code recomputes activations by itself"
@@ -95,7 +94,7 @@ def turn(model: Any, kind: str) -> None:
 
 def _recomputable(model: Any) -> tuple[list[Any], str]:
     blocks = repeated_blocks(model)
-    found = [block for block in blocks if not any(map(_keeps_statistics, block.modules()))]
+    found = [block for block in blocks if all(getattr(each, "running_mean", None) is None for each in block.modules())]
     return found, "" if found else _STATISTICS if blocks else _NO_BLOCKS
 
 
@@ -118,12 +117,7 @@ def _flagged(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
 
 
-def _keeps_statistics(module: Any) -> bool:
-    return getattr(module, "running_mean", None) is not None
-
-
 # The attention implementation of a Hugging Face model.
-
 
 # The attribute of a model's class that says whether it can have an implementation. The older name is that of
 # transformers before 4.53.
@@ -174,7 +168,6 @@ def _supports(model: Any, name: str) -> bool:
 
 # `torch.compile` of a model, by `engine.compile()`.
 
-
 _COMPILERS = ("g++", "clang++")
 
 
@@ -187,12 +180,6 @@ def find_compiled(model: Any) -> Found:
     if missing := _missing():
         return Found(reason=f"torch.compile needs {missing}")
     return Found.of(False, (False, True))
-
-
-def turn_compiled(engine: Any, is_on: bool) -> None:
-    """Compiles the model of an engine, which its first step then pays for."""
-    if is_on:
-        engine.compile()
 
 
 def _is_compiled(module: Any) -> bool:
@@ -213,7 +200,7 @@ def _missing() -> str:
     return "" if importlib.util.find_spec("triton") is not None else "triton"
 
 
-# Turns the switches of a candidate around `deepspeed.initialize`, and finds those that a program has.
+# All switches of a candidate
 
 
 @dataclass(frozen=True)
@@ -231,26 +218,26 @@ class _Way:
 _WAYS: dict[str, _Way] = {
     ATTENTION: _Way(find_attention, before=turn_attention),
     CHECKPOINTING: _Way(find, before=turn),
-    COMPILE: _Way(find_compiled, after=turn_compiled),
+    # The first step of the engine then pays for it.
+    COMPILE: _Way(find_compiled, after=lambda engine, is_on: engine.compile() if is_on else None),
 }
 
 
 class Turning:
     """The switches of one candidate, the others staying as in the program. `facts` record those of its first engine."""
 
-    def __init__(self, wanted: Mapping[str, Any] | None, facts: TurnableFacts | None = None) -> None:
+    def __init__(self, wanted: Mapping[str, Any] | None, facts: ProgramFacts | None = None) -> None:
         self._wanted = dict(wanted or {})
         self._facts = facts
 
     def before(self, arguments: dict[str, Any]) -> None:
-        """Turns switches of a model before an engine that trains is made of it."""
         model = arguments.get("model")
         if model is None:
             return
         facts = self._facts
         if facts is not None and not _WAYS.keys() & (facts.turnable.keys() | facts.not_turnable.keys()):
             if not self._wanted:
-                own_ways.watch()
+                watch_recomputation()
             for place, way in _WAYS.items():
                 found = way.find(model)
                 if found.values:
@@ -262,7 +249,6 @@ class Turning:
                 way.before(model, self._wanted[place])
 
     def after(self, engine: Any) -> None:
-        """Turns switches of an engine that trains, when it is built."""
         for place, way in _WAYS.items():
             if place in self._wanted and way.after is not None:
                 way.after(engine, self._wanted[place])

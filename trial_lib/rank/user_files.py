@@ -16,9 +16,6 @@ from typing import Any
 
 from trial_lib.messages.folders import Layer, caches, is_opaque
 
-# A trial leaves the user's files as they are, if it has no layer over them (`trial_lib.launch.trial_files`).
-
-
 _real_stat, _real_lstat, _real_access = os.stat, os.lstat, os.access
 _real_listdir, _real_makedirs = os.listdir, os.makedirs
 _real_open, _real_unlink = builtins.open, os.unlink
@@ -63,11 +60,9 @@ class UserFiles:
         self.is_training = True
 
     def is_free(self, where: str) -> bool:
-        """Whether a path is in a folder that this class does not protect."""
         return next((is_free for root, is_free in self._roots if where.startswith(root)), False)
 
     def is_layered(self, where: str) -> bool:
-        """Whether a file at this path belongs to the trial's own file system."""
         if self._layered_device is None:
             return False
         while not _exists(where) and where != os.sep:
@@ -97,7 +92,6 @@ class UserFiles:
         return bool(self._removed) or _exists(self._copies)
 
     def has_copy(self, where: str) -> bool:
-        """Whether a rank of this trial has written a path."""
         return _exists(self._copies) and _exists(self._copies + where)
 
     def seen(self, path: Any, dir_fd: int | None = None) -> Any:
@@ -246,7 +240,7 @@ def _copy_once(original: str, copy: str) -> None:
         _real_unlink(aside)
 
 
-# The prepared files of a rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`).
+# A rank that sees the program's folder through a layer (`trial_lib.launch.trial_files`)
 
 
 class LayeredFiles:
@@ -282,14 +276,12 @@ class LayeredFiles:
             if not os.path.lexists(self._layer.below / path):
                 yield path
                 if self._is_folder(path):
-                    yield from self._all_within(path)
+                    for folder, folders, files in os.walk(self._layer.upper / path):
+                        yield from (
+                            str(Path(folder, each).relative_to(self._layer.upper)) for each in (*folders, *files)
+                        )
             elif self._is_changed_folder(path):
                 yield from self._new(path)
-
-    def _all_within(self, below: str) -> Iterator[str]:
-        for folder, folders, files in os.walk(self._layer.upper / below):
-            for name in (*folders, *files):
-                yield str(Path(folder, name).relative_to(self._layer.upper))
 
     def _is_folder(self, path: str) -> bool:
         return (self._layer.upper / path).is_dir() and not (self._layer.upper / path).is_symlink()

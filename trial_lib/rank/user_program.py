@@ -100,7 +100,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    links = list(_links(trace))
+    links: list[TracebackType] = []
+    while trace is not None:
+        links.append(trace)
+        trace = trace.tb_next
     while links and _is_own_or(links[0], _RUNPY):
         links.pop(0)
     runs: list[list[TracebackType]] = []
@@ -116,12 +119,6 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     for link in reversed(kept):
         rebuilt = TracebackType(rebuilt, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return rebuilt
-
-
-def _links(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
 
 
 def may_be_of_the_user(name: str) -> bool:

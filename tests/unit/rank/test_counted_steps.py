@@ -10,7 +10,7 @@ import torch
 from trial_lib.rank import counted_steps, memory
 from trial_lib.rank.counted_steps import CountedStep, CountedSteps
 from trial_lib.rank.device import CpuDevice
-from trial_lib.rank.step_clock import PARTS, StepClock
+from trial_lib.rank.engine_watch import PARTS, StepClock
 
 NO_TIME = StepClock(CpuDevice()).step_ended({})
 

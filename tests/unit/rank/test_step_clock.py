@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from trial_lib.rank.counted_steps import CountedStep, CountedSteps
-from trial_lib.rank.step_clock import PARTS, PartTimer, StepClock
+from trial_lib.rank.engine_watch import PARTS, PartTimer, StepClock
 
 LOAD_S, LAUNCH_S = 0.020, 0.005
 

@@ -55,7 +55,7 @@ def test_without_a_bound_everything_fits() -> None:
 def next_will_fit(**used: int) -> bool:
     """Asks a rank that has measured its first size, of 4 samples, about the next, of 8."""
     rank: Any = object.__new__(Sizes)
-    rank._probe = SimpleNamespace(on_most_demanding_rank=lambda values: values)
+    rank.probe = SimpleNamespace(on_most_demanding_rank=lambda values: values)
     ordered = [SimpleNamespace(overrides={"train_micro_batch_size_per_gpu": size}) for size in (4, 8)]
     rank._position, rank._measured = 0, []
     rank._order = SimpleNamespace(sizes=ordered, bytes_per_sample=10.0, headroom=0.0)
