@@ -19,28 +19,6 @@ from trial_lib.launch.processes.leavings import remove_shared_memory
 from trial_lib.messages import folders, shared_segments
 from trial_lib.messages.files import open_own
 
-WORKERS_OF = "ZEROTUNE_WORKERS_OF"
-"""The environment variable with the process id in the name of the folder of the ranks' workers."""
-
-
-def main_hosted_rank(arguments: list[str]) -> None:
-    """Entry: reads its rank from the launcher's environment, and everything else from the trial's launch file.
-
-    Args:
-        arguments: the path of that file, which `trial_lib.launch.hosts` writes.
-    """
-    launch = json.loads(Path(arguments[0]).read_text())
-    rank = int(os.environ["RANK"])
-    launch["first_rank"] = 0
-    workers_of = int(os.environ.pop(WORKERS_OF))
-    own = launch["ranks"][rank]
-    environment = dict(os.environ)
-    if own["devices"] is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = own["devices"]
-    launch["ranks"] = {rank: {**own, "environment": environment}}
-    rank_process.become(launch, rank, guard=os.getppid(), workers_of=workers_of)
-
-
 RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
 """The exit codes: all its ranks have ended well, one has failed, or the guard itself was killed. Any other status, or a
 signal, means that the host is gone.
@@ -66,7 +44,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run(told: dict[str, Any], workers_of: int) -> int:
-    environment = {**told["environment"], WORKERS_OF: str(workers_of)}
+    environment = {**told["environment"], rank_process.WORKERS_OF: str(workers_of)}
     with contextlib.ExitStack() as opened:
         # A launcher that fails to start prints the reason to the log of the host's first rank.
         log = opened.enter_context(open_own(Path(told["log"]), "ab"))
@@ -82,7 +60,7 @@ def _run(told: dict[str, Any], workers_of: int) -> int:
 
 def launcher_command(told: dict[str, Any]) -> list[str]:
     """Returns the command that starts this host's ranks: `deepspeed --no_ssh --node_rank N --hostfile ...`."""
-    rank = bootstrap.command(told["interpreter"], "trial_lib.launch.processes.host_part", told["launch"])
+    rank = bootstrap.command(told["interpreter"], "trial_lib.launch.processes.rank_process", told["launch"])
     return [
         *(told["interpreter"], "-m", "deepspeed.launcher.runner"),
         *("--hostfile", told["hostfile"], "--no_ssh", "--node_rank", str(told["node_rank"])),

@@ -30,11 +30,7 @@ _PREFIXES, _SUFFIXES = ("", "scipy_"), ("", "64_", "_64")  # as its builds name 
 
 
 def start_threads(environment: Mapping[str, str]) -> None:
-    """Has each OpenBLAS that was loaded before a fork start the threads that it would start in a new interpreter.
-
-    Args:
-        environment: the environment variables of the fork.
-    """
+    """Has each OpenBLAS that was loaded before a fork start the threads that it would start in a new interpreter."""
     number = _number(environment)
     if number == 1:
         return
@@ -63,6 +59,9 @@ def _loaded() -> Iterator[ctypes.CDLL]:
 
 
 _PR_SET_PDEATHSIG = 1
+
+WORKERS_OF = "ZEROTUNE_WORKERS_OF"
+"""The environment variable with the process id in the name of the folder of a hosted rank's workers."""
 
 set_by_imports: dict[str, str] = {}
 """Variables that installed modules have set when a fork server imported them. They are not imported again in a rank."""
@@ -103,10 +102,6 @@ def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
     """Returns the folder for the sockets of the workers that a trial's program starts. Its guard removes it.
 
     The workers would otherwise make folders in the temporary one, and leave them when they are killed.
-
-    Args:
-        environment: of the trial's ranks.
-        guard: the process id of its guard.
     """
     # Short, because a socket's path may only have a hundred characters.
     return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
@@ -116,9 +111,7 @@ def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | Non
     """Turns this process into a rank and runs the entry in it.
 
     Args:
-        request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
         rank: this rank, among those that are started here.
-        guard: the process id of its guard.
         workers_of: the process id in the name of its workers' folder; None for the guard's.
     """
     die_with_parent(guard)
@@ -162,6 +155,22 @@ def _redirect(log: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of a cold rank: reads the launch from standard input."""
-    request = json.load(sys.stdin)
-    become(request, rank=int(arguments[0]), guard=os.getppid())
+    """Entry of a rank in a new interpreter.
+
+    Args:
+        arguments: the number of a cold rank, which reads the launch from standard input; or the path of the launch file
+            that `trial_lib.launch.hosts` has written for the ranks of DeepSpeed's launcher.
+    """
+    if arguments[0].isdecimal():
+        become(json.load(sys.stdin), rank=int(arguments[0]), guard=os.getppid())
+        return
+    launch = json.loads(Path(arguments[0]).read_text())
+    rank = int(os.environ["RANK"])
+    launch["first_rank"] = 0
+    workers_of = int(os.environ.pop(WORKERS_OF))
+    own = launch["ranks"][rank]
+    environment = dict(os.environ)
+    if own["devices"] is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = own["devices"]
+    launch["ranks"] = {rank: {**own, "environment": environment}}
+    become(launch, rank, guard=os.getppid(), workers_of=workers_of)
