@@ -87,7 +87,7 @@ class HostKind(Protocol):
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
         """Returns the variables of a process that imports and builds for trials of `count` slots.
 
-        It sees the devices that a trial sees, because DeepSpeed's operators are built for them. It trains nothing.
+        It sees the devices that a trial sees, because DeepSpeed's operators are built for them.
         """
 
     def refusal(self, host: Host, count: int) -> str | None:
@@ -100,12 +100,7 @@ class HostKind(Protocol):
         """Returns the processor cores that a slot's rank is pinned to; none for no pinning."""
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns the memory limit of a rank, in bytes; None if it may use its whole device.
-
-        Args:
-            host: the slots.
-            asked: the user's limit for a slot; None if there is none.
-        """
+        """Returns the memory limit of a rank, in bytes, by the user's limit for a slot; None for its whole device."""
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns the names of the devices and the version of their driver, for a later study to compare."""
@@ -155,10 +150,6 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
 
     The kernel keeps files in memory, and can drop them. Such memory counts as free, in the machine and in a control
     group.
-
-    Args:
-        proc: the folder in which the kernel shows processes.
-        cgroups: the folder in which it shows control groups.
     """
     shown = _fields(proc / "meminfo")
     machine = [shown[name] * 1024 for name in ("MemAvailable:", "MemFree:") if name in shown][:1]
@@ -170,10 +161,6 @@ def kernel_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     """A count that grows with each process that the kernel kills because memory has run out; None if it shows none.
 
     Some containers do not see the machine's counter. Their control groups have counters of their own.
-
-    Args:
-        proc: the folder in which the kernel shows processes.
-        cgroups: the folder in which it shows control groups.
     """
     counters = (proc / "vmstat", *(folder / files.events for folder, files in _groups(proc, cgroups)))
     shown = [_fields(file, beginning="oom_kill").get("oom_kill") for file in counters]
@@ -210,12 +197,7 @@ def _left_in(folder: Path, files: _Files) -> int | None:
 
 
 def _fields(path: Path, beginning: str = "") -> dict[str, int]:
-    """The numbers in a file with a name and a number on each line; empty if the file is missing.
-
-    Args:
-        path: the file.
-        beginning: of the names to read.
-    """
+    # The numbers in a file with a name and a number on each line; empty if the file is missing.
     fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

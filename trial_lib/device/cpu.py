@@ -27,51 +27,39 @@ class CpuHost:
     computes_on_the_processor = True
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns nothing, because a rank is pinned to its core instead."""
         return {}
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
-        """Returns nothing, because all cores are alike."""
         return {}
 
     def refusal(self, host: Host, count: int) -> str | None:
-        """Returns None, because cores can be taken together."""
         return None
 
     def alike(self, host: Host, count: int) -> Host:
-        """Returns the host unchanged."""
         return host
 
     def cores(self, slot: str) -> list[int]:
-        """Returns the slot's core; none for another host's slot."""
         return [int(slot)] if slot.isdecimal() else []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns the user's limit, or the slot's share of the host's memory."""
         return host.memory_per_slot if asked is None else asked
 
     def identity(self, host: Host) -> dict[str, str]:
-        """Returns nothing beyond the processor, which every host reports."""
         return {}
 
     def asked_often(self) -> AbstractContextManager[object]:
-        """Opens nothing."""
         return nullcontext()
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns the cores."""
         return [DeviceState(host.device_of(slot)) for slot in slots]
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        """Returns nothing: see `HostKind.tenants`."""
         return {}
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
-        """Returns nothing: see `HostKind.conditions`."""
         return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        """Returns nothing beyond the processor's load, which every host reports."""
         return []
 
 
@@ -94,21 +82,12 @@ _TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
 
 @dataclass(frozen=True)
 class _Other:
-    """A kind of accelerators."""
-
     name: str  # for messages
     sign: Callable[[], str | None]  # returns the sign that a process here may use one; None if there is none
 
 
 def refuse_others(variables: Mapping[str, str]) -> None:
-    """Refuses a host without GPUs to tune on but with other accelerators, if torch can train on these.
-
-    Args:
-        variables: the environment of the process that would use them.
-
-    Raises:
-        InputError: it is such a host.
-    """
+    """Refuses a host without GPUs to tune on but with other accelerators, if torch can train on these."""
     choice = variables.get(DEEPSPEEDS_CHOICE)
     if choice not in (None, "", "cpu", "cuda"):
         raise InputError(

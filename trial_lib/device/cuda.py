@@ -45,9 +45,6 @@ def amd_gpus(variables: Mapping[str, str]) -> list[Gpu]:
     """Returns the GPUs that a process may open, in HIP's order; none without a driver.
 
     Graphics in a processor are not GPUs to tune on.
-
-    Args:
-        variables: the environment of the process that will use them.
     """
     if not is_driver_there():
         return []
@@ -122,12 +119,7 @@ _OF_ALL = "nvidia-cuda-mps-server"
 
 
 def state_of(uuid: str, model: str) -> DeviceState:
-    """Returns the present state of a GPU, or of an instance of one.
-
-    Args:
-        uuid: its name.
-        model: its model.
-    """
+    """Returns the present state of a GPU, or of an instance of one."""
     # The parts of a GPU share its clock, power and heat, so the GPU itself is asked for these.
     _, handle = _part_and_whole(uuid)
     if handle is None:
@@ -187,12 +179,7 @@ def load_of(uuid: str) -> dict[str, float]:
 
 
 def condition_of(uuid: str, model: str) -> DeviceCondition:
-    """Returns the properties of a GPU that may disturb a study.
-
-    Args:
-        uuid: its name.
-        model: its model.
-    """
+    """Returns the properties of a GPU that may disturb a study."""
     part, whole = _part_and_whole(uuid)
     if part is None:
         return DeviceCondition(uuid, model)
@@ -244,7 +231,6 @@ class CudaHost:
     computes_on_the_processor = False
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        """Returns the GPUs by the names of the slots, in the order of NVML, or of the kernel for AMD's."""
         names = ",".join(slots)
         # HIP reads both, and its own first.
         hip = {HIP_VARIABLE: names} if is_driver_there() else {}
@@ -268,7 +254,6 @@ class CudaHost:
         return self.environment(list(dict.fromkeys(names)))
 
     def refusal(self, host: Host, count: int) -> str | None:
-        """Returns why instances of a GPU cannot train together."""
         if count == 1 or not any(_is_instance(host.device_of(slot)) for slot in host.slots):
             return None
         return "CUDA shows a process only one instance of a GPU (MIG), so a trial can have only one."
@@ -295,61 +280,50 @@ class CudaHost:
         return replace(host, slots=slots, memory_per_slot=memory, notes=(*host.notes, note))
 
     def cores(self, slot: str) -> list[int]:
-        """Returns none, because the rank of a GPU may use every core."""
         return []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
-        """Returns the user's limit. Without one a rank has all of its GPU."""
         return asked
 
     def identity(self, host: Host) -> dict[str, str]:
-        """Returns the names of the GPUs and the driver's version; nothing for other hosts of a cluster."""
         names = {host.models[device] for device in map(host.device_of, host.slots) if device in host.models}
         version = driver_version()
         return {} if version is None else {"GPU": ", ".join(sorted(names)), "driver": version}
 
     def asked_often(self) -> contextlib.AbstractContextManager[object]:
-        """Opens a session of NVML, which counts its users."""
         opened = contextlib.ExitStack()
         with contextlib.suppress(InputError):
             opened.enter_context(session())
         return opened
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        """Returns NVML's state of each GPU. Of a GPU on another host it is only the name."""
+        """Of a GPU on another host it is only the name."""
         devices = list(map(host.device_of, slots))
         with contextlib.suppress(InputError), session():
             return [state_of(device, host.models.get(device, "")) for device in devices]
         return list(map(DeviceState, devices))
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        """Returns NVML's processes of each GPU. In a container there may be none."""
+        """In a container there may be none."""
         with contextlib.suppress(InputError), session():
             return {device: tenants_of(device) for device in map(host.device_of, slots)}
         return {}
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
-        """Returns NVML's condition of each GPU."""
         with contextlib.suppress(InputError), session():
             return [condition_of(device, host.models.get(device, "")) for device in map(host.device_of, host.slots)]
         return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        """Returns NVML's load of each GPU now, without values that it does not know."""
         with contextlib.suppress(InputError), session():
             return [load_of(host.device_of(slot)) for slot in slots]
         return []
 
 
 def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:
-    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, or all of them. None if this host has none.
+    """Returns the GPUs that a value of CUDA_VISIBLE_DEVICES names, or all for None. None if this host has none.
 
-    Args:
-        variable: the value; None for all GPUs.
-        variables: the environment of the process that will use them.
-
-    Raises:
-        InputError: there are GPUs, but they do not answer. The user would not want to tune on the processor instead.
+    GPUs that do not answer are an `InputError`. The user would not want to tune on the processor instead.
     """
     with session() as is_there:
         found = found_gpus() if is_there else []
@@ -399,11 +373,6 @@ def _named(variable: str, found: Sequence[Gpu], variables: Mapping[str, str]) ->
 
 
 def _refuse_unasked(variable: str | None) -> None:
-    """Refuses a host with GPUs but without a library that can ask them.
-
-    Raises:
-        InputError: it is such a host.
-    """
     sign = next(map(str, sorted(_DEV.glob("nvidia[0-9]*"))), None)
     if sign is None and (_DEV / "dxg").exists() and _has_cuda():
         # Windows' subsystem for Linux has one device for all GPUs, of any make.

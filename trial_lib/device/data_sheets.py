@@ -103,13 +103,10 @@ _OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
 def sheet_of(name: str) -> DataSheet | None:
     """Returns the data sheet of a device; None if none is known.
 
-        >>> sheet_of("NVIDIA H100 NVL").bfloat16
-        835.5
-        >>> sheet_of("NVIDIA RTX A1000") is None
-        True
-
-    Args:
-        name: the driver's name for it.
+    >>> sheet_of("NVIDIA H100 NVL").bfloat16
+    835.5
+    >>> sheet_of("NVIDIA RTX A1000") is None
+    True
     """
     found = sheet_name(name)
     return _SHEETS[found] if found else None
@@ -118,11 +115,8 @@ def sheet_of(name: str) -> DataSheet | None:
 def sheet_name(name: str) -> str:
     """Returns the name of a device's data sheet; empty if none is known.
 
-        >>> sheet_name("NVIDIA A100-PCIE-40GB")
-        'A100 PCIe'
-
-    Args:
-        name: the driver's name for it.
+    >>> sheet_name("NVIDIA A100-PCIE-40GB")
+    'A100 PCIe'
     """
     words = _words(name)
     if any(_OTHERWISE.fullmatch(word) for word in words):
@@ -132,12 +126,7 @@ def sheet_name(name: str) -> str:
 
 
 def share_of(name: str, multiprocessors: int) -> float:
-    """Returns the share of a device that a slice of it has (MIG); 1 for a whole or an unknown device.
-
-    Args:
-        name: the driver's name, such as `NVIDIA A100-SXM4-40GB MIG 3g.20gb`.
-        multiprocessors: that this process sees.
-    """
+    """Returns the share of a device that a slice of it has (MIG); 1 for a whole or an unknown device."""
     sheet = sheet_of(name)
     return multiprocessors / sheet.multiprocessors if sheet is not None and "mig" in _words(name) else 1.0
 
@@ -147,11 +136,6 @@ def peak_flops(name: str, dtype: str, share: float) -> float | None:
 
         >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
         181000000000000.0
-
-    Args:
-        name: the driver's name for it.
-        dtype: the type of the numbers: `float32`, `tf32`, `float16`, `bfloat16`, `float8`.
-        share: the available share of the device; see `share_of`.
     """
     sheet = sheet_of(name)
     figures = {} if sheet is None else {each: getattr(sheet, each) for each in ("float32", "tf32", *HALVES, "float8")}
@@ -166,9 +150,6 @@ def multiplied_in(formats: Collection[str]) -> str | None:
 
         >>> multiplied_in(["bfloat16", "float32"])
         'bfloat16'
-
-    Args:
-        formats: of its numbers, by the names of their types; `tf32` if 32-bit products use it.
     """
     if any(each.startswith("float8") for each in formats):
         return "float8"

@@ -12,12 +12,8 @@ _NUMBER = re.compile(r"\d+\.\d+(\+PTX)?")
 
 
 def unread_architectures(environment: Mapping[str, str]) -> str:
-    """Returns what DeepSpeed cannot read in the variable, and the remedy; empty if it can read it.
+    """What DeepSpeed cannot read in the variable, and the remedy; empty if it can read it.
 
-    Args:
-        environment: the variables of the ranks.
-
-    Example:
         >>> unread_architectures({"TORCH_CUDA_ARCH_LIST": "8.0 9.0+PTX"})
         ''
     """

@@ -103,10 +103,8 @@ def _model(handle: Any) -> str:
 
 
 def _memory(handle: Any) -> int | None:
-    """Returns the bytes of a device; None if this process may not know.
-
-    In a container with an instance of a GPU, the GPU itself may not be asked (NVIDIA/nvidia-container-toolkit#842).
-    """
+    # Returns the bytes of a device; None if this process may not know. In a container with an instance of a GPU, the
+    # GPU itself may not be asked (NVIDIA/nvidia-container-toolkit#842).
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError_NotSupported:
@@ -153,7 +151,6 @@ class Visible:
     notes: list[str] = field(default_factory=list)  # notes for the user, a sentence each
 
     def add(self, name: str, device: Gpu) -> None:
-        """Adds a GPU, or an instance of one."""
         self.devices[name] = device.uuid
         self.models[device.uuid] = device.model
         if device.memory is not None:
@@ -170,9 +167,6 @@ def every_device(gpus: Sequence[Gpu]) -> Visible:
     """Returns the devices of a host if the variable is not set.
 
     CUDA shows a process either whole GPUs or one instance. So instances are slots only if there are no whole GPUs.
-
-    Args:
-        gpus: this host's, in NVML's order.
 
     Raises:
         InputError: there are GPUs, but none can be used.
@@ -199,11 +193,6 @@ def every_device(gpus: Sequence[Gpu]) -> Visible:
 
 def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | None = None) -> Visible:
     """Returns the devices of a value of the variable, as CUDA reads it: up to the first unknown name.
-
-    Args:
-        variable: indices, UUIDs, beginnings of UUIDs, or UUIDs of parts of a GPU (MIG).
-        gpus: this host's, in NVML's order, which the ranks use.
-        numbered: the same in CUDA's own order; None for NVML's.
 
     Raises:
         InputError: a named device cannot be used.
@@ -238,22 +227,16 @@ def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu 
 
 
 def _check_unnamed(name: str, gpus: Sequence[Gpu]) -> None:
-    """Refuses the UUID of no known GPU if another GPU does not tell its UUID, because it may be that one.
-
-    Raises:
-        InputError: it is so.
-    """
+    # Refuses the UUID of no known GPU if another GPU does not tell its UUID, because it may be that one.
     nameless = next((number for number, gpu in enumerate(gpus) if not gpu.uuid), None)
     if nameless is not None and name.startswith("GPU-"):
         raise _unusable(f"{name}, or GPU {nameless},", gpus[nameless])
 
 
 def _name(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
-    """Returns the name of a GPU for the ranks: its index, if that is surely CUDA's index as well.
-
-    Programs expect an index. DeepSpeed itself reads CUDA_VISIBLE_DEVICES as whole numbers at stages 1 and 2
-    (accelerator/cuda_accelerator.py, _get_nvml_gpu_id), and fails with a UUID.
-    """
+    # Returns the name of a GPU for the ranks: its index, if that is surely CUDA's index as well. Programs expect an
+    # index. DeepSpeed itself reads CUDA_VISIBLE_DEVICES as whole numbers at stages 1 and 2
+    # (accelerator/cuda_accelerator.py, _get_nvml_gpu_id), and fails with a UUID.
     position = next(number for number, each in enumerate(gpus) if each is gpu)
     # It is documented nowhere whether CUDA counts a GPU that does not answer.
     is_sure = all(each.uuid for each in gpus[:position])

@@ -13,11 +13,8 @@ _KINDS: tuple[HostKind, ...] = (CudaHost(), CpuHost())
 def this_host(visible: str | None = None, variables: Mapping[str, str] | None = None) -> Host:
     """Returns the devices that this process may use. CUDA_VISIBLE_DEVICES and the processor affinity are honoured.
 
-    With DS_ACCELERATOR=cpu DeepSpeed trains on the processor, so ZeroTune tunes on it.
-
-    Args:
-        visible: a value of CUDA_VISIBLE_DEVICES that replaces the environment's; None for the environment's.
-        variables: the environment of the process that will use the devices; None for this process's.
+    With DS_ACCELERATOR=cpu DeepSpeed trains on the processor, so ZeroTune tunes on it. `visible` replaces the
+    environment's CUDA_VISIBLE_DEVICES. `variables` are those of the process that will use the devices.
 
     Raises:
         InputError: there are devices, but their driver does not answer, or ZeroTune does not tune on their kind.

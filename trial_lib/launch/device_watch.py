@@ -31,10 +31,6 @@ class DeviceWatch:
 
     A process is foreign if this process did not start it. In a container the driver may report process numbers of
     another namespace. A process is then foreign if it is there before the trial and after it.
-
-    Args:
-        host: this host.
-        slots: the trial's slots.
     """
 
     def __init__(self, host: Host, slots: Sequence[str]) -> None:
@@ -66,12 +62,7 @@ class DeviceWatch:
         return taken
 
     def await_release(self, is_cancelled: Callable[[], bool], note: Callable[[str], None]) -> None:
-        """Waits until the driver has released the trial's ended processes. No other trial may have the devices before.
-
-        Args:
-            is_cancelled: called while waiting.
-            note: called with a sentence if this takes long, or if nothing changes for too long and the wait ends.
-        """
+        """Waits until the driver has released the trial's ended processes. No other trial may have the devices before."""
         held, is_told = self._still_held(), False
         began = since = time.monotonic()
         while held and not is_cancelled():
@@ -93,7 +84,6 @@ class DeviceWatch:
         return {(pid, memory) for pid, memory in named if _has_ended(pid)}
 
     def close(self) -> None:
-        """Ends the watch."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE_S)
@@ -249,13 +239,7 @@ _AGAIN_S, _LONGER = 120.0, 2.0
 
 @contextlib.contextmanager
 def told_of(label: str, states: list[Path], note: Callable[[str], None]) -> Iterator[None]:
-    """Reports the states of a trial's ranks while the trial runs.
-
-    Args:
-        label: the trial's name.
-        states: the ranks' files, by rank. A file exists only while its rank stands still.
-        note: called with a sentence for the user.
-    """
+    """Reports the states of a trial's ranks, from files that exist only while their ranks stand still."""
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(label, states, note, over), daemon=True, name="standing-ranks")
     thread.start()

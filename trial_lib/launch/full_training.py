@@ -64,16 +64,7 @@ def run_training(
 
     An attempt has succeeded if every rank has recorded that its program returned. Exit statuses do not count. If two
     attempts end with the same message and no progress between them, there is no third, because it would end so too.
-    The pause before a restart grows.
-
-    Args:
-        plan: the training.
-        starter: starts its processes.
-        host: the devices.
-        lock_dir: the folder with the locks of slots and ports on this host.
-        cancelled: set from another thread to end the training.
-        note: called with a sentence on each crash, and on anything that delays the training.
-        starting: called with the slots before each attempt, when no rank runs.
+    The pause before a restart grows. `starting` is called with the slots before each attempt, when no rank runs.
     """
     slot_wait = SlotWait("the training", note)
     starter.prepare(beside_builds=False, starts_cold=plan.program.starts_cold)
@@ -118,8 +109,6 @@ def _progress(paths: FullExperimentPaths) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class _AttemptEnd:
-    """How one attempt ended."""
-
     outcome: Outcome  # the outcome, as a trial has it
     reason: str  # one sentence
     # Whether any attempt would end the same way, because the trial class breaks the API, or because DeepSpeed refuses a

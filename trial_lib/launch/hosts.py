@@ -45,11 +45,6 @@ def spanned(host: Host, hosts: Mapping[str, int], where: str) -> Host:
 
     ZeroTune assumes that the other hosts have the devices of this one, as DeepSpeed does.
 
-    Args:
-        host: this host.
-        hosts: the slots of each host by its name, in the order of the ranks.
-        where: the place that errors name.
-
     Raises:
         InputError: the first host is another one, or this host has fewer slots than the hosts' list gives it.
     """
@@ -120,16 +115,7 @@ def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str
 
 
 class HostfileStarter(ColdStarter):
-    """Starts `deepspeed --no_ssh --node_rank N` on each host. A trial takes all hosts.
-
-    Args:
-        hosts: the slots of each host by its name, in the order of the ranks. The first is this host.
-        interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build on every host before the first trial.
-        environment: the environment variables of the builds.
-        note: called with a sentence when something takes long.
-        ahead: ops to build on every host during the profile trial, before all other trials.
-    """
+    """Starts `deepspeed --no_ssh --node_rank N` on each host. A trial takes all hosts, and the first is this one."""
 
     def __init__(
         self,
@@ -151,7 +137,6 @@ class HostfileStarter(ColdStarter):
             first += slots
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Starts a guard, which starts each host's part."""
         self._prepare(request)
         paths = TrialPaths(Path(request.ranks[0].log).parent)
         write_whole(paths.hostfile, "".join(f"{host} slots={slots}\n" for host, slots in self._hosts.items()))

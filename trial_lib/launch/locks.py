@@ -71,9 +71,6 @@ def hold_folder(lock_dir: Path) -> int:
     systemd-tmpfiles skips a directory that is flock'ed, including everything below it. If you delete a claim's file by
     hand, its slots can be given out twice.
 
-    Args:
-        lock_dir: the folder that all users share. This user's folder in it is made if it does not exist.
-
     Raises:
         InputError: it cannot be made.
     """
@@ -85,10 +82,6 @@ def hold_folder(lock_dir: Path) -> int:
 
 def lock_file(path: Path, operation: int) -> int:
     """Returns the descriptor of a locked file, which is made if it does not exist.
-
-    Args:
-        path: of the file.
-        operation: as for `fcntl.flock`.
 
     Raises:
         BlockingIOError: another process has its lock, and the operation does not wait.
@@ -147,11 +140,7 @@ _NAME = "\0zerotune-port-{}"
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """Yields a free port that no other trial of any user on this host gets meanwhile.
-
-    Raises:
-        OSError: none of ten thousand is free.
-    """
+    """Yields a free port that no other trial of any user on this host gets meanwhile."""
     first = secrets.randbelow(len(_PORTS))
     for port in (*_PORTS[first:], *_PORTS[:first]):
         with socket.socket(socket.AF_UNIX) as name:

@@ -13,14 +13,7 @@ _POLL_S, _WORD_S, _END_S = 0.5, 120.0, 5.0
 
 
 class OpBuilds:
-    """Has ops built in processes that end with this one. A launch that needs the ops waits for them.
-
-    Args:
-        guards: the command of `build_guard` on each host, by the host's name.
-        interpreter: the Python of the ranks.
-        environment: the environment variables of the builds.
-        note: called with a sentence when something takes long.
-    """
+    """Has ops built in processes that end with this one, by `build_guard` on each host. Launches wait for them."""
 
     def __init__(
         self,
@@ -50,11 +43,7 @@ class OpBuilds:
         return dict(self._cannot)
 
     def start(self, builders: Iterable[str]) -> bool:
-        """Has ops built, one after the other on each host, and returns at once. Earlier requests are not repeated.
-
-        Returns:
-            Whether there is anything to build.
-        """
+        """Has new ops built, one after the other on each host, and returns at once whether there are any."""
         with self._lock:
             new = [builder for builder in dict.fromkeys(builders) if builder not in self._asked]
             self._asked.update(new)
@@ -104,7 +93,6 @@ class OpBuilds:
             _close(building)
 
     def close(self) -> None:
-        """Ends every build."""
         with self._lock:
             self._is_closed = True
         for building, _ in self._running:

@@ -94,11 +94,6 @@ def lack_of_memory(failure: dict[str, Any] | None, log_tail: str, device: str) -
 
     In the recorded exception all the texts count. In the log only unmistakable texts count, because a warning may name
     memory too. The log counts if there is no recorded exception, or if it only shows the end of another rank.
-
-    Args:
-        failure: the exception that ended it, as `measure.rank` records it. None if there is no record.
-        log_tail: the last lines of its log.
-        device: `cuda` or `cpu`.
     """
     if failure is not None:
         found = _lack_in(failure, device)
@@ -205,15 +200,8 @@ def classify(
     """Returns how a trial ended.
 
     The ranks' measurements come first, then the root cause in any rank's record or log, then the kernel's counter of
-    out-of-memory kills. Without any of these the trial has crashed. An exit status alone is never success.
-
-    Args:
-        ending: the end of the processes.
-        ranks: the records of each rank, in rank order.
-        deadline_s: the trial's deadline.
-        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial. None if the
-            kernel does not show it.
-        device: `cuda`, or `cpu`, whose slots use the host's memory.
+    out-of-memory kills (None if the kernel does not show it). Without any of these the trial has crashed. An exit status
+    alone is never success.
     """
     measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
     for number, measurement in measured:
@@ -248,13 +236,7 @@ def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
 
 
 def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankRecord]) -> bool:
-    """Returns whether the ranks, their guard or their host were killed from outside, whatever they ran.
-
-    Args:
-        ending: the end of the processes.
-        outcome: the outcome by `classify`. A rank that the kernel killed for its memory is out of memory.
-        ranks: the records of each rank.
-    """
+    """Whether the ranks, their guard or their host were killed from outside. A kill for lack of memory is none."""
     if outcome is not Outcome.CRASHED:
         return False
     killed = any(status in _KILLED for status in ending.statuses) and not _roots(ranks)
@@ -395,12 +377,7 @@ def read_rank_record(
 ) -> RankRecord:
     """Returns the records of a rank. A record that is missing or damaged is None.
 
-    Args:
-        record: the file with its measurement, or with the record of its program's return.
-        failure: the file with the exception that ended it.
-        log: the file with its output.
-        log_start: the bytes of the log that are older than the rank.
-        engine_built: the file that exists when the rank has an engine. None if the caller does not ask.
+    Bytes of the log before `log_start` are older than the rank. `engine_built` exists when the rank has an engine.
     """
     has_engine = engine_built is None or engine_built.exists()
     return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log), has_engine)

@@ -52,19 +52,11 @@ class Place(Protocol):
     def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
-    def close(self) -> None:
-        """Ends all its processes."""
+    def close(self) -> None: ...
 
 
 class ThisHost:
-    """The slots of this host.
-
-    Args:
-        starter: starts the processes. If it reaches other hosts, `host` has their slots too.
-        host: the slots.
-        lock_dir: the locks of slots and ports on this host.
-        is_one: whether all slots are on this host.
-    """
+    """The slots of this host. If the starter reaches other hosts, `host` has their slots too."""
 
     def __init__(self, starter: RankStarter, host: Host, lock_dir: Path, is_one: bool = True) -> None:
         self._starter = starter

@@ -43,14 +43,6 @@ def rank_requests(
 
     `deepspeed` sets variables that no other launcher sets (deepspeed/launcher/launch.py). With LOCAL_SIZE, DeepSpeed
     takes each rank on a CPU for a device of its own, and its collectives use shared memory.
-
-    Args:
-        program: the user's program.
-        host: the devices.
-        slots: one for each rank.
-        port: the port of their rendezvous.
-        logs: the log of each rank here.
-        part: the numbers of these ranks. None if there are no others.
     """
     part = part or HostRanks(0, len(slots), len(slots), "127.0.0.1", port)
     shared = {
@@ -77,13 +69,7 @@ def rank_requests(
 
 
 def _rank_variables(program: Program, part: HostRanks, rank: int) -> dict[str, str]:
-    """Returns the variables with a rank's numbers, by all the names that its launcher uses.
-
-    Args:
-        program: the user's program.
-        part: the ranks on this host.
-        rank: the rank's number on this host.
-    """
+    # Returns the variables with a rank's numbers, by all the names that its launcher uses.
     own, local = str(part.first_rank + rank), str(rank)
     numbers = {"rank": own, "local_rank": local, "ranks": str(part.world_size), "local_ranks": str(part.slots)}
     more = launcher_named(program.launched_by).rank_variables

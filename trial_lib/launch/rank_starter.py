@@ -118,7 +118,6 @@ class Launched:
         return self._open
 
     def wait_or_cancel(self, cancelled: threading.Event) -> ProcessesEnd:
-        """Waits like `wait`, and cancels when the event is set."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -149,12 +148,7 @@ class RankStarter(Protocol):
     """Starts trials. `close` ends the processes that it keeps between trials."""
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
-        """Waits for all that a launch needs and that needs no slots: builds of ops, and a primed server.
-
-        Args:
-            beside_builds: as `LaunchRequest` has it.
-            starts_cold: as `LaunchRequest` has it.
-        """
+        """Waits for all that a launch needs and that needs no slots: builds of ops, and a primed server."""
 
     def launch(self, request: LaunchRequest) -> Launched:
         """Starts a trial's processes.
@@ -164,21 +158,15 @@ class RankStarter(Protocol):
         """
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """Returns what the ranks' DeepSpeed refuses in a configuration. None if no process could answer.
+        """Returns what the ranks' DeepSpeed refuses in a configuration, which may leave settings to the code.
 
-        Args:
-            ds_config: a DeepSpeed configuration. It may leave settings to the code.
-            slots: the number of devices that train together.
+        None if no process could answer.
         """
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """Has the ops built that trials will need, and waits. Ops that were requested before are not built again.
+        """Has the ops built that trials will need, once each, and waits.
 
-        Args:
-            builders: the names of DeepSpeed's builders.
-
-        Returns:
-            The reason for each op, requested now or before, that cannot be built, by its builder's name.
+        Returns the reason for each op, requested now or before, that cannot be built, by its builder's name.
         """
 
     @property
@@ -188,8 +176,7 @@ class RankStarter(Protocol):
     def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""
 
-    def close(self) -> None:
-        """Ends everything."""
+    def close(self) -> None: ...
 
 
 # A starter whose running processes can be ended without ending the starter.
@@ -198,19 +185,11 @@ class RankStarter(Protocol):
 class Launches(Protocol):
     """Starts the processes of a run."""
 
-    def launch(self, request: LaunchRequest) -> Launched:
-        """See `RankStarter.launch`."""
+    def launch(self, request: LaunchRequest) -> Launched: ...
 
 
 class EndableStarter:
-    """Starts the processes of some runs, which end together.
-
-    Args:
-        starter: starts them.
-
-    Attributes:
-        has_ended: whether `end` was called.
-    """
+    """Starts the processes of some runs, which end together."""
 
     def __init__(self, starter: Launches) -> None:
         self._starter = starter

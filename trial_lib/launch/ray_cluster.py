@@ -43,9 +43,6 @@ _SEES_ALL = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 def connect(address: str) -> None:
     """Connects this process to a cluster.
 
-    Args:
-        address: `HOST:PORT` of its head, or `auto` for the cluster of this machine.
-
     Raises:
         InputError: there is no such cluster.
     """
@@ -72,35 +69,30 @@ def connect(address: str) -> None:
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Returns Ray's record of each living node."""
+    """Ray's record of each living node."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in known if node["Alive"]]
 
 
 def has_other_machines() -> bool:
-    """Returns whether any node of the cluster is another machine."""
+    """Whether any node of the cluster is another machine."""
     return not all(is_this_host(str(node["NodeManagerAddress"])) for node in living_nodes())
 
 
 def kind_of_slots() -> str:
-    """Returns Ray's name of a slot: a GPU if any living node has one, or else a processor."""
+    """Ray's name of a slot: a GPU if any living node has one, or else a processor."""
     has_gpus = any(node["Resources"].get("GPU", 0) >= 1 for node in living_nodes())
     return "GPU" if has_gpus else "CPU"
 
 
 def slots_by_node(resource: str) -> dict[str, int]:
-    """Returns the number of slots of each living node that has such slots."""
+    """The number of slots of each living node that has such slots."""
     counted = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in living_nodes()}
     return {node_id: count for node_id, count in counted.items() if count}
 
 
 def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
     """Returns the layout of a trial: on one node if a node has enough slots, or else on as few nodes as possible.
-
-    Args:
-        slots_per_trial: the slots that a trial takes.
-        resource: Ray's name of a slot.
-        where: the place that errors name.
 
     Raises:
         InputError: a trial does not fit on the cluster.
@@ -120,9 +112,6 @@ def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
 
 def slots_of_all_nodes(resource: str) -> Host:
     """Returns the slots of all nodes as if one host had them, with the memory of the smallest node.
-
-    Args:
-        resource: Ray's name of a slot.
 
     Raises:
         InputError: the nodes have devices of different kinds, or cannot run trials.
@@ -158,10 +147,6 @@ def slots_of_all_nodes(resource: str) -> Host:
 def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:
     """Refuses a node if Ray counts more processors there than trials may use, because trials would wait forever.
 
-    Args:
-        counts: the processors that Ray counts on each node.
-        hosts: the devices that trials may use on each node, in the same order.
-
     Raises:
         InputError: there is such a node.
     """
@@ -179,12 +164,7 @@ def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 class RayCluster:
-    """The study's actors, one on each node with slots.
-
-    Args:
-        setup: the study's setup on each host.
-        resource: Ray's name of a slot. It does not change, even if the last host with GPUs leaves.
-    """
+    """The study's actors, one on each node with slots. A slot's name stays, even if the last host with GPUs leaves."""
 
     def __init__(self, setup: HostSetup, resource: str) -> None:
         self._setup = setup
@@ -219,7 +199,6 @@ class RayCluster:
         return sum(count >= share.slots for count in nodes.values()) >= share.hosts
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """Imports the modules of the profile trial ahead on every host."""
         self._imported = imported
         for actor in self._actors.values():
             actor.prime.remote(imported)
@@ -230,7 +209,6 @@ class RayCluster:
             actor.cancel.remote(name)
 
     def close(self) -> None:
-        """Ends everything on all hosts, and the connection."""
         if not ray.is_initialized():
             return  # closed before: another call of Ray's would start a cluster here
         with contextlib.suppress(ray.exceptions.RayError):
@@ -272,16 +250,7 @@ class Sent(Protocol):
 
 
 class RayPlace:
-    """Runs trials on a cluster.
-
-    Args:
-        study_id: the study's id.
-        cluster: the study's actors.
-        share: the part of the cluster that each trial takes.
-
-    Attributes:
-        can_sweep: whether all ranks of a trial are on one host. The driver steers a sweep by files on that host.
-    """
+    """Runs trials on a cluster. It sweeps if all ranks of a trial are on one host: the driver steers by files there."""
 
     send: Callable[[ClusterOrder], Sent]  # sends an order to the cluster
 
@@ -314,7 +283,7 @@ class RayPlace:
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
-        """See `Place.run_sweep`. All results arrive together, when the last size has ended."""
+        """All results arrive together, when the last size has ended."""
         for plan in plans:
             write_candidate(plan)
             clear(plan)

@@ -34,13 +34,6 @@ class HostFolder:
     """Makes a study's folder, and removes the folders of studies whose actors here were killed.
 
     Two nodes of a cluster may be on one machine. Their actors share the folder.
-
-    Args:
-        lock_dir: the folder of the locks. The studies' folders are in this user's folder there.
-        study_id: the study's id.
-
-    Attributes:
-        path: the folder.
     """
 
     def __init__(self, lock_dir: Path, study_id: str) -> None:
@@ -60,7 +53,6 @@ class HostFolder:
             release([starting])
 
     def remove(self) -> None:
-        """Removes the folder. Called once, when the study has ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         _lock_of(self.path).unlink(missing_ok=True)
         release(self._locks)
@@ -104,11 +96,7 @@ class PartEnd:
 
 
 class RayHost:
-    """Runs a study's trials on this host. Each call of a method has a thread of its own.
-
-    Args:
-        setup: the study's setup.
-    """
+    """Runs a study's trials on this host. Each call of a method has a thread of its own."""
 
     def __init__(self, setup: HostSetup) -> None:
         self._setup = setup
@@ -130,16 +118,10 @@ class RayHost:
         return warm
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """Imports the modules of the profile trial ahead."""
         self._starter.prime(imported)
 
     def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
-        """Runs an order for one host to its end.
-
-        Args:
-            order: the order.
-            devices: the GPUs that Ray has assigned. Empty on a CPU, where this host chooses the cores.
-        """
+        """Runs an order for one host to its end, on Ray's GPUs. On a CPU there are none, and this host chooses the cores."""
         plans = [moved(plan, self._folder / plan.paths.root.name) for plan in order.plans]
         place = ThisHost(self._starter, self._host(devices), self._setup.lock_dir)
         with self._cancellable(order.name) as cancelled:
@@ -160,13 +142,7 @@ class RayHost:
         return self._meetings[name].enter_context(reserved_port())
 
     def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> PartEnd:
-        """Runs this host's ranks of a trial over several hosts to their end.
-
-        Args:
-            plan: the trial.
-            part: its ranks on this host.
-            devices: the GPUs that Ray has assigned.
-        """
+        """Runs this host's ranks of a trial over several hosts to their end."""
         with contextlib.ExitStack() as held:
             # Whatever fails, the port is given back.
             held.enter_context(self._meetings.pop(plan.trial_id, contextlib.ExitStack()))
@@ -197,7 +173,6 @@ class RayHost:
                 cancelled.set()
 
     def close(self) -> None:
-        """Ends everything here."""
         self._is_closed = True
         self.cancel()
         self._starter.close()

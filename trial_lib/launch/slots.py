@@ -47,17 +47,11 @@ class Claim:
 
     @property
     def maker(self) -> str:
-        """Its name, user and process."""
         return f"{self.what} of {_name_of(self.uid)} (pid {self.pid})"
 
 
 class OwnClaim:
-    """The file of one claim of this process. Call its methods while the caller has `one_at_a_time`'s lock.
-
-    Args:
-        lock_dir: the folder that all users share.
-        claim: its first content.
-    """
+    """The file of one claim of this process. Call its methods while the caller has `one_at_a_time`'s lock."""
 
     def __init__(self, lock_dir: Path, claim: Claim) -> None:
         folder = own_folder(lock_dir) / _CLAIMS
@@ -71,7 +65,6 @@ class OwnClaim:
         os.fchmod(self.descriptor, 0o644)
 
     def write(self, claim: Claim) -> None:
-        """Replaces its content."""
         text = json.dumps(asdict(claim)).encode()
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text, 0)
@@ -85,14 +78,9 @@ class OwnClaim:
 
 
 class OthersClaims:
-    """The claims of all other processes, as they were when this was made.
+    """The claims of all other processes, in the order of arrival, as they were when this was made.
 
-    Args:
-        lock_dir: the folder that all users share. The caller has `one_at_a_time`'s lock.
-        own: the file to leave out.
-
-    Attributes:
-        claims: in the order of arrival.
+    The caller has `one_at_a_time`'s lock.
     """
 
     def __init__(self, lock_dir: Path, own: OwnClaim) -> None:
@@ -116,7 +104,6 @@ class OthersClaims:
         )
 
     def close(self) -> None:
-        """Closes their files."""
         for descriptor, _ in self._files:
             os.close(descriptor)
         self._files.clear()
@@ -128,10 +115,6 @@ def one_at_a_time(lock_dir: Path, gives_up: Callable[[float], bool]) -> Iterator
 
     Any user can lock a folder that all can read, and so hold all claims up. That withholds no more than holding all
     slots does.
-
-    Args:
-        lock_dir: the folder that all users share.
-        gives_up: called while another process does so, with the seconds so far. Returns whether to wait no longer.
     """
     own_folder(lock_dir)
     descriptor, began = os.open(lock_dir, os.O_RDONLY | os.O_DIRECTORY), time.monotonic()
@@ -237,12 +220,7 @@ class QueueWait:
 
 
 def may_take(claim: Claim, others: Sequence[Claim]) -> tuple[str, ...] | None:
-    """Returns the devices that a claim may take now; None if it has to wait.
-
-    Args:
-        claim: it has none yet.
-        others: all other claims, in the order of arrival.
-    """
+    """Returns the devices that a claim may take now; None if it has to wait. The others are in the order of arrival."""
     held = {device for other in others for device in other.holds}
     ahead = _ahead(claim, others)
     spare = [_spare(waiting, others, held) for waiting in ahead]
@@ -274,16 +252,9 @@ def _ahead(claim: Claim, others: Sequence[Claim]) -> list[Claim]:
 
 
 def _spare(waiting: Claim, others: Sequence[Claim], held: set[str]) -> int:
-    """Returns how many of its free devices a waiting claim can do without, whatever the order in which others end.
-
-    A claim gives all its devices back at once. So the devices that can be free together are sums, and the least sum
-    that is enough may be more than enough. A claim that waits behind another can do without none.
-
-    Args:
-        waiting: the claim.
-        others: all claims.
-        held: the devices that any of them holds.
-    """
+    # Returns how many of its free devices a waiting claim can do without, whatever the order in which others end. A
+    # claim gives all its devices back at once. So the devices that can be free together are sums, and the least sum
+    # that is enough may be more than enough. A claim that waits behind another can do without none.
     if _ahead(waiting, others):
         return 0
     wanted = {*waiting.wants}
@@ -324,15 +295,6 @@ def held_slots(
 
     The claims of all users' processes are served in the order of arrival (`queue.py`). The kernel ends a claim at once
     when the last of its holders dies.
-
-    Args:
-        lock_dir: the folder of the locks, the same for all users and studies on the host.
-        host: the host with the slots.
-        count: the number of slots, which are given all at once.
-        is_cancelled: called while it waits.
-        tell: called every few seconds while it has to wait.
-        preferred: devices that are taken first if they are free.
-        what: names the claim for those that wait for it.
 
     Raises:
         InputError: the host has fewer, so that the wait would never end. Or there is no place for the locks.
@@ -413,7 +375,6 @@ class _Turn:
                 others.close()
 
     def end(self) -> None:
-        """Gives everything back at once."""
         if self._own is not None:
             self._own.withdraw()
 
@@ -428,13 +389,7 @@ _DAY_S = 86400.0
 
 
 class SlotWait:
-    """Tells of one wait for slots.
-
-    Args:
-        label: what waits, such as `trial 0003`.
-        note: called with a sentence at the start, now and then, and at the end.
-        folders: of the trials that wait. Each has the last sentence in a file while the wait lasts.
-    """
+    """Tells of one wait for slots, in a note and, while it lasts, in a file of each trial's folder."""
 
     def __init__(self, label: str, note: Callable[[str], None], folders: Sequence[TrialPaths] = ()) -> None:
         self._label, self._note, self._folders = label, note, folders
@@ -445,7 +400,6 @@ class SlotWait:
         self.waited: WaitedForSlots | None = None
 
     def tell(self, wait: QueueWait) -> None:
-        """Takes the present state of the wait. It is called every few seconds."""
         if self._first is None:
             self._first, self._since = wait, orders.now()
         waiting = sentence(wait)
@@ -461,7 +415,6 @@ class SlotWait:
         self._next_word = time.monotonic() + min(max(_FIRST_WORD_S, seconds), _RAREST_S)
 
     def end(self, has_slots: bool) -> None:
-        """Ends it, if it had to wait at all."""
         if self._first is None:
             return
         seconds = orders.seconds_since(self._since)

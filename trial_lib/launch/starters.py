@@ -27,16 +27,7 @@ from trial_lib.messages.orders import Import, modules_in
 
 
 class ColdStarter:
-    """Starts each rank as a new interpreter. That takes seconds, and trials share nothing.
-
-    Args:
-        interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to build before the first trial after the profile trial.
-        environment: the environment variables of the builds.
-        note: called with a sentence when something takes long.
-        ahead: ops to build after the profile trial, before all other trials.
-        hosts: the command of `build_guard` on each other host of a trial, by the host's name.
-    """
+    """Starts each rank as a new interpreter. That takes seconds, and trials share nothing."""
 
     def __init__(
         self,
@@ -57,7 +48,6 @@ class ColdStarter:
         self._judge: subprocess.Popen[str] | None = None
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Starts a guard, which starts the ranks."""
         self._prepare(request)
         guard = self._start_guard("trial_lib.launch.processes.guard", request.to_json(), request)
         return Launched(guard, len(request.ranks))
@@ -116,7 +106,7 @@ class ColdStarter:
         return ours
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `RankStarter.check`. A process of its own imports DeepSpeed and answers."""
+        """A process of its own imports DeepSpeed and answers."""
         read, write = os.pipe()
         with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
             try:
@@ -148,12 +138,7 @@ class ColdStarter:
 
 
 def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
-    """Returns the environment that ranks start from, which is the driver's with a few changes.
-
-    Args:
-        interpreter: the Python of the ranks.
-        has_one_thread: whether each rank has one OpenMP thread, unless the user's environment sets the number.
-    """
+    """The environment that ranks start from: the driver's, with one OpenMP thread unless the user has set the number."""
     environment = dict(os.environ)
     if has_one_thread:
         environment.setdefault("OMP_NUM_THREADS", "1")
@@ -183,16 +168,6 @@ class WarmStarter:
 
     A server that has died is started again. A server with a thread or an initialised driver must not fork. Its trials
     then start cold, a note says so, and the server ends.
-
-    Args:
-        interpreter: the Python of the ranks.
-        builders: DeepSpeed ops to load while priming, if they are built.
-        environment: the server's environment variables. Its imports see them.
-        log: path of the file for the server's output.
-        note: called with a sentence when something takes long, or when trials start cold.
-        ahead: ops to build during the profile trial, before all other trials.
-        leading: statements by which the program begins, which import modules. The server runs them while it is primed.
-        without: modules that are left to the ranks, with those that import them.
     """
 
     def __init__(
@@ -256,7 +231,7 @@ class WarmStarter:
         self._primed = set()
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
-        """See `RankStarter.prepare`. If the server dies meanwhile, the launch starts another."""
+        """If the server dies meanwhile, the launch starts another."""
         self._cold.start_and_await(beside_builds)
         if starts_cold or self._doubt:
             self._cold.prepare(beside_builds, starts_cold)
@@ -266,7 +241,6 @@ class WarmStarter:
                 self._wait_until_ready()
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Forks a trial when the server is primed."""
         self._cold.start_and_await(request.beside_builds)
         if request.starts_cold and not self._closed:
             return self._cold.launch(request)
@@ -339,7 +313,7 @@ class WarmStarter:
             self._drop()
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
-        """See `RankStarter.check`. The server answers when it has imported DeepSpeed."""
+        """The server answers when it has imported DeepSpeed."""
         with self._lock:
             if self._doubt is None:
                 return self._judged_by_server(ds_config, slots)
@@ -357,11 +331,7 @@ class WarmStarter:
         return judgement
 
     def _wait_for_word(self) -> None:
-        """Waits for a message of the server. Its imports may take long.
-
-        Raises:
-            EOFError: the server was killed, or it was stopped (SIGSTOP) and stays so.
-        """
+        # Its imports may take long. `EOFError`: it was killed, or was stopped (SIGSTOP) and stays so.
         assert self._channel is not None
         stopped_for = 0
         while not select.select([self._channel], [], [], _LOOK_S)[0]:
@@ -379,7 +349,7 @@ class WarmStarter:
         return False
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `RankStarter.build`. What the server has loaded is built."""
+        """What the server has loaded is built."""
         return self._cold.build([name for name in builders if name not in self._loaded])
 
     @property
@@ -387,11 +357,7 @@ class WarmStarter:
         return self._cold.has_compiled
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """Imports the modules of the profile trial in the server, except those that would keep it from forking.
-
-        Args:
-            imported: the modules, each with the variables that the program had set before.
-        """
+        """Imports the modules of the profile trial in the server, except those that would keep it from forking."""
         modules = modules_in(imported)
         with self._lock:
             if self._channel is None or self._doubt or self._primed.issuperset(modules):

@@ -58,19 +58,6 @@ def run_sweep(
     """Measures the sizes of a sweep in one process group, while they fit.
 
     Each size that ran is a trial, and its result is also in its folder. The folder of any other size is removed.
-
-    Args:
-        plans: a trial for each size, ascending; they differ in the batch alone.
-        sweep: the search's order.
-        starter: starts the processes.
-        host: the devices.
-        lock_dir: the locks of slots and ports on this host.
-        cancelled: set from another thread to end the sweep.
-        note: called with sentences on anything that delays the sweep, or ends it early.
-        measured: called with each result and the position of its plan, as soon as the result exists.
-
-    Returns:
-        For each plan its result, or the reason why there is none.
     """
     for plan in plans:
         write_candidate(plan)
@@ -133,18 +120,7 @@ def run_sweep(
 
 
 class _Collector:
-    """Collects the results of a sweep in their order.
-
-    Args:
-        plans: the sweep's trials.
-        device: `cuda` or `cpu`.
-        started_at: when it had its slots, in seconds since the epoch.
-        measured: called with each result.
-        waited: its wait for them, which is the first size's.
-
-    Attributes:
-        results: so far.
-    """
+    """Collects the results of a sweep in their order. The wait for slots is the first size's."""
 
     watch: Callable[[], list[TrialDevice]]  # returns the states of the devices during the size that has just ended
 

@@ -49,12 +49,7 @@ _EXPANDABLE = "expandable_segments:True"
 
 
 def allocator_note(memory: Memory, environment: Mapping[str, str]) -> str:
-    """Returns a sentence on a trial's memory beyond its peak. Mostly there is nothing to say, and on a CPU never.
-
-    Args:
-        memory: the memory of its ranks.
-        environment: the environment variables of its ranks.
-    """
+    """Returns a sentence on a trial's memory beyond its peak. Mostly there is nothing to say, and on a CPU never."""
     return " ".join(filter(None, (_retries(memory), _idle(memory, environment))))
 
 
@@ -131,16 +126,7 @@ def run_trial(
     cancelled: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> TrialResult:
-    """Runs one trial and returns its result, which is also written to the trial's folder.
-
-    Args:
-        plan: the trial.
-        starter: starts its processes.
-        host: the devices.
-        lock_dir: the locks of slots and ports on this host.
-        cancelled: set from another thread to end the trial.
-        note: called with sentences on anything that delays the trial.
-    """
+    """Runs one trial and returns its result, which is also written to the trial's folder."""
     write_candidate(plan)
     clear(plan)
     label = f"trial {plan.number:04d}"
@@ -305,16 +291,7 @@ def request_of(
     port: int,
     deadline_s: float,
 ) -> LaunchRequest:
-    """Returns the launch of a trial's ranks. The trial's scratch folder must exist.
-
-    Args:
-        plan: the trial.
-        order: for each rank.
-        host: the devices.
-        slots: one for each rank.
-        port: of their rendezvous.
-        deadline_s: seconds after which they are killed.
-    """
+    """Returns the launch of a trial's ranks. The trial's scratch folder must exist."""
     logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
     ranks = rank_requests(plan.program, host, slots, port, logs)
     model_dir = plan.program.model_dir
@@ -345,19 +322,7 @@ def take_result(
     devices: Sequence[TrialDevice] = (),
     waited: WaitedForSlots | None = None,
 ) -> TrialResult:
-    """Combines the ranks' records, writes the result to the trial's folder and returns it.
-
-    Args:
-        plan: the trial.
-        ending: how its processes ended.
-        kernel_killed: whether the kernel's out-of-memory killer struck on this host during the trial.
-        device: `cuda` or `cpu`.
-        started_at: when it was launched, in seconds since the epoch.
-        seconds: since its launch.
-        swept: whether its ranks had measured another size before.
-        devices: its devices, with their states during the trial.
-        waited: its wait for slots.
-    """
+    """Combines the ranks' records, writes the result to the trial's folder and returns it."""
     result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
     result = result.model_copy(update={"devices": list(devices), "waited": waited})
     write_whole(plan.paths.result, result.model_dump_json(indent=2))
@@ -423,9 +388,8 @@ def _result(
 
 
 def _known_program(plan: TrialPlan) -> dict[str, Any] | None:
-    """Returns a profile trial's facts about the program, if it has ended before its measurement; None for any other
-    trial.
-    """
+    # Returns a profile trial's facts about the program, if it has ended before its measurement; None for any other
+    # trial.
     if plan.purpose is not Purpose.PROFILE:
         return None
     with contextlib.suppress(OSError, json.JSONDecodeError):

@@ -43,13 +43,7 @@ _LAYER_S = 60.0  # a file system that does not answer must not keep a study from
 
 
 def layer_for(program: Program, scratch: Path, records: Sequence[Path]) -> Layer | None:
-    """Returns the layer for a trial. None if it has none.
-
-    Args:
-        program: the user's.
-        scratch: the trial's scratch folder. It exists.
-        records: the folders that the trial's processes write their records to.
-    """
+    """The layer for a trial, whose scratch folder exists; None if it has none. Its processes write to `records`."""
     folder = _checkout(program.model_dir.resolve())
     if folder == Path(folder.anchor) or folder.stat().st_dev != scratch.stat().st_dev:
         return None
@@ -65,12 +59,7 @@ def layer_for(program: Program, scratch: Path, records: Sequence[Path]) -> Layer
 
 
 def hidden_folders(model_dir: Path, records: Sequence[Path]) -> list[Path]:
-    """Returns ZeroTune's folders that a program does not see: in its folder, in its checkout, and above the records.
-
-    Args:
-        model_dir: the program's folder.
-        records: the folders that the trial's processes write their records to.
-    """
+    """ZeroTune's folders that a program does not see: in its folder, in its checkout, and above the records."""
     model_dir, records = model_dir.resolve(), [record.resolve() for record in records]
     # A study may have been moved to a folder of any name.
     study = StudyPaths(records[0].parent.parent)
@@ -101,10 +90,8 @@ def _named(program: Program, hidden: Sequence[Path], records: Sequence[Path]) ->
 
 
 def _checkout(folder: Path) -> Path:
-    """Returns the checkout that contains a folder, or the folder. Programs write beside their scripts too.
-
-    Of a submodule or a worktree it is the checkout around it that has git's files.
-    """
+    # Returns the checkout that contains a folder, or the folder. Programs write beside their scripts too. Of a
+    # submodule or a worktree it is the checkout around it that has git's files.
     home = home_folder().resolve()
     parents = itertools.takewhile(lambda parent: parent != home, (folder, *folder.parents))
     checkouts = [parent for parent in parents if (parent / ".git").exists()] or [folder]
@@ -149,13 +136,7 @@ def layer_refusal(folder: Path) -> str | None:
 
 
 def uncovered(model_dir: Path, study: Path, over_hosts: bool) -> str:
-    """Returns a sentence on the files that the trials of a study do not keep from every writer; empty if on none.
-
-    Args:
-        model_dir: the program's folder.
-        study: the study's folder.
-        over_hosts: whether its trials span hosts, or run on another one.
-    """
+    """Returns a sentence on the files that a study's trials do not keep from every writer; empty if on none."""
     folder = _checkout(model_dir.resolve())
     if over_hosts:
         reason = "trials of several hosts have no layers"
@@ -205,11 +186,7 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
 
 def put_away(scratch: Path) -> None:
-    """Keeps the preparation of a trial and removes the rest, when its last process has ended.
-
-    Args:
-        scratch: the trial's folder with the contents of its layer.
-    """
+    """Keeps the preparation of a trial and removes the rest, when its last process has ended."""
     layer = read_layer(scratch)
     # The disk is full, or a folder is gone. The next trial prepares again.
     with contextlib.suppress(OSError):

@@ -81,13 +81,7 @@ def follow_wrapper(
 ) -> Launch | NoLaunch | StartedElsewhere:
     """Runs a wrapper up to its launch, or to a command that would train elsewhere, and ends all its processes.
 
-    Args:
-        command: the words that the user typed.
-        folder: its working directory.
-        environment: all its environment variables.
-        still_waiting: called from time to time with the seconds since the start.
-        check: called repeatedly. An exception that it raises ends the waiting.
-        given_up_s: seconds after which ZeroTune gives the wrapper up.
+    An exception of `check`, which is called repeatedly, ends the waiting.
     """
     with tempfile.TemporaryDirectory(prefix="zerotune-wrapper-") as scratch:
         arrived, log = Path(scratch, "arrived.json"), Path(scratch, "log")
@@ -131,11 +125,7 @@ def _arrived(file: Path, before: Mapping[str, str]) -> Launch | StartedElsewhere
 
 
 class _Looker:
-    """Finds the launch among a wrapper's processes by their command lines.
-
-    Args:
-        before: the environment variables of the wrapper.
-    """
+    """Finds the launch among a wrapper's processes by their command lines."""
 
     def __init__(self, before: Mapping[str, str]) -> None:
         self._before = before
@@ -211,10 +201,8 @@ def _is_typed(name: str) -> bool:
 
 
 def _only_adds(path: str, before: Mapping[str, str]) -> bool:
-    """Returns whether a PATH has only new folders in front, as in an activated environment.
-
-    The launcher's path shows the environment then.
-    """
+    # Returns whether a PATH has only new folders in front, as in an activated environment. The launcher's path shows
+    # the environment then.
     return path.endswith(before.get("PATH", os.defpath))
 
 

@@ -23,12 +23,7 @@ _FOLDER = "shims"
 
 
 def write_shims(arrived: Path, environment: Mapping[str, str]) -> Path:
-    """Writes a shim for each of these programs that the environment has, and returns their folder.
-
-    Args:
-        arrived: the file that a training writes. The shims' folder is beside it.
-        environment: the wrapper's variables.
-    """
+    """Writes a shim for each of these programs that the environment has, in a folder beside the file `arrived`."""
     folder = _beside(arrived)
     folder.mkdir()
     for program in (*programs_elsewhere(), *OTHER_USER):

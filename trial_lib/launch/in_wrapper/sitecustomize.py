@@ -41,7 +41,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of one of those modules from the other finders. None for any other module."""
         if fullname not in _JOINS or fullname in self._searching:
             return None
         self._searching.add(fullname)

@@ -19,11 +19,7 @@ from trial_lib.launch.processes import rank_process
 
 @contextlib.contextmanager
 def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
-    """Has a child process ask a GPU for its properties, whenever code in this block asks torch for them.
-
-    Args:
-        is_fit_to_fork: returns whether this process may still fork. If not, it asks the GPU itself.
-    """
+    """Has a child process ask a GPU for its properties, whenever code in this block asks torch for them."""
     import torch
 
     ask = torch.cuda.get_device_properties
@@ -49,11 +45,7 @@ def asked_by_a_child(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
 
 
 def count_by_a_child(is_fit_to_fork: Callable[[], bool]) -> None:
-    """Has a child process count the GPUs whenever torch is asked, until this process becomes a rank.
-
-    Args:
-        is_fit_to_fork: returns whether this process may still fork. If not, it counts them itself.
-    """
+    """Has a child process count the GPUs whenever torch is asked, until this process becomes a rank."""
     import torch
 
     count = torch.cuda.device_count
@@ -99,7 +91,6 @@ def _nvml_put_off(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
     begin = pynvml.nvmlInit
 
     def begin_later() -> None:
-        """Stands in for `pynvml.nvmlInit`."""
         if is_fit_to_fork():
             with contextlib.suppress(RuntimeError):
                 _answer_of_a_child(begin)
@@ -116,11 +107,7 @@ def _nvml_put_off(is_fit_to_fork: Callable[[], bool]) -> Iterator[None]:
 
 
 def _answer_of_a_child(ask: Callable[[], Any]) -> Any:
-    """Returns the answer of a question, which JSON can hold.
-
-    Raises:
-        RuntimeError: the question raises, or ends the child.
-    """
+    # The answer, which JSON can hold. A question that raises, or ends the child, is a `RuntimeError`.
     read, write = os.pipe()
     parent = os.getpid()
     child = os.fork()

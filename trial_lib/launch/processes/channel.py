@@ -20,11 +20,7 @@ _MOST_DESCRIPTORS = 253  # the most that the kernel transfers at once
 
 
 def send(channel: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    """Sends one message.
-
-    Raises:
-        OSError: the other end is gone.
-    """
+    """Sends one message. An `OSError` means that the other end is gone."""
     body = json.dumps(message).encode()
     header = _LENGTH.pack(len(body))
     if descriptors:

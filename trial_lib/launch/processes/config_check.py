@@ -26,11 +26,7 @@ Judgement = dict[str, Any]
 
 
 def judge(request: dict[str, Any]) -> Judgement:
-    """Returns the refusals of this environment's DeepSpeed.
-
-    Args:
-        request: `ds_config` and `slots`, as `deepspeed_check.refusals_of` takes them.
-    """
+    """Returns the refusals of this environment's DeepSpeed."""
     import deepspeed
 
     from trial_lib.deepspeed_config.refusals import refusals_of
@@ -40,11 +36,7 @@ def judge(request: dict[str, Any]) -> Judgement:
 
 
 def answer_waiting(driver: socket.socket, is_fit_to_fork: bool) -> None:
-    """Answers a request that came while DeepSpeed was imported. Does nothing without a request.
-
-    Raises:
-        OSError: the driver is gone.
-    """
+    """Answers a request that came while DeepSpeed was imported. Does nothing without a request."""
     if not select.select([driver], [], [], 0)[0]:
         return
     received = channel.receive(driver)
@@ -85,11 +77,7 @@ def _end_in_time(parent: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: reads a request from standard input, and writes the judgement.
-
-    Args:
-        arguments: the file descriptor for the judgement.
-    """
+    """Entry: reads a request from standard input, and writes the judgement to a descriptor."""
     _end_in_time(os.getppid())
     judgement = judge(json.load(sys.stdin))
     with open(int(arguments[0]), "w", encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe

@@ -23,9 +23,7 @@ _COLOUR = re.compile(r"\x1b\[\d+m")
 def report() -> dict[str, Any]:
     """Returns the versions, the devices that torch sees, and the state of each of DeepSpeed's ops.
 
-    Returns:
-        `python`, `torch`, `torch_cuda` (the CUDA that torch was built for, or None), `deepspeed`, `accelerator`
-        (DeepSpeed's name of the device), and `ops`. Each op has `built`, `can_build` and, if it cannot be built, `why`.
+    `torch_cuda` is the CUDA that torch was built for, or None; `accelerator` is DeepSpeed's name of the device.
     """
     # DeepSpeed imports mlflow if it is installed, which takes seconds.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
@@ -70,13 +68,7 @@ def report() -> dict[str, Any]:
 
 
 def is_built(name: str, folders: Iterable[Path], with_cuda: bool) -> bool:
-    """Returns whether an extension is built for this Python and for these devices. Builds of both kinds share a folder.
-
-    Args:
-        name: the extension's name.
-        folders: the folders in which torch builds extensions, one for each.
-        with_cuda: whether the build has to be linked with CUDA.
-    """
+    """Whether an extension is built for this Python, and with CUDA or without. Builds of both kinds share a folder."""
     other = re.compile(rf"py(?!{sys.version_info[0]}{sys.version_info[1]}_)\d+_")
     return any(
         folder.name == name

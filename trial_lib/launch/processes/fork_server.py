@@ -46,7 +46,6 @@ class ForkServer:
         self._left_out: set[str] = set()
 
     def serve(self) -> None:
-        """Serves until the driver is gone."""
         while True:
             readable, _, _ = select.select([self._driver], [], [], _HOUSEKEEPING_S)
             self._reap()
@@ -69,11 +68,6 @@ class ForkServer:
 
         The fork leaves out the module that spoilt its parent. If too many modules do so, or if the imports take too
         long, it leaves out all of them.
-
-        Args:
-            imported: the modules, with the variables that the program had set before; or statements that import.
-            without: modules that are left to the ranks, with those that import them.
-            patience_s: seconds that the imports may take; 0 for any number.
         """
         ends_at = time.monotonic() + patience_s
         before = len(self._left_out)
@@ -116,10 +110,8 @@ class ForkServer:
             self._note(f"the fork server could not fork with {names}: these and {what} are paid in each trial")
 
     def _stand_aside(self, successor: int) -> None:
-        """Waits for the end of the fork that serves from now on, as a program without this one's imports.
-
-        The process stays the same, because the successor is its child. Memory of a GPU that the imports took is freed.
-        """
+        # Waits for the end of the fork that serves from now on, as a program without this one's imports. The process
+        # stays the same, because the successor is its child. Memory of a GPU that the imports took is freed.
         self._driver.close()
         for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers alone
             # The log stays open. The files of a GPU's driver may be inheritable, so they are closed here.
@@ -220,12 +212,7 @@ def _wait_for_children(seconds: float) -> None:
 
 @contextlib.contextmanager
 def _in_time(ends_at: float | None, hand_over: Callable[[str], None]) -> Iterator[None]:
-    """Hands over to the standing-by fork if the imports are not done in time, whatever they do then.
-
-    Args:
-        ends_at: of the monotonic clock; None waits for ever.
-        hand_over: does not return.
-    """
+    # Hands over to the fork that stands by if the imports last beyond `ends_at`, of the monotonic clock.
     if ends_at is None:
         yield
         return
@@ -245,10 +232,8 @@ def _in_time(ends_at: float | None, hand_over: Callable[[str], None]) -> Iterato
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Spares imports the garbage collector's passes, which are a fifth of their time, and freezes their objects.
-
-    The few objects among them that are garbage are frozen too. A last pass to find them would delay the first trial.
-    """
+    # Spares imports the garbage collector's passes, which are a fifth of their time, and freezes their objects. The few
+    # objects among them that are garbage are frozen too. A last pass to find them would delay the first trial.
     thresholds = gc.get_threshold()
     # `gc.disable` is not used here, because an imported library may call it for its program.
     gc.set_threshold(0)
@@ -260,12 +245,7 @@ def _importing() -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry: primes the server, reports that, and serves.
-
-    Args:
-        arguments: the descriptor of the driver's socket; what to import after DeepSpeed, as JSON (`imports`,
-            `without` and `patience_s`, see `ForkServer.import_safely`); then the DeepSpeed ops to build and load.
-    """
+    """Entry: primes the server, reports that, and serves."""
     driver = socket.socket(fileno=int(arguments[0]))
     # The driver handles the terminal's Ctrl-C.
     os.setsid()

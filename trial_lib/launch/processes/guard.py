@@ -44,10 +44,6 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
     The keeper holds the slots and the driver's socket, as the guard does. A GPU's driver may take seconds to free the
     last rank. Until then no other trial gets the slots, and the trial has not ended for the driver.
-
-    Args:
-        request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
-        driver: the socket to the driver.
     """
     look_before(request)
     layer_mount.name_elsewhere(request)
@@ -77,11 +73,7 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
 
 
 def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
-    """Waits for a guard's end, and kills a stopped guard.
-
-    Returns:
-        The guard's status, and whether it was killed because the driver has ended the trial.
-    """
+    # Waits for a guard's end, and kills a stopped guard. Returns whether the driver had ended the trial, too.
     waking = select.poll()
     waking.register(driver, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # an older kernel, or Python, does not have it
@@ -103,13 +95,7 @@ def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
 
 
 class Guard:
-    """Supervises the ranks of one trial.
-
-    Args:
-        driver: the socket to the driver. When its other end closes, the guard ends all processes of the trial.
-        request: the launch, as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
-        start_rank: starts a rank and returns its process id.
-    """
+    """Supervises the ranks of one trial. When the driver's end of the socket closes, it ends all its processes."""
 
     def __init__(self, driver: socket.socket, request: dict[str, Any], start_rank: Callable[[int], int]) -> None:
         self._driver = driver
@@ -183,11 +169,8 @@ class Guard:
                 os.read(child_ends, 4096)
 
     def _look(self, ranks: dict[int, int]) -> str:
-        """Returns why no rank can bring the trial to an end any more; empty if one can.
-
-        A rank that stays stopped never ends, and its peers wait for it. One that has executed another program is alive,
-        and measures nothing.
-        """
+        # Returns why no rank can bring the trial to an end any more; empty if one can. A rank that stays stopped never
+        # ends, and its peers wait for it. One that has executed another program is alive, and measures nothing.
         # The processes of a trial over several hosts are not its ranks, and have another program. A training at full
         # length may be stopped by its user, who lets it go on later.
         if "interpreter" not in self._request or math.isinf(self._request["deadline_s"]):
@@ -253,11 +236,9 @@ def _stopped_by(pid: int) -> str:
 
 
 def _notice_children() -> int:
-    """Returns a descriptor that becomes readable when a child of this process ends. Call it after the children have
-    started.
-
-    Polling would take time from a rank's core. Its peers would then wait for the rank at the next collective.
-    """
+    # Returns a descriptor that becomes readable when a child of this process ends. Call it after the children have
+    # started. Polling would take time from a rank's core. Its peers would then wait for the rank at the next
+    # collective.
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -272,12 +253,7 @@ def main(arguments: list[str]) -> None:
 
 
 def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]], "subprocess.Popen[bytes]"]) -> None:
-    """Guards one trial that the driver sends over a socket.
-
-    Args:
-        arguments: the socket's descriptor.
-        start: starts one of the launch's processes. It gets the process's part of the launch, and the whole.
-    """
+    """Guards one trial that the driver sends over a socket. `start` gets a process's part of the launch, and the whole."""
     driver = socket.socket(fileno=int(arguments[0]))
     # The driver handles the terminal's Ctrl-C.
     os.setsid()

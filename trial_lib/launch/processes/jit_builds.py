@@ -102,12 +102,7 @@ def clear_stale_lock(build_dir: Path) -> bool:
 
 
 def build_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Returns the folders in which torch builds extensions, one for each.
-
-    Args:
-        environment: the environment variables of the ranks, which may name the place. If ZeroTune has named it, torch's
-            own place counts too, because what is built there is copied.
-    """
+    """Returns the folders in which torch builds extensions, one for each."""
     root = environment.get(NAMED)
     home = os.path.expanduser("~")  # noqa: PTH111 - Path's own raises where there is no home
     usual = Path(home, ".cache", "torch_extensions").glob("*/*")
@@ -117,11 +112,7 @@ def build_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def clear_stale_locks(environment: Mapping[str, str]) -> None:
-    """Removes every lock of a killed process. A rank that is killed while it loads an op leaves a lock too.
-
-    Args:
-        environment: the environment variables of the ranks.
-    """
+    """Removes every lock of a killed process. A rank that is killed while it loads an op leaves a lock too."""
     for folder in build_folders(environment):
         clear_stale_lock(folder)
 
@@ -175,7 +166,6 @@ def wait_for_the_living() -> None:
         return
 
     def load_or_build(*args: Any, **kwargs: Any) -> Any:
-        """Stands in for `torch.utils.cpp_extension._jit_compile`."""
         while True:
             try:
                 return load(*args, **kwargs)
@@ -184,7 +174,6 @@ def wait_for_the_living() -> None:
                 cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(str(args[0] if args else kwargs["name"]), None)
 
     def wait(baton: Any) -> None:
-        """Waits as torch does, but not for a dead process."""
         build_dir = Path(baton.lock_file_path).parent
         _says[-1](f"waiting for another process that builds {build_dir.name}")
         while Path(baton.lock_file_path).exists():
@@ -226,10 +215,8 @@ def _told_of(note: Callable[[str], None], only_built: bool) -> Iterator[None]:
 
 
 def _build_aside(folder: Path, run: Callable[[Path], None]) -> None:
-    """Builds in a folder of this build's own, and then moves everything in place.
-
-    If this process is killed, its compilers may still write. They hit no other build, and nothing half is in place.
-    """
+    # Builds in a folder of this build's own, and then moves everything in place. If this process is killed, its
+    # compilers may still write. They hit no other build, and nothing half is in place.
     for left in folder.glob(f"{_ASIDE}*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder, ignore_cleanup_errors=True) as name:
@@ -274,11 +261,6 @@ def _copy_build(folder: Path, root: Path) -> None:
 
 def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool = False) -> dict[str, str]:
     """Builds and loads DeepSpeed's ops. A build takes minutes, once for each environment.
-
-    Args:
-        builders: the names of DeepSpeed's op builders, such as `CPUAdamBuilder`.
-        note: called with a sentence before each build.
-        only_built: whether to load only what is built.
 
     Returns:
         The reason for each op that cannot be built or loaded here. An op that is not to be built has no words.
@@ -331,11 +313,7 @@ def _incompatible(builder: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Builds the named ops. It reports to standard error, or in lines of JSON to a file descriptor.
-
-    Args:
-        arguments: the builders' names, behind `--report` and a file descriptor if there is one.
-    """
+    """Builds the named ops. It reports to standard error, or in JSON to the descriptor behind `--report`."""
     if arguments[:1] != ["--report"]:
         build(arguments, note=_to_log)
         return

@@ -57,13 +57,6 @@ def leave_keeper(
     """Goes on as a fork. This process stays behind as the fork's keeper, and does not return.
 
     A keeper that someone has stopped goes on when its own parent ends.
-
-    Args:
-        clean_up: called in the keeper when the fork has ended and its descendants are killed; returns the keeper's
-            exit code.
-        wait: called in the keeper with the fork's process id; waits for the fork and returns its status.
-        survives_keeper: whether the fork goes on without its keeper, to end its work in order. Otherwise it is killed
-            with the keeper.
     """
     become_subreaper()
     rank_process.go_on_without_parent(os.getppid())
@@ -82,16 +75,7 @@ def leave_keeper(
 def wait_on_leash(
     process: "subprocess.Popen[bytes]", leash: int, meanwhile: Callable[[], None] = lambda: None
 ) -> int | None:
-    """Waits until a child has ended or a leash has closed.
-
-    Args:
-        process: the child.
-        leash: the descriptor of a pipe or a socket, whose other end only the owner of the work has.
-        meanwhile: called now and then.
-
-    Returns:
-        The exit status of the child; None if it still runs.
-    """
+    """Waits until a child has ended, and returns its status, or until the other end of a leash has closed (None)."""
     poll = select.poll()
     poll.register(leash, select.POLLIN)
     while process.poll() is None and not poll.poll(_LEASH_POLL_MS):
@@ -107,8 +91,7 @@ def become_subreaper() -> None:
 def kill_descendants() -> tuple[set[str], set[int]]:
     """Kills every descendant of this process and waits until none is left, or the rest make no progress.
 
-    Returns:
-        The segments of shared memory that they had mapped, and their process ids.
+    Returns the segments of shared memory that they had mapped, and their process ids.
     """
     held, pids = set[str](), set[int]()
     if not _has_children():
@@ -155,7 +138,6 @@ class _Patience:
         self._since = self._looked_at = time.monotonic()
 
     def note(self, processes: int) -> None:
-        """Notes how many are left."""
         now = time.monotonic()
         if processes < self._fewest:
             self._fewest, self._since = processes, now
@@ -166,7 +148,6 @@ class _Patience:
                 self._most_free, self._since = free, now
 
     def is_over(self) -> bool:
-        """Returns whether there has been no progress for too long."""
         return time.monotonic() - self._since > _STUCK_S
 
 
@@ -180,15 +161,7 @@ _CLOSE_S = 2 * _TERM_S
 
 
 class Leashed:
-    """A running command on a leash.
-
-    Args:
-        command: its words; no shell is used.
-        environment: all of its environment variables.
-        log: the file to which its output is appended.
-        folder: its working directory; None for this process's.
-        descriptors: open files that it inherits.
-    """
+    """A running command on a leash."""
 
     def __init__(
         self,
@@ -214,7 +187,6 @@ class Leashed:
 
     @property
     def is_running(self) -> bool:
-        """Whether the command still runs."""
         return self._process.poll() is None
 
     @property

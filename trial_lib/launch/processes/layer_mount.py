@@ -36,9 +36,7 @@ _MOST_BYTES = 4 * 2**20
 def enter(layer: Layer, request: dict[str, Any]) -> None:
     """Lets this process and its children see a folder through a layer, if the host can make one.
 
-    Args:
-        layer: the layer. Its store is created.
-        request: the launch. Its paths change to those that the processes then have.
+    The paths in the launch change to those that the processes then have.
     """
     is_privileged = may_mount()
     through = mounts_within(layer.folder, Path("/proc/self/mountinfo").read_bytes())
@@ -228,12 +226,7 @@ def _make_read_only(mounted: Path) -> None:
 
 
 def mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
-    """Returns the other file systems that are mounted below a folder, because a layer would hide them.
-
-    Args:
-        folder: the folder below the layer.
-        table: the kernel's mountinfo.
-    """
+    """Returns the other file systems that are mounted below a folder, because a layer would hide them."""
     # The kernel writes spaces and the like as octal numbers, and every other byte of a name unchanged.
     points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in table.split(b"\n") if line)
     return tuple(text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep))

@@ -31,12 +31,6 @@ def remove_leavings(
 ) -> dict[str, dict[str, int]]:
     """Removes what the processes of a trial have left.
 
-    Args:
-        request: the launch.
-        guard: the process id of its guard.
-        held: segments of shared memory that the processes had mapped when they were killed.
-        pids: the process ids of some of them.
-
     Returns:
         The bytes of each segment that was removed, and of each new segment that no process has and that was left.
     """
@@ -82,11 +76,7 @@ def _noted(request: dict[str, Any]) -> set[str]:
 
 
 def scratch_of(payload: Mapping[str, Any]) -> Path | None:
-    """Returns the scratch folder of a launch. None if it has none.
-
-    Args:
-        payload: the payload of the `LaunchRequest`.
-    """
+    """Returns the scratch folder of a launch. None if it has none."""
     scratch = payload.get("scratch")
     return None if scratch is None else Path(scratch)
 
@@ -97,12 +87,6 @@ def remove_shared_memory(address: str, port: str, before: Mapping[str, int] | No
     The buffers of DeepSpeed's CPU collectives take some 70 MB a rank. Their names end in the address and port of the
     rendezvous, which only one trial has. A segment of NCCL's, some MB for each pair of ranks, may belong to another
     program. It is removed only if this process would see that program.
-
-    Args:
-        address: the address of the rendezvous.
-        port: the port of the rendezvous.
-        before: the segments that existed before the ranks started, as `shared_segments.segments` returns them. None
-            if they were not listed.
     """
     for buffer in shared_segments.FOLDER.glob(f"{shared_segments.BUFFERS}*_{address}_{port}_*"):
         buffer.unlink(missing_ok=True)

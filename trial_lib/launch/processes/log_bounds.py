@@ -22,11 +22,7 @@ _NOTICE_READ = re.compile(_NOTICE.replace("[", r"\[").replace("]", r"\]").format
 
 
 def logs_of(request: dict[str, Any]) -> list[Path]:
-    """Returns the logs of a launch, those of a sweep's later sizes included.
-
-    Args:
-        request: as `trial_lib.launch.rank_starter.LaunchRequest` describes it.
-    """
+    """Returns the logs of a launch, those of a sweep's later sizes included."""
     of_ranks = [rank["log"] for rank in request["ranks"]]
     of_sizes = [log for size in request["payload"].get("sizes", ()) for log in size["logs"]]
     return [Path(log) for log in dict.fromkeys([*of_ranks, *of_sizes])]

@@ -34,11 +34,7 @@ _ASKED_FOR = {"arch", "flags"}
 
 
 def remember_cpu_info(file: Path | None = None) -> None:
-    """Has py-cpuinfo look once until the next boot, for this process, its forks and later processes.
-
-    Args:
-        file: the file that keeps the answer. None is a file in the user's cache.
-    """
+    """Has py-cpuinfo look once until the next boot, for this process, its forks and later processes."""
     try:
         import cpuinfo
     except ImportError:
@@ -103,7 +99,6 @@ def compiled_when_called() -> Iterator[None]:
             stand_in(function.__name__, later, compiled[later])
 
     def compile_later(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """Stands in for `torch.compile`."""
         if model is None:
             return functools.partial(compile_later, **options)
         if isinstance(model, torch.nn.Module):
@@ -140,10 +135,8 @@ def initialised_driver() -> str | None:
 
 
 def _is_cuda_initialised() -> bool:
-    """Returns libcuda's own answer if this process has loaded it. The question does not load it.
-
-    In Windows' subsystem for Linux no file shows it, because NVML opens /dev/dxg as well, and NVML is harmless.
-    """
+    # Returns libcuda's own answer if this process has loaded it. The question does not load it. In Windows' subsystem
+    # for Linux no file shows it, because NVML opens /dev/dxg as well, and NVML is harmless.
     try:
         cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         # Every function fails before cuInit.
@@ -244,11 +237,6 @@ class _SpoiltError(BaseException):
 def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
     """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
 
-    Args:
-        imported: the modules that the profile trial had imported, with the variables that its program had set before;
-            or statements that import.
-        left_out: the modules that must not be imported.
-
     Returns:
         The module whose import has made forks of this process unsafe, or None.
     """
@@ -283,11 +271,9 @@ def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
 
 
 def _forget_submodules(packages: Iterable[str]) -> None:
-    """Lets a rank import these packages as for the first time.
-
-    Python drops a package whose import fails, but none of its submodules. If such a submodule is there when the package
-    is imported again, it is no attribute of the package.
-    """
+    # Lets a rank import these packages as for the first time. Python drops a package whose import fails, but none of
+    # its submodules. If such a submodule is there when the package is imported again, it is no attribute of the
+    # package.
     within = tuple(f"{package}." for package in packages)
     for name in [name for name in sys.modules if name.startswith(within)]:
         del sys.modules[name]
@@ -318,11 +304,7 @@ def _set_variables(variables: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _own_environment(changes: dict[str, str]) -> Iterator[None]:
-    """Takes back what changes in the environment. Each rank's program changes its own.
-
-    Args:
-        changes: gets the variables that were set.
-    """
+    # Takes back what changes in the environment. Each rank's program changes its own.
     own = dict(os.environ)
     try:
         yield

@@ -108,12 +108,7 @@ def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
 
 
 def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | None = None) -> None:
-    """Turns this process into a rank and runs the entry in it.
-
-    Args:
-        rank: this rank, among those that are started here.
-        workers_of: the process id in the name of its workers' folder; None for the guard's.
-    """
+    """Turns this process into a rank and runs the entry in it."""
     die_with_parent(guard)
     # A program that signals its process group, as its launcher would, does not end the guard and the other ranks.
     with contextlib.suppress(OSError):
@@ -155,11 +150,8 @@ def _redirect(log: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of a rank in a new interpreter.
-
-    Args:
-        arguments: the number of a cold rank, which reads the launch from standard input; or the path of the launch file
-            that `trial_lib.launch.hosts` has written for the ranks of DeepSpeed's launcher.
+    """Entry of a rank in a new interpreter: a cold one by its number, with the launch on standard input; or one that
+    DeepSpeed's launcher has started, by the launch file of `trial_lib.launch.hosts`.
     """
     if arguments[0].isdecimal():
         become(json.load(sys.stdin), rank=int(arguments[0]), guard=os.getppid())

@@ -63,11 +63,7 @@ def compute(device: str) -> None:
 
 
 def reduced_together(kind: str) -> str:
-    """Returns the error of two processes that compute a sum over two devices. Empty if there is none.
-
-    Args:
-        kind: `cuda` for NCCL, `cpu` for gloo.
-    """
+    """The error of two processes that sum over two devices, by NCCL (`cuda`) or gloo (`cpu`). Empty if there is none."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ended:
         processes = []
         for rank in range(_TOGETHER):
