@@ -16,8 +16,6 @@ _HOST_RESERVE = 0.1
 
 
 class CpuHost:
-    """Implements `HostKind` for the cores of a processor."""
-
     device = "cpu"
     resource = "CPU"
     word = "cpu"

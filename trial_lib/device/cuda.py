@@ -37,7 +37,6 @@ _OWN_MEMORY = (1, 2)
 
 
 def is_driver_there() -> bool:
-    """Returns whether this host has the driver that ROCm needs."""
     return (_KFD_DEV / "kfd").exists()
 
 
@@ -119,7 +118,6 @@ _OF_ALL = "nvidia-cuda-mps-server"
 
 
 def state_of(uuid: str, model: str) -> DeviceState:
-    """Returns the present state of a GPU, or of an instance of one."""
     # The parts of a GPU share its clock, power and heat, so the GPU itself is asked for these.
     _, handle = _part_and_whole(uuid)
     if handle is None:
@@ -158,7 +156,6 @@ def _bit(name: str) -> int:
 
 
 def tenants_of(uuid: str) -> list[Tenant]:
-    """Returns the processes that compute on a GPU."""
     found = _asked(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(uuid))) or []
     return [Tenant(int(each.pid), each.usedGpuMemory) for each in found if not _is_server(int(each.pid))]
 
@@ -169,7 +166,6 @@ def _is_server(pid: int) -> bool:
 
 
 def load_of(uuid: str) -> dict[str, float]:
-    """Returns the present load of a GPU."""
     load: dict[str, float] = {}
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -179,7 +175,6 @@ def load_of(uuid: str) -> dict[str, float]:
 
 
 def condition_of(uuid: str, model: str) -> DeviceCondition:
-    """Returns the properties of a GPU that may disturb a study."""
     part, whole = _part_and_whole(uuid)
     if part is None:
         return DeviceCondition(uuid, model)
@@ -220,8 +215,6 @@ _DEV = Path("/dev")
 
 
 class CudaHost:
-    """Implements `HostKind` for GPUs."""
-
     device = "cuda"
     resource = "GPU"
     word = "gpu"

@@ -19,8 +19,6 @@ HALVES = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class DataSheet:
-    """A data sheet."""
-
     multiprocessors: int  # of the whole device
     float32: float  # TFLOP/s without tensor cores
     tf32: float | None = None  # TFLOP/s of tensor cores on 32-bit numbers; None if it has none of that kind, as below
@@ -134,8 +132,8 @@ def share_of(name: str, multiprocessors: int) -> float:
 def peak_flops(name: str, dtype: str, share: float) -> float | None:
     """Returns the most FLOP/s of a device's products of matrices; None if its data sheet is unknown or has no value.
 
-        >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
-        181000000000000.0
+    >>> peak_flops("NVIDIA L40", "bfloat16", 1.0)
+    181000000000000.0
     """
     sheet = sheet_of(name)
     figures = {} if sheet is None else {each: getattr(sheet, each) for each in ("float32", "tf32", *HALVES, "float8")}

@@ -14,8 +14,8 @@ _NUMBER = re.compile(r"\d+\.\d+(\+PTX)?")
 def unread_architectures(environment: Mapping[str, str]) -> str:
     """What DeepSpeed cannot read in the variable, and the remedy; empty if it can read it.
 
-        >>> unread_architectures({"TORCH_CUDA_ARCH_LIST": "8.0 9.0+PTX"})
-        ''
+    >>> unread_architectures({"TORCH_CUDA_ARCH_LIST": "8.0 9.0+PTX"})
+    ''
     """
     value = environment.get(VARIABLE, "")
     unread = [word for word in value.replace(";", " ").split() if not _NUMBER.fullmatch(word)]

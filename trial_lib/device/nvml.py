@@ -46,7 +46,6 @@ def session() -> Iterator[bool]:
 
 
 def broken_driver(error: Exception | str) -> InputError:
-    """Returns the error for a driver that does not list its GPUs."""
     return InputError(
         f"it cannot say which GPUs there are ({error}).",
         where="the NVIDIA driver",

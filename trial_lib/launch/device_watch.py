@@ -62,7 +62,7 @@ class DeviceWatch:
         return taken
 
     def await_release(self, is_cancelled: Callable[[], bool], note: Callable[[str], None]) -> None:
-        """Waits until the driver has released the trial's ended processes. No other trial may have the devices before."""
+        """Waits until the driver has released the trial's ended processes. No other trial may have them before."""
         held, is_told = self._still_held(), False
         began = since = time.monotonic()
         while held and not is_cancelled():
@@ -157,7 +157,6 @@ class DeviceWatch:
 
 @contextlib.contextmanager
 def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
-    """Watches the devices of slots while they are held."""
     watch = DeviceWatch(host, slots)
     try:
         yield watch
@@ -175,12 +174,10 @@ def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str
 
 
 def unusual_reasons(device: TrialDevice) -> list[str]:
-    """Returns the unusual reasons for a device's low clock."""
     return [reason for reason in device.held_down if reason not in _USUAL]
 
 
 def company_said(company: Sequence[Neighbour]) -> str:
-    """Returns a text that lists the processes."""
     return ", ".join(
         f"{each.name or 'a process'} ({each.pid}" + (")" if each.memory is None else f", {bytes_shown(each.memory)})")
         for each in company

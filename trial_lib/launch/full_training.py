@@ -31,8 +31,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A full-length training."""
-
     program: Program  # the user's program
     slots: int  # the number of devices that it takes
     paths: FullExperimentPaths  # its files
@@ -45,8 +43,6 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class TrainingEnd:
-    """How a training ended."""
-
     completed: bool  # whether the program has returned on every rank
     reason: str = ""  # one sentence that the user can act on. Empty if the training completed.
 

@@ -92,8 +92,6 @@ _SSH_OPTIONS = (
 
 @dataclass(frozen=True)
 class HostPart:
-    """One host's part of a trial."""
-
     host: str  # the host's name
     ranks: range  # the ranks there
 

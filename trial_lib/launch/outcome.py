@@ -75,16 +75,12 @@ _LONGEST_LINE = 300
 
 
 class MemoryOwner(str, Enum):
-    """The owner of the memory that has run out."""
-
     DEVICE = "device"
     HOST = "host"
 
 
 @dataclass(frozen=True)
 class MemoryLack:
-    """The finding that a rank has run out of memory."""
-
     whose: MemoryOwner  # the owner of that memory. The memory of a CPU's slot counts as the device's.
     said: str  # the line that shows it
 
@@ -175,8 +171,6 @@ _OF_NO_CONFIGURATION = {
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The records and the log of one rank."""
-
     measurement: dict[str, Any] | None  # its measurement. None if it has none.
     # The exception that ended it, as `measure.rank` records it. None if there is no record.
     failure: dict[str, Any] | None
@@ -200,8 +194,8 @@ def classify(
     """Returns how a trial ended.
 
     The ranks' measurements come first, then the root cause in any rank's record or log, then the kernel's counter of
-    out-of-memory kills (None if the kernel does not show it). Without any of these the trial has crashed. An exit status
-    alone is never success.
+    out-of-memory kills (None if the kernel does not show it). Without any of these the trial has crashed. An exit
+    status alone is never success.
     """
     measured = [(number, rank.measurement) for number, rank in enumerate(ranks) if rank.measurement is not None]
     for number, measurement in measured:

@@ -24,8 +24,7 @@ class Place(Protocol):
     """Runs trials. Several threads may call it at once, each with one trial."""
 
     @property
-    def can_sweep(self) -> bool:
-        """Whether one process group may measure several micro-batch sizes there."""
+    def can_sweep(self) -> bool: ...
 
     @property
     def starter_here(self) -> RankStarter | None:
@@ -37,7 +36,7 @@ class Place(Protocol):
     def run_sweep(
         self, plans: Sequence[TrialPlan], sweep: Sweep, cancelled: threading.Event, note: Note, measured: OnResult
     ) -> list[TrialResult | Withdrawal]:
-        """Measures the sizes of a sweep in one process group. Returns a result for each, or the reason why not."""
+        """Returns a result for each size, or the reason why there is none."""
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """Has the ops built that trials will need, and waits. Returns the reason for each op that cannot be built.

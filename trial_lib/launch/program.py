@@ -27,8 +27,6 @@ class Program:
 
 @dataclass(frozen=True)
 class HostRanks:
-    """The ranks on one host of a trial that spans several hosts."""
-
     first_rank: int  # the first rank on the host
     slots: int  # the number of ranks on the host
     world_size: int  # the number of ranks on all hosts

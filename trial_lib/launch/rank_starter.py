@@ -23,8 +23,6 @@ _STOPPED_LOOKS = 5
 
 @dataclass(frozen=True)
 class RankRequest:
-    """One rank to start."""
-
     environment: dict[str, str]  # all its environment variables
     log: str  # path of the file for its output
     cores: list[int]  # the processor cores that it is pinned to. Empty for no pinning.
@@ -32,8 +30,6 @@ class RankRequest:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A trial's processes."""
-
     interpreter: str  # the Python that runs them
     entry: str  # the function that each rank calls with the payload and its rank, as `module:function`
     payload: dict[str, Any]  # plain data for the entry
@@ -59,8 +55,6 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class ProcessesEnd:
-    """How a trial's processes ended."""
-
     # `ranks` (by themselves), `deadline`, `cancel`, `guard` (the guard was killed), `host` (a host has died), or
     # `stopped` and `replaced` (a rank has come to a stop, or executes another program)
     ended_by: str
@@ -170,8 +164,7 @@ class RankStarter(Protocol):
         """
 
     @property
-    def has_compiled(self) -> bool:
-        """Whether ops were compiled beside trials."""
+    def has_compiled(self) -> bool: ...
 
     def prime(self, imported: Sequence[Import]) -> None:
         """Imports the modules of the profile trial ahead, so that later trials start faster."""

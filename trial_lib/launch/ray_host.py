@@ -121,7 +121,7 @@ class RayHost:
         self._starter.prime(imported)
 
     def run(self, order: ClusterOrder, devices: list[str]) -> Delivery:
-        """Runs an order for one host to its end, on Ray's GPUs. On a CPU there are none, and this host chooses the cores."""
+        """Runs an order for one host, on Ray's GPUs. On a CPU there are none, and this host chooses the cores."""
         plans = [moved(plan, self._folder / plan.paths.root.name) for plan in order.plans]
         place = ThisHost(self._starter, self._host(devices), self._setup.lock_dir)
         with self._cancellable(order.name) as cancelled:

@@ -71,7 +71,6 @@ def packed(paths: TrialPaths) -> FileContents:
 
 
 def unpack(files: FileContents, root: Path) -> None:
-    """Writes transferred files into a trial's folder."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +82,6 @@ NAMESPACE = "zerotune"
 
 @dataclass(frozen=True)
 class ClusterShare:
-    """The part of a cluster that a trial takes."""
-
     resource: str  # Ray's name of a slot: `GPU` or `CPU`
     slots: int  # the number of slots on each host
     hosts: int  # the number of hosts
@@ -119,5 +116,4 @@ class Delivery:
 
 
 def actor_name(study_id: str, node_id: str) -> str:
-    """Returns the name of a study's actor on a node."""
     return f"zerotune-{study_id}-{node_id}"

@@ -235,7 +235,6 @@ def may_take(claim: Claim, others: Sequence[Claim]) -> tuple[str, ...] | None:
 
 
 def wait_of(claim: Claim, others: Sequence[Claim]) -> QueueWait:
-    """Returns how a claim waits."""
     wanted = {*claim.wants}
     holders = tuple((other.maker, other.since) for other in others if wanted & {*other.holds})
     return QueueWait(claim.count, len(claim.wants), len(_ahead(claim, others)) + 1, holders)
@@ -427,7 +426,6 @@ class SlotWait:
 
 
 def sentence(wait: QueueWait) -> str:
-    """Returns what it waits for: slots, place and holders."""
     slots = f"{wait.count} of {wait.of} slot{'' if wait.of == 1 else 's'}, place {wait.place} in the queue"
     shown = [f"{holder} since {_moment(since)}" for holder, since in wait.holders[:_MOST_HOLDERS]]
     more = len(wait.holders) - len(shown)

@@ -138,7 +138,7 @@ class ColdStarter:
 
 
 def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
-    """The environment that ranks start from: the driver's, with one OpenMP thread unless the user has set the number."""
+    """The environment that ranks start from: the driver's, with one OpenMP thread unless the user sets it."""
     environment = dict(os.environ)
     if has_one_thread:
         environment.setdefault("OMP_NUM_THREADS", "1")

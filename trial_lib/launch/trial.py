@@ -241,7 +241,6 @@ def tell_leavings(ending: ProcessesEnd, label: str, note: Callable[[str], None])
 
 
 def states_of(plan: TrialPlan) -> list[Path]:
-    """Returns the files of its ranks' states, by rank."""
     return [plan.paths.state(rank) for rank in range(plan.candidate.slots)]
 
 

@@ -26,7 +26,6 @@ Judgement = dict[str, Any]
 
 
 def judge(request: dict[str, Any]) -> Judgement:
-    """Returns the refusals of this environment's DeepSpeed."""
     import deepspeed
 
     from trial_lib.deepspeed_config.refusals import refusals_of

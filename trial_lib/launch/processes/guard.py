@@ -253,7 +253,7 @@ def main(arguments: list[str]) -> None:
 
 
 def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]], "subprocess.Popen[bytes]"]) -> None:
-    """Guards one trial that the driver sends over a socket. `start` gets a process's part of the launch, and the whole."""
+    """Guards one trial that the driver sends over a socket. `start` gets a process's part, and the whole launch."""
     driver = socket.socket(fileno=int(arguments[0]))
     # The driver handles the terminal's Ctrl-C.
     os.setsid()

@@ -117,7 +117,7 @@ def _works_in_a_child(layer: Layer, is_privileged: bool) -> bool:
 
 
 def may_mount() -> bool:
-    """Returns whether this process needs no user namespace for a layer."""
+    """Whether this process needs no user namespace for a layer."""
     status = Path("/proc/self/status").read_text()
     effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)

@@ -22,7 +22,6 @@ _OF_TORCH = re.compile(r"torch_(\d+)_")
 
 
 def look_before(request: dict[str, Any]) -> None:
-    """Notes in a launch the segments of shared memory that exist before its ranks start."""
     request[_BEFORE] = shared_segments.segments()
 
 

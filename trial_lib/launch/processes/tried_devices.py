@@ -63,7 +63,7 @@ def compute(device: str) -> None:
 
 
 def reduced_together(kind: str) -> str:
-    """The error of two processes that sum over two devices, by NCCL (`cuda`) or gloo (`cpu`). Empty if there is none."""
+    """The error of two processes that sum over two devices, by NCCL (`cuda`) or gloo (`cpu`); empty for none."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ended:
         processes = []
         for rank in range(_TOGETHER):
