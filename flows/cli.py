@@ -8,13 +8,11 @@ import gc
 
 from flows.interrupts import interrupts, switch_threads_often
 
-_OBJECTS = 100_000
-
 
 def main() -> None:
     interrupts.listen()
     # The imports of a command make a million objects, none of which is garbage.
-    gc.set_threshold(_OBJECTS)
+    gc.set_threshold(100_000)
     switch_threads_often()
     from flows.command_line import run
 

@@ -50,8 +50,6 @@ from trial_lib.records.folders import STUDIES as STUDIES_FOLDER
 from trial_lib.study.data_folder import data_folder
 from trial_lib.study.program import build_root, with_build_folder
 
-# The doctor's check of Prefect: the configured server, its version and its clock.
-
 NAME = "Prefect"
 _TIMEOUT_S = 5
 _LOGIN = "Set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud."

@@ -57,6 +57,7 @@ def run_flow(
         InputError: `check` has found wrong input.
         ServerError: the server does not answer.
     """
+    # Prefect reads the environment when it is imported. So the server is named before.
     if server is not None:
         server.use()
     os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -77,6 +78,7 @@ def run_flow(
         interrupts.aside(_import_engines)
         server.wait_until_ready()
         log.debug("the Prefect server is ready")
+    # The flow runs, and its history arrives.
     first = _until_begun(named, parameters, has_begun, log, 0.0 if server is None else _FIRST_S)
     run = _Run(first, names, log, has_heartbeats=server is None)
     try:

@@ -17,8 +17,6 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-_KEEP_ALIVE_S = 5
-
 
 def main(kind: str, port: int, listener: int) -> None:
     """Serves until it is killed. The garbage collector is off during the imports, which saves a fifth of their time."""
@@ -26,18 +24,15 @@ def main(kind: str, port: int, listener: int) -> None:
     gc.disable()
     import uvicorn
 
-    app = OwnersOnly(_prefect() if kind == "prefect" else _mlflow(), credential)
+    if kind == "prefect":
+        from prefect.server.api.server import create_app
+
+    app = OwnersOnly(create_app() if kind == "prefect" else _mlflow(), credential)
     gc.freeze()
     gc.enable()
     # Another loop might not call the socket's own `listen`.
-    config = uvicorn.Config(app, LOOPBACK, port, loop="asyncio", timeout_keep_alive=_KEEP_ALIVE_S, log_level="warning")
+    config = uvicorn.Config(app, LOOPBACK, port, loop="asyncio", timeout_keep_alive=5, log_level="warning")
     uvicorn.Server(config).run([HandedSocket(fileno=listener)])
-
-
-def _prefect() -> Any:
-    from prefect.server.api.server import create_app
-
-    return create_app()
 
 
 def _mlflow() -> Any:

@@ -31,7 +31,6 @@ from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm,
 from trial_lib.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
 from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
-from trial_lib.report.plan_page import write_plan_page
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import remove_folder
 from trial_lib.study.foreseen_arms import Foresight, foreseen_profile
@@ -121,6 +120,9 @@ def _hold(folder: Path) -> int | None:
 def write_page(paths: PlanPaths, tell: Callable[[str], None]) -> None:
     """Writes the page of a plan. If that fails, the plan is complete without it."""
     try:
+        # It draws with plotly, which `zerotune show` has no time for.
+        from trial_lib.report.plan_page import write_plan_page
+
         write_plan_page(paths)
     except Exception as error:  # noqa: BLE001 - whatever cannot be drawn, the figures are in the record
         tell(f"note: the page was not written ({type(error).__name__}: {error}). {paths.record} has all figures.")
@@ -153,6 +155,7 @@ def _planned(
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         check()
+        # The page, which a plan can do without.
         tell(f"writing {opened.paths.report}")
         with telling_still("writing the page", tell):
             write_page(opened.paths, tell)
@@ -394,6 +397,7 @@ def estimate_command(
     _check(max_micro_batch, memory_headroom)
     experiment = read_experiment(config_path, model_dir, include=include)
     arguments = StudyArguments(config_path=config_path, model_dir=model_dir, include=include)
+    # From earlier studies, from runs without a device, or from a profile trial.
     known = earlier_trials(experiment, Path.cwd())
     if known is None:
         say("This folder has no earlier study of this experiment, so its program is foreseen now.")

@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from flows.interrupts import Aside, interrupts
-from flows.planning import passing_study
+from flows.planning import passing_study, plan_document, show_plan
 from flows.terminal import print_document, say, say_error, say_ways, telling_still
 from trial_lib.messages.errors import InputError
-from trial_lib.plan.plan_record import PlanPaths
+from trial_lib.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import (
     PLANS,
@@ -28,7 +28,7 @@ from trial_lib.records.result import SEARCH_METRICS, TrialResult
 from trial_lib.report.study_view import flat_knobs
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.folder import hold_lock, read_record, read_record_file, told_apart, write_study_record
+from trial_lib.study.folder import find_study, hold_lock, read_record, read_record_file, told_apart, write_study_record
 from trial_lib.study.full_experiment import write_record
 from trial_lib.study.known_trials import ProfileFailedError, run_profile
 from trial_lib.study.needed_ops import study_space
@@ -41,15 +41,12 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, witho
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a
 # report that is missing there.
 
-PLAN_RECORD = "plan.json"
-
 
 def show_command(study: str | None, as_json: bool) -> int:
     """`study` is a folder, an id, or the name of an experiment. None is the newest study in this folder.
     Raises InputError: there is no such study, or a file in its folder is damaged.
     """
     from trial_lib.report.read_study import read_study
-    from trial_lib.study.folder import find_study
 
     plan = None if study is None else _plan_root(study)
     if plan is not None:
@@ -77,8 +74,6 @@ def _write_missing_report(paths: StudyPaths) -> None:
     # A folder that somebody has sent may lead to any other.
     if paths.figures.is_symlink():
         return
-    from trial_lib.study.folder import read_record
-
     with contextlib.suppress(InputError):
         if read_record(paths).status not in (StudyStatus.COMPLETED, StudyStatus.FAILED):
             return
@@ -92,9 +87,7 @@ def _write_missing_report(paths: StudyPaths) -> None:
 
 def _plan_root(named: str) -> Path | None:
     # The folder of a plan; None if there is none, or if a study has this name.
-    from trial_lib.study.folder import find_study
-
-    roots = (root for root in (Path(named), Path.cwd() / PLANS / named) if (root / PLAN_RECORD).is_file())
+    roots = (root for root in (Path(named), Path.cwd() / PLANS / named) if (root / "plan.json").is_file())
     root = next(roots, None)
     if root is None or "/" in named:
         return root
@@ -106,10 +99,6 @@ def _plan_root(named: str) -> Path | None:
 
 
 def _show_plan(root: Path, as_json: bool) -> int:
-    from flows.planning import plan_document, show_plan
-    from trial_lib.plan.plan_record import PlanPaths, PlanRecord
-    from trial_lib.study.folder import read_record_file
-
     paths = PlanPaths(root)
     record = read_record_file(paths.record, PlanRecord, "the plan", "Make the plan again.")
     if as_json:

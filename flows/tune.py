@@ -332,7 +332,11 @@ def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
         numbers = [] if end is not None else [number for work, _ in running for number in work.numbers]
         waits.tell(list(waiting_trials(driver.setup.paths, numbers).values()), len(numbers))
         if end is not None:
-            leave(running, end.number)
+            for work, future in running:
+                if end.number == work.numbers[-1]:
+                    future.wait()
+                    running.remove((work, future))
+                    break
             return end
         for work, future in running:
             # A failure of Prefect's costs this work only.
@@ -350,15 +354,6 @@ def check(driver: StudyDriver) -> None:
     hear_interrupts(driver)
     driver.history.check()
     driver.time.check()
-
-
-def leave(running: Running, number: int) -> None:
-    """Removes the work whose last trial has this number, and waits for its task run."""
-    for work, future in running:
-        if number == work.numbers[-1]:
-            future.wait()
-            running.remove((work, future))
-            return
 
 
 def take_in(study: OpenStudy, end: WorkEnd) -> None:

@@ -17,11 +17,11 @@ from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, without_log
 from trial_lib.records.units import NONE_FOUND
 from trial_lib.report.read_study import first_failed
-from trial_lib.report.study_view import LeaderboardRow, leaderboard
+from trial_lib.report.study_view import leaderboard
 from trial_lib.search.methods import METHODS
 from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import Answer, answer_of, since_last_study
+from trial_lib.study.confirm import answer_of, since_last_study
 from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
 from trial_lib.study.history import SUBMITTED_NUMBER
@@ -48,6 +48,11 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
     compared = since_last_study(driver) if found else None
     full_experiment = read_full_experiment(study)
     planned = PlannedTrials.in_file(study.paths.planned_trials)
+    # The winner's metrics are the medians of its confirming trials, if it has any.
+    metrics = {} if answer is None else answer.best.metrics
+    promise = {} if best is None else {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
+    # A file of the answer may not have been written.
+    ds_config, command = study.paths.best_ds_config, study.paths.best_command
     return {
         "study": record.study_id,
         "folder": str(study.paths.root),
@@ -61,11 +66,11 @@ def result_document(study: OpenStudy) -> dict[str, Any]:
         "why": [] if answer is None else [account.document() for account in answer.why],
         "since_last": None if compared is None else compared.document(),
         "planned": None if planned is None else planned.document(),
-        "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **_promise(answer, best)},
+        "best": None if answer is None or best is None else {**best.model_dump(mode="json"), **promise},
         "largest": largest.model_dump(mode="json") if largest else None,
-        "best_ds_config": _json_in(study.paths.best_ds_config) if found else None,
-        "best_ds_config_path": str(study.paths.best_ds_config) if found else None,
-        "command": study.paths.best_command.read_text() if found and study.paths.best_command.is_file() else None,
+        "best_ds_config": json.loads(ds_config.read_text()) if found and ds_config.is_file() else None,
+        "best_ds_config_path": str(ds_config) if found else None,
+        "command": command.read_text() if found and command.is_file() else None,
         "full_experiment": None if full_experiment is None else full_experiment.model_dump(mode="json"),
         "report": str(study.paths.report) if study.paths.report.exists() else None,
         "tracking_uri": study.tracker.tracking_uri,
@@ -83,6 +88,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(f"{document['headline']} {record.reason}".rstrip())
         _tell_last_words(study)
         return
+    # The gain, or why there is none.
     best, largest = document["best"], document["largest"]
     if largest is not None:
         say(f"Largest micro-batch: {_size(largest)}. {_why_not_larger(document['trials'], largest)}")
@@ -101,6 +107,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(best_line(record.metric, document))
     if record.reason:
         say(record.reason)
+    # Why, and compared with what.
     for account in document["why"]:
         if account["role"] in ("winner", "own"):
             say(f"Why: {account['sentence']} {account['advice']}".rstrip())
@@ -109,6 +116,7 @@ def tell_result(study: OpenStudy, document: dict[str, Any]) -> None:
         say(f"{kind}: {document['since_last']['sentence']}")
     if document["planned"] is not None:
         say(document["planned"]["sentence"])
+    # Where it all is.
     say(f"Configuration: {study.paths.best_ds_config}")
     say(f"Train with it: sh {study.paths.best_command}")
     if study.paths.report.exists():
@@ -128,23 +136,6 @@ def best_line(metric: str, document: dict[str, Any]) -> str:
     count = 0 if winner is None else len(winner["trials"])
     of_all = f" (median of {count} confirming trials)" if count > 1 else ""
     return f"Best trial:    {best['trial']:04d}, {best['label']}: {speeds}{of_all}"
-
-
-def tell_failed_training(study: OpenStudy, reason: str) -> None:
-    say(f"The full experiment failed. {reason}")
-    say(f"Its files:     {study.paths.full_experiment.root}")
-    say(f"Fix that, then resume with: {interrupts.resume_command}")
-
-
-def _json_in(file: Path) -> Any:
-    # The content of a file of the answer; None if it could not be written.
-    return json.loads(file.read_text()) if file.is_file() else None
-
-
-def _promise(answer: Answer, best: LeaderboardRow) -> dict[str, float | None]:
-    # The winner's metrics: the medians of its confirming trials, if it has any.
-    metrics = answer.best.metrics
-    return {"value": metrics.get(best.metric), "throughput": metrics.get("throughput")}
 
 
 def _size(row: dict[str, Any]) -> str:
@@ -213,6 +204,7 @@ def resume_command(root: Path, as_json: bool) -> int:
 
 
 def _run(study: OpenStudy, as_json: bool) -> int:
+    # What the user sees before the servers are up.
     study.config_check.ask()
     arguments = study.driver.setup.arguments
     interrupts.resume_command = shlex.join(["zerotune", "resume", str(study.paths.root)])
@@ -275,6 +267,12 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     finally:
         study.close()
         study.driver.log.debug("everything is down")
+    return _tell_end(running, as_json)
+
+
+def _tell_end(running: RunningStudy, as_json: bool) -> int:
+    # Prints the result of a study that has ended. Returns the exit code.
+    study = running.study
     if interrupts.heard and not as_json:
         return _STATUS_EXIT[StudyStatus.CANCELLED]
     document = result_document(study)
@@ -286,7 +284,9 @@ def _run(study: OpenStudy, as_json: bool) -> int:
     if missing:
         say(f"Not written: {', '.join(missing)}. The reason: {study.paths.log}. `zerotune show` writes the report.")
     if running.training_failure is not None:
-        tell_failed_training(study, running.training_failure)
+        say(f"The full experiment failed. {running.training_failure}")
+        say(f"Its files:     {study.paths.full_experiment.root}")
+        say(f"Fix that, then resume with: {interrupts.resume_command}")
         return FULL_EXPERIMENT_FAILED
     if running.is_refused:
         return WRONG_INPUT

@@ -66,13 +66,7 @@ def submit_to_ray(driver: StudyDriver, work: Work) -> RayWork:
 
 
 class _SentByPrefect:
-    """An order as a task run of prefect-ray, which requests the trial's slots as resources.
-
-    Args:
-        order: the order.
-        metric: the metric that the study optimises.
-        log: the study's log.
-    """
+    """An order as a task run of prefect-ray, which requests the trial's slots as resources."""
 
     def __init__(self, order: ClusterOrder, metric: str, log: logging.Logger) -> None:
         self._log = log

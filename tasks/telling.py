@@ -101,12 +101,6 @@ def say_once(log: logging.Logger, sentence: str) -> None:
     _Server.is_said = True
 
 
-def say_away(log: logging.Logger, sentence: str) -> None:
-    """From now on the server is known to be away."""
-    _Server.is_away, _Server.patient_at = True, time.monotonic()
-    say_once(log, sentence)
-
-
 @contextlib.contextmanager
 def impatient_if_away() -> Iterator[None]:
     """Has Prefect's client try each request once, if the server is known to be away."""
@@ -246,7 +240,8 @@ _PERIOD_S = 5.0
 
 def run_unrecorded(flow: Flow[..., Any], parameters: dict[str, Any], log: logging.Logger, reason: str) -> None:
     """Runs a flow without its server."""
-    say_away(log, f"Prefect's server did not take this run ({reason}). It goes on, and its folder has all records.")
+    _Server.is_away, _Server.patient_at = True, time.monotonic()
+    say_once(log, f"Prefect's server did not take this run ({reason}). It goes on, and its folder has all records.")
     run = _Run(flow, parameters)
     EventsWorker.set_client_override(NullEventsClient)
     unchecked = temporary_settings({PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED: False})

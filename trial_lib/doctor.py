@@ -83,7 +83,7 @@ def trusting(bundle: str | None, *, anybody: bool) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=trusted)
 
 
-# Checks this host's devices, their driver, and whether torch can compute on them.
+# This host's devices, their driver, and whether torch can compute on them.
 
 ACCELERATORS, DEVICES = "accelerators", "devices"
 
@@ -217,7 +217,7 @@ def _remedies(condition: DeviceCondition) -> dict[str, bool]:
     return found
 
 
-# Checks what a rank needs to train: devices and driver, torch and DeepSpeed, and the tools that build its ops.
+# What a rank needs to train: torch and DeepSpeed, and the tools that build its ops.
 
 _REPORT_S = 60.0
 _KILLED_S = 2.0
@@ -373,7 +373,7 @@ def check_compiler(environment: Mapping[str, str], device: str, report: Mapping[
     return ok(COMPILER, ", ".join(found))
 
 
-# Checks this host: shared memory, the folders that studies write to and their room, the clock.
+# This host: shared memory, the folders that studies write to and their room, the clock.
 
 GIB = 2**30
 # DeepSpeed's CPU collectives take about 70 MB a rank, NCCL and data loaders' workers more.
@@ -499,7 +499,7 @@ def check_clock(server_time: float | None, asked_at: float) -> Check:
     return ok(name, f"it runs evenly, and agrees with the Prefect server's to {_SKEW_S:.0f} s")
 
 
-# Checks MLflow: whether its store or server answers, and its version.
+# MLflow: whether its store or server answers, and its version.
 
 NAME = "MLflow"
 _TIMEOUT_S = 5

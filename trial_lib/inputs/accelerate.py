@@ -17,8 +17,6 @@ from trial_lib.inputs.places import typed_as
 from trial_lib.inputs.words import Words, ask
 from trial_lib.messages.files import write_whole
 
-# Reads an `accelerate launch` command.
-
 # The environment variable from which accelerate reads the path of a DeepSpeed configuration.
 CONFIG_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 
@@ -87,7 +85,6 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
     places set the gradient accumulation to two values.
 
     Args:
-        words: the words behind `accelerate launch`.
         interpreter: the Python whose accelerate is asked. None is ZeroTune's own.
     """
     answer = _ask(words, interpreter)

@@ -20,16 +20,11 @@ _OTHERS = ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher")
 
 
 def answer(words: list[str]) -> dict[str, Any]:
-    """Returns what the command would start.
+    """Returns `{"error": sentence}` if accelerate refuses the command.
 
-    Args:
-        words: the words behind `accelerate launch`.
-
-    Returns:
-        `{"error": sentence}` if accelerate refuses the command. Otherwise `launcher` is the function of accelerate that
-        would start it, and `settings` are the options together with the configuration file. `given` has the option of
-        each setting that the command sets. `arguments` are the script's. `variables` are those that the launcher
-        would add to the environment or change in it.
+    Otherwise `launcher` is the function of accelerate that would start it, and `settings` are the options together with
+    the configuration file. `given` has the option of each setting that the command sets. `arguments` are the script's.
+    `variables` are those that the launcher would add to the environment or change in it.
     """
     try:
         launch: Any = importlib.import_module("accelerate.commands.launch")

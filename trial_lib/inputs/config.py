@@ -30,7 +30,7 @@ from trial_lib.inputs.yaml_document import NotUsed, YamlSection
 from trial_lib.messages.turned import TURNED, is_turned
 from trial_lib.records.switches import PROGRAM
 
-# Types of single fields of an experiment's YAML: lengths, environment variables, sizes, and the values of knobs.
+# Types of single fields: lengths, environment variables, sizes, and the values of knobs.
 
 # The batch keys of a DeepSpeed configuration.
 BatchKey = Literal["train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"]

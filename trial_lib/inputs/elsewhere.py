@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from trial_lib.inputs.launchers import launcher_of, python_programs
 from trial_lib.inputs.words import ASSIGNMENT
 
-# Programs that start a training where ZeroTune does not see it: schedulers, containers, hosts, sessions.
-
 _IN_THE_JOB = (
     "Write `zerotune tune --` into the job, before the command that starts your ranks (such as `zerotune tune -- srun "
     "python train.py`), and submit that job without zerotune."

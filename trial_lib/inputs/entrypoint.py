@@ -58,14 +58,12 @@ def parse_command(words: Words) -> dict[str, Any]:
         raise words.error(found.what, found.kind.instead)
     typed = str(words.folder / command) if folder else command
     if words.follows and command[0] != "-" and shutil.which(typed, path=words.environment.get("PATH")) is None:
-        raise words.error(f"{command} is not found.", _where_to_look(program))
+        remedy = "Activate the environment that has it, install it, or type its path."
+        if program in _SHELL_FUNCTIONS:
+            what = f"{program} may be a function of your shell"
+            remedy = f"{what}: activate the environment, and type what you type in it."
+        raise words.error(f"{command} is not found.", remedy)
     raise words.error(f"it begins with {command!r}, which ZeroTune cannot start.")
-
-
-def _where_to_look(program: str) -> str:
-    if program in _SHELL_FUNCTIONS:
-        return f"{program} may be a function of your shell: activate the environment, and type what you type in it."
-    return "Activate the environment that has it, install it, or type its path."
 
 
 def take_script(words: Words) -> str:

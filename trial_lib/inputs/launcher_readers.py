@@ -220,8 +220,7 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
     try:
         lines = [line.strip() for line in read_bounded(path).splitlines()]
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or ("it is not UTF-8" if isinstance(error, UnicodeError) else error)
-        raise words.error(f"the hostfile {path} cannot be read ({what}).", leave_out) from None
+        raise words.error(f"the hostfile {path} cannot be read ({_why_unread(error)}).", leave_out) from None
     hosts: dict[str, int] = {}
     for line in lines:
         match = _LINE.match(line)
@@ -239,6 +238,10 @@ def _hosts_in_file(words: Words, named: str | None) -> dict[str, int]:
     return hosts
 
 
+def _why_unread(error: Exception) -> str:
+    return "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
+
+
 def _variables_in_file(words: Words) -> dict[str, str]:
     # The variables that `deepspeed` sets for the ranks of several hosts.
     name = words.environment.get("DS_ENV_FILE", _VARIABLES_FILE)
@@ -247,10 +250,8 @@ def _variables_in_file(words: Words) -> dict[str, str]:
         try:
             lines = path.read_text().splitlines() if path.is_file() else []
         except (OSError, ValueError) as error:
-            what = (
-                "it is not UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or str(error)
-            )
-            raise words.error(f"{path} cannot be read ({what}).", "Write one line for each variable.") from None
+            what = f"{path} cannot be read ({_why_unread(error)})."
+            raise words.error(what, "Write one line for each variable.") from None
         for line in lines:
             variable, equals, value = line.partition("=")
             if not equals:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-# The options of the launchers, and what becomes of each. ZeroTune starts the ranks in the launcher's place.
+# The options, and what becomes of each. ZeroTune starts the ranks in the launcher's place.
 
 
 class Does(Enum):

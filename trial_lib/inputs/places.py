@@ -379,9 +379,6 @@ def _with_flag(flag: str, arguments: Sequence[str], is_on: bool) -> tuple[list[s
     return [*words[:position], flag, *words[position:]], [("", flag)]
 
 
-# Reads the mapped batch sizes off a command.
-
-
 @dataclass(frozen=True)
 class BatchPlace:
     key: str  # the key in DeepSpeed's configuration

@@ -10,8 +10,6 @@ from pathlib import Path
 from trial_lib.inputs.launchers import ONE_NODE, SLOTS, Does, Option, launchers_listed
 from trial_lib.messages.errors import InputError
 
-# Splits a command into words as a shell would, without a shell. Syntax that needs a shell is refused.
-
 REMEDY = "Write `python3 SCRIPT ARGUMENTS`: ZeroTune starts the ranks itself."
 # The beginning of a word that sets an environment variable before a command.
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Writes files that only their owner may read, and writes them whole.
-
 # A study's files may contain secrets, so only their owner may read them.
 OWNERS_FILE, OWNERS_FOLDER = 0o600, 0o700
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from trial_lib.messages.orders import HostMoment, Import, exact_record
 
-# The order for a foreseen run. A rank imports this module, so it needs only the standard library.
-
 # Packages whose code a foreseen run changes while it is loaded, so that no fork server may have imported them.
 CUDA_PACKAGES = ("bitsandbytes", "liger_kernel")
 

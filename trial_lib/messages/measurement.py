@@ -93,7 +93,7 @@ def _follows(found: int, typed: int, growth: float) -> bool:
     return apart < max(found / typed, typed / found) or apart < 2**0.5
 
 
-# Where the time of an optimizer step goes: the parts of a step that was traced. It needs only the standard library.
+# Where the time of an optimizer step goes: the parts of a step that was traced.
 
 TRACE = "trace"  # the phase of a trial in which its steps are traced
 STEP_PARTS = (

@@ -81,7 +81,7 @@ class StepWindow:
         return self.end_step - self.start_step + 1
 
 
-# The work that a driver orders of a rank. A rank imports this module, so it needs only the standard library.
+# The work that a driver orders of a rank.
 
 KEPT = "kept"  # the key of a measurement that a rank has kept in case it gets no further
 

@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Student's t distribution for whole degrees of freedom. A rank imports this module: standard library only. Pure.
-
 
 def t_quantile(probability: float, degrees: int) -> float:
     """Returns the quantile of Student's t distribution.
@@ -40,7 +38,7 @@ def _central_probability(angle: float, degrees: int) -> float:
     return 2 / math.pi * (angle + sine * total) if is_odd else sine * total
 
 
-# Ratios with intervals, from rounds that measured both things. Pure.
+# Ratios with intervals, from rounds that measured both things.
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def _exp(power: float) -> float:
     return math.inf if power > 700.0 else math.exp(power)
 
 
-# The ratio of one study's measurements to another's, with an interval. Pure.
+# The ratio of one study's measurements to another's, with an interval.
 
 ERROR = 0.05
 _ENOUGH_STUDIES = 4

@@ -29,6 +29,6 @@ def test_an_interrupt_ends_it_all_the_same(
     def interrupted(paths: object) -> None:
         raise error
 
-    monkeypatch.setattr("flows.planning.write_plan_page", interrupted)
+    monkeypatch.setattr("trial_lib.report.plan_page.write_plan_page", interrupted)
     with pytest.raises(error):
         write_page(plan_folder(tmp_path), lambda text: None)
