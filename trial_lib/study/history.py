@@ -31,7 +31,6 @@ class Asked:
 
     @property
     def decided(self) -> "Decided":
-        """The same as one decision of the search."""
         return Decided([(self.number, self.candidate)])
 
 
@@ -44,12 +43,10 @@ class AskedSweep:
 
     @property
     def numbered(self) -> list[tuple[int, Candidate]]:
-        """The candidates with their numbers."""
         return list(enumerate(self.sweep.candidates, self.first))
 
     @property
     def decided(self) -> "Decided":
-        """The same as one decision of the search."""
         return Decided(self.numbered, self.sweep)
 
 
@@ -61,7 +58,6 @@ class Decided:
     sweep: Sweep | None = None  # the sweep that they belong to; None for a single candidate
 
     def without(self, numbers: Collection[int]) -> "Decided":
-        """Returns the choice without some of its trials."""
         return Decided(
             [(number, candidate) for number, candidate in self.numbered if number not in numbers], self.sweep
         )
@@ -99,14 +95,14 @@ PROFILE_NUMBER, SUBMITTED_NUMBER = 0, 1
 
 
 class _Order:
-    """The order of a history's lines. A line that is missing or doubled breaks it."""
+    """A line that is missing or doubled breaks the order of a history."""
 
     def __init__(self) -> None:
         self._asked: set[int] = set()
         self._ended: set[int] = set()
 
     def take(self, event: Event) -> str | None:
-        """Takes the next event. Returns what is wrong with it in a few words, or None."""
+        """Returns what is wrong with the next event in a few words, or None."""
         if isinstance(event, Asked):
             return self._ask([event.number], event.purpose)
         if isinstance(event, AskedSweep):
@@ -153,22 +149,13 @@ class History:
         self._bytes, self._folder = self._size(), number_of(path.parent)
 
     def append(self, event: Event) -> None:
-        """Adds one event.
-
-        Raises:
-            OSError: the disk is full. Nothing was added.
-            FolderError: as `check` raises it.
-        """
+        """Raises OSError if the disk is full, when nothing was added, and what `check` raises."""
         self.check()
         append(self._path, json.dumps(_line(event)), fsync=True)
         self._bytes = self._size()
 
     def check(self) -> None:
-        """Checks that all lines are still there.
-
-        Raises:
-            FolderError: they are not, or the study's folder is not.
-        """
+        """Raises FolderError if a line, or the study's folder, is no longer there."""
         check_folder(self._path.parent, self._folder)
         if self._size() < self._bytes:
             raise FolderError(
@@ -181,11 +168,7 @@ class History:
 
 
 class HistoryReader:
-    """Reads a growing history, each event once. A long history is not read from its start again.
-
-    Args:
-        path: the file, which need not exist yet.
-    """
+    """Reads a growing history, each event once. A long history is not read from its start again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -198,10 +181,9 @@ class HistoryReader:
         return self._lines.end
 
     def read(self) -> list[Event]:
-        """Returns the events since the last call. A torn last line is left for later.
+        """Returns the events since the last call, without a torn last line.
 
-        Raises:
-            InputError: a line is no record, or does not fit the lines before it.
+        Raises InputError if a line is no record, or does not fit the lines before it.
         """
         try:
             return [self._event(line) for line in self._lines.read()]
@@ -273,23 +255,9 @@ def _number(value: Any) -> int:
 class StudyState:
     """The trials of a study after the events so far. Only `apply` changes it.
 
-    The driver of a study, a resumed driver, and every reader of a study's folder reach their state by this class.
-
-    Args:
-        events: the first lines of the history.
-        keeps_ended: whether `candidates` and `results` keep the trials that have ended. A reader that shows each end
-            once needs less memory without them.
-
-    Attributes:
-        candidates: the candidate of each trial that was not withdrawn, by trial number.
-        running: those of them that have no end yet.
-        names: the names of these candidates, by trial number.
-        purposes: the purpose of each trial, withdrawn ones included, by trial number.
-        results: the result of each trial that has ended, by trial number, in the order of their ends.
-        withdrawn: why a size of a sweep was not measured, by trial number.
-        searched: the number of ended trials that count towards `max_trials`: the profile trial and the search's.
-        stopped: why the search ended; None while it has not.
-        next_number: the number of the next trial. The first two belong to the profile and the submitted trial.
+    The driver of a study, a resumed driver, and every reader of a study's folder reach their state by this class. A
+    reader that shows each end once needs less memory without `candidates` and `results` of ended trials
+    (`keeps_ended`).
     """
 
     def __init__(self, events: Iterable[Event] = (), keeps_ended: bool = True) -> None:
@@ -301,20 +269,20 @@ class StudyState:
         self._purposes: dict[int, Purpose] = {}
         self._results: dict[int, TrialResult] = {}
         self._withdrawn: dict[int, Withdrawal] = {}
+        # All by trial number. Trials that were withdrawn have a purpose, and no candidate.
         self.candidates: Mapping[int, Candidate] = MappingProxyType(self._candidates)
         self.running: Mapping[int, Candidate] = MappingProxyType(self._running)
         self.names: Mapping[int, str] = MappingProxyType(self._names)
         self.purposes: Mapping[int, Purpose] = MappingProxyType(self._purposes)
-        self.results: Mapping[int, TrialResult] = MappingProxyType(self._results)
+        self.results: Mapping[int, TrialResult] = MappingProxyType(self._results)  # in the order of their ends
         self.withdrawn: Mapping[int, Withdrawal] = MappingProxyType(self._withdrawn)
-        self.searched = 0
-        self.stopped: str | None = None
+        self.searched = 0  # ended trials that count towards `max_trials`: the profile trial and the search's
+        self.stopped: str | None = None  # why the search ended; None while it has not
         self.next_number = SUBMITTED_NUMBER + 1
         for event in events:
             self.apply(event)
 
     def apply(self, event: Event) -> None:
-        """Moves on by one line of the history."""
         if isinstance(event, Asked):
             self._ask(event.number, event.purpose, event.candidate)
         elif isinstance(event, AskedSweep):
@@ -343,17 +311,15 @@ class StudyState:
             del self._candidates[number], self._names[number]
 
     def label(self, number: int) -> str:
-        """Returns the name of a trial, such as `z2-mbs16` or `confirm-z2-mbs16`."""
+        """Such as `z2-mbs16` or `confirm-z2-mbs16`."""
         return self._purposes[number].label(self._names[number])
 
     @property
     def profile(self) -> TrialResult | None:
-        """The result of the profile trial; None while it has not ended."""
         return self._results.get(PROFILE_NUMBER)
 
     @property
     def submitted(self) -> TrialResult | None:
-        """The result of the user's configuration's trial; None while it has not ended."""
         return self._results.get(SUBMITTED_NUMBER)
 
     @property
@@ -369,11 +335,10 @@ class StudyState:
 
     @property
     def has_searched(self) -> bool:
-        """Whether the search has ended."""
         return self.stopped is not None
 
     def of_purpose(self, purpose: Purpose) -> list[TrialResult]:
-        """Returns the results of the trials of one purpose, in the order of their ends."""
+        """In the order of their ends."""
         return [result for number, result in self._results.items() if self._purposes[number] is purpose]
 
 
@@ -385,22 +350,17 @@ class ElsewhereError(Exception):
 
 
 def stays_open(result: TrialResult) -> bool:
-    """Returns whether a trial must run again.
+    """Whether a trial must run again: it was cut short, or ran on another kind of device.
 
-    It must if it was cut short or ran on another kind of device. The profile trial and the trial of the user's
-    configuration also run again if they were killed from outside, because everything else depends on them.
+    The profile trial and the trial of the user's configuration also run again if they were killed from outside, because
+    everything else depends on them.
     """
     is_stood_on = result.purpose in (Purpose.PROFILE, Purpose.SUBMITTED)
     return result.outcome is Outcome.CANCELLED or result.elsewhere or (is_stood_on and result.from_outside)
 
 
 def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
-    """Yields the results of trials that had ended when the study died, but whose ends its history lacks.
-
-    Args:
-        paths: the study's files.
-        numbers: of the trials without an end in the history.
-    """
+    """Yields the results of trials that had ended when the study died, but whose ends its history lacks."""
     for number in sorted(numbers):
         with contextlib.suppress(OSError, ValueError):
             result = TrialResult.model_validate_json(paths.trial(number).result.read_text())
@@ -415,11 +375,6 @@ def left_of(
 
     A sweep continues only as far as its process group would have: not beyond a size that failed, and not to a size that
     the group would have predicted not to fit.
-
-    Args:
-        decided: the choices of the search, in order.
-        results: of the trials that have ended, by number.
-        withdrawn: why sizes were not measured, by number.
     """
     left: list[Decided] = []
     given_up: list[Withdrawn] = []
@@ -475,7 +430,7 @@ def _memory_of(size: int, result: TrialResult) -> SizeMemory:
 
 
 def waiting_trials(paths: StudyPaths, numbers: Iterable[int]) -> dict[int, str]:
-    """Returns those of some trials that wait for slots, each with what it waits for and how long it has waited."""
+    """Those of some trials that wait for slots, each with what it waits for and how long it has waited."""
     found = {}
     for number in numbers:
         # A profile trial begins with the program as typed.

@@ -77,12 +77,7 @@ def _profiled_at(known: KnownTrials) -> float:
 
 
 def run_profile(study: OpenStudy) -> KnownTrials:
-    """Runs the profile trial of a study, and nothing else.
-
-    Raises:
-        ProfileFailedError: it did not complete.
-        KeyboardInterrupt: it was cut short.
-    """
+    """Runs the profile trial of a study, and nothing else. Raises KeyboardInterrupt if it was cut short."""
     driver = study.driver
     plan = replace(driver.profile_plan(), with_own=False)
     (result,) = driver.run(Work((plan,)))

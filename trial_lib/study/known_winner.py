@@ -13,7 +13,7 @@ from trial_lib.study.why import traced_once
 
 
 def starting_from(driver: StudyDriver) -> str:
-    """Returns a sentence about the start of a study and the reason for its search; empty if it does not learn."""
+    """A sentence about the start of a study and the reason for its search; empty if it does not learn."""
     last = driver.head_start.last
     if last is None:
         return "No earlier study of this experiment can be learned from." if driver.setup.arguments.from_earlier else ""
@@ -24,7 +24,7 @@ def starting_from(driver: StudyDriver) -> str:
 
 
 def known_confirmation(driver: StudyDriver) -> Confirmation | None:
-    """Returns the confirmation of the last study's winner, as far as it has come; None if something has changed."""
+    """The confirmation of the last study's winner, as far as it has come; None if something has changed."""
     last, profile = driver.head_start.last, driver.state.profile
     if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or driver.head_start.has_changed:
         return None
@@ -46,14 +46,14 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
 
 
 def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
-    """Returns the next trial of the last winner or of the user's configuration; None when that is over."""
+    """The next trial of the last winner or of the user's configuration; None when that is over."""
     confirmation = known_confirmation(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
 
 
 def holds(driver: StudyDriver) -> bool:
-    """Returns whether the last study's winner was measured again, has won again, and is as fast as it was."""
+    """Whether the last study's winner was measured again, has won again, and is as fast as it was."""
     confirmation, last = known_confirmation(driver), driver.head_start.last
     if confirmation is None or last is None or confirmation.next is not None:
         return False
@@ -67,7 +67,7 @@ def holds(driver: StudyDriver) -> bool:
 
 
 def ended_on_known_winner(driver: StudyDriver) -> bool:
-    """Returns whether a study has its answer without a search: the winner held, or no time was left."""
+    """Whether a study has its answer without a search: the winner held, or no time was left."""
     if not driver.state.has_searched or _first_of_search(driver) is not None:
         return False
     confirmation = known_confirmation(driver)
@@ -75,7 +75,7 @@ def ended_on_known_winner(driver: StudyDriver) -> bool:
 
 
 def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
-    """Returns the trials that confirm the result of the search. Those of a known winner come before it."""
+    """The trials that confirm the result of the search. Those of a known winner come before it."""
     first = _first_of_search(driver)
     return [
         result for result in driver.state.of_purpose(Purpose.CONFIRM) if first is not None and result.number > first

@@ -39,7 +39,7 @@ def size_limit(
     profile: ModelProfile,
     program: ProgramProfile | None,
 ) -> SizeLimit | None:
-    """Returns the lowest limit of all; None if the data's length is not known and nothing else is a limit."""
+    """The lowest limit of all; None if the data's length is not known and nothing else is a limit."""
     limits = []
     with contextlib.suppress(InputError):
         batch = _own_batch(arguments, base_config, profile)
@@ -56,7 +56,7 @@ def size_limit(
 def largest_of_data(
     base_config: Mapping[str, Any], profile: ModelProfile, program: ProgramProfile | None
 ) -> int | None:
-    """Returns the samples that one rank's data have; None if that is not known.
+    """The samples that one rank's data have; None if that is not known.
 
     An arm with fewer replicas than the profile trial gives each of them more, at most all.
     """
@@ -69,14 +69,7 @@ def largest_of_data(
 def kept_batch(
     arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, log: logging.Logger
 ) -> int | None:
-    """Returns the global batch, in samples, that every candidate keeps; None if it is free.
-
-    Args:
-        arguments: the study's.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        profile: the model, as the profile trial found it.
-        log: the study's log. It gets a warning if the global batch is not known.
-    """
+    """The global batch, in samples, that every candidate keeps; None if it is free, or not known."""
     try:
         return _own_batch(arguments, base_config, profile)
     except InputError as error:
@@ -100,13 +93,9 @@ RESERVE = 0.1
 
 
 def with_swap_disks(profiled: TrialResult, setup: StudySetup) -> TrialResult:
-    """Returns the result of a profile trial with the free room of the disks to which arms may swap.
+    """Adds to the result of a profile trial the free room of the disks to which arms may swap.
 
     A resumed study reads it there, so that its search has the same arms. The disks of other hosts are not known.
-
-    Args:
-        profiled: the result.
-        setup: the study's.
     """
     elsewhere = setup.experiment.config.resources.hosts or setup.arguments.ray_address is not None
     if elsewhere or profiled.outcome is not Outcome.COMPLETED or profiled.program is None:
@@ -131,14 +120,7 @@ def without_disk_room(
 ) -> tuple[SearchSpace, list[str]]:
     """Returns a space without the arms that would fill a disk, and sentences on them.
 
-    The space stays whole if no arm would be left.
-
-    Args:
-        space: the configurations that a study may try.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        profiled: the profile trial, which has completed. It has the free room of the disks.
-        slots: devices of a trial, on this host.
-        has_run: whether an arm has run here. Such an arm stays.
+    The space stays whole if no arm would be left. An arm that `has_run` here stays. `slots` are a trial's on this host.
     """
 
     def written(arm: Arm, disk: SwapDisk) -> float:
@@ -182,10 +164,6 @@ def _paths(base_config: Mapping[str, Any], setup: StudySetup) -> Iterator[str]:
 
 
 def _looked_at(path: Path) -> tuple[int, int]:
-    """Returns the device that a folder is on, or would be on once it is made, and its free bytes.
-
-    Raises:
-        OSError: it cannot be looked at.
-    """
+    """The device that a folder is on, or would be on once it is made, and its free bytes."""
     there = next(each for each in (path, *path.parents) if each.exists())
     return there.stat().st_dev, shutil.disk_usage(there).free

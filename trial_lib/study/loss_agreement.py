@@ -64,17 +64,16 @@ class LossCourse:
     free: Collection[str] = ()  # places of the program's switches that may change the training, as the user says
 
     def first(self, steps: int) -> "_Steps":
-        """Returns the losses of the first steps."""
         return [[repeat[step] for repeat in self.losses] for step in range(steps)]
 
     def updates_before(self, steps: int) -> list[list[int]]:
-        """Returns for each repeat the number of weight updates before each of the first steps."""
+        """For each repeat the number of weight updates before each of the first steps."""
         numbers = range(1, steps + 1)
         skips = self.skipped or [()] * len(self.losses)
         return [[number - 1 - sum(each < number for each in skipped) for number in numbers] for skipped in skips]
 
     def by_updates(self) -> "_Steps":
-        """Returns the losses after no update, one update, and so on. Of a repeated step the last one counts."""
+        """The losses after no update, one update, and so on. Of a repeated step the last one counts."""
         updates = self.updates_before(min(map(len, self.losses)))
         kept = [dict(zip(counts, losses, strict=False)) for counts, losses in zip(updates, self.losses, strict=True)]
         return [[repeat[count] for repeat in kept] for count in range(min(map(len, kept)))]
@@ -85,7 +84,7 @@ _Steps = Sequence[Sequence[float]]
 
 
 def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Returns the settings by which one complete DeepSpeed configuration computes other numbers than another."""
+    """The settings by which one complete DeepSpeed configuration computes other numbers than another."""
     zero, own_zero = (config.get("zero_optimization") or {} for config in (other, own))
     changed = [key for key in _OTHER_NUMBERS if _said(other.get(key)) != _said(own.get(key))]
     changed += [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
@@ -103,13 +102,13 @@ def _said(section: Any) -> Any:
 
 
 def global_batch(candidate: Candidate) -> int:
-    """Returns the samples of an optimizer step."""
+    """The samples of an optimizer step."""
     replicas = candidate.data_parallel_size or candidate.slots
     return candidate.micro_batch_size * candidate.gradient_accumulation_steps * replicas
 
 
 def cuts_alike(one: Candidate, other: Candidate) -> bool:
-    """Returns whether two candidates cut the batch of an optimizer step alike, and so draw the same random numbers."""
+    """Whether two candidates cut the batch of an optimizer step alike, and so draw the same random numbers."""
     return (one.micro_batch_size, one.gradient_accumulation_steps) == (
         other.micro_batch_size,
         other.gradient_accumulation_steps,
@@ -275,14 +274,7 @@ def _first_apart(theirs: _Steps, ours: _Steps, tolerance: float) -> tuple[int, f
 
 
 def _means_agree(theirs: _Steps, ours: _Steps, tolerance: float, gap: float = 0.0) -> bool:
-    """Returns whether the losses of two courses with different random numbers agree within their noise.
-
-    Args:
-        theirs: one course.
-        ours: the other course.
-        tolerance: of the losses, for rounding.
-        gap: a further difference that is allowed.
-    """
+    """Whether two courses with different random numbers agree within their noise, rounding, and a further gap."""
     mine, other = ([fmean(step) for step in course] for course in (theirs, ours))
     if len(mine) < 3:
         return True

@@ -43,12 +43,10 @@ _OFFLOADED = ("cpu", "nvme")
 
 
 def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unless_named: str = "") -> tuple[str, ...]:
-    """Returns the operators that DeepSpeed loads for a configuration. Those that the code loads itself are not known.
+    """The operators that DeepSpeed loads for a configuration. Those that the code loads itself are not known.
 
-    Args:
-        config: a complete DeepSpeed configuration.
-        code_has_optimizer: whether the code makes an optimizer. DeepSpeed uses it instead of one in the configuration.
-        unless_named: the optimizer type to assume if the configuration names none.
+    An optimizer that the code makes is used instead of one in the configuration. `unless_named` is the optimizer type
+    to assume if the configuration names none.
     """
     ops = []
     named = "" if code_has_optimizer else get_knob(config, "optimizer.type", unless_named)
@@ -69,7 +67,7 @@ def _offloads_as_once(config: Mapping[str, Any]) -> bool:
 
 
 def shown_op(builder: str) -> str:
-    """Returns the usual name of an operator, such as `CPUAdam`."""
+    """The usual name of an operator, such as `CPUAdam`."""
     return builder.removesuffix("Builder")
 
 
@@ -80,25 +78,14 @@ _USUAL_OPTIMIZER = "adam"
 
 
 def own_ops(experiment: Experiment, device: str) -> list[str]:
-    """Returns the operators that the user's configuration needs.
-
-    Args:
-        experiment: what the user submitted.
-        device: `cuda` or `cpu`.
-    """
+    """The operators that the user's configuration needs."""
     config = experiment.ds_config
     ops = ops_of(config, unless_named="" if config else _USUAL_OPTIMIZER)
     return [*([SHARED_MEMORY] if kind_of(device).computes_on_the_processor else []), *ops]
 
 
 def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str) -> list[str]:
-    """Returns the operators that the trials of a study may need, as far as is known before the profile trial.
-
-    Args:
-        experiment: what the user submitted.
-        arguments: the study's.
-        device: `cuda` or `cpu`.
-    """
+    """The operators that the trials of a study may need, as far as is known before the profile trial."""
     slots = experiment.config.resources.slots_per_trial
     here = Surroundings(
         device=device,
@@ -121,13 +108,7 @@ def with_ops_built(
 ) -> TrialResult:
     """Builds the operators that the arms of a study need, as the profile trial shows them, and waits.
 
-    Args:
-        profiled: the result of the profile trial.
-        setup: the study's.
-        build: as `Place.build`.
-
-    Returns:
-        The result, with the operators that cannot be built.
+    The result then names those that cannot be built. `build` is `Place.build`.
     """
     if profiled.outcome is not Outcome.COMPLETED or profiled.profile is None or profiled.program is None:
         return profiled
@@ -142,15 +123,9 @@ def with_ops_built(
 
 
 def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: TrialResult) -> SearchSpace:
-    """Returns the configurations that a study may try. Some may need an operator that cannot be built.
+    """The configurations that a study may try, some of which may need an operator that cannot be built.
 
-    Args:
-        setup: the study's.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        profiled: the profile trial, which has completed.
-
-    Raises:
-        InputError: the experiment's `search_space` cannot be used.
+    Raises InputError if the experiment's `search_space` cannot be used.
     """
     here = surroundings_of(profiled, base_config, setup.slots, setup.device)
     requests = read_search_space(setup.experiment.config.search_space)
@@ -161,15 +136,10 @@ def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: Tri
 def without_unbuildable(
     space: SearchSpace, base_config: Mapping[str, Any], profiled: TrialResult
 ) -> tuple[SearchSpace, list[str]]:
-    """Returns a space without the arms whose operators cannot be built, and a sentence for each such operator.
+    """Returns a space without the arms whose operators cannot be built, and a sentence for each operator.
 
     Operators of the user's configuration do not count, because its trials show what is wrong. The space stays whole if
     no arm would be left.
-
-    Args:
-        space: the configurations that a study may try.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        profiled: the profile trial.
     """
     own = ops_of(base_config, code_has_optimizer=_has_optimizer(profiled))
     cannot = {op: why for op, why in profiled.unbuildable.items() if op not in own}

@@ -63,15 +63,9 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
 def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
-    """Checks the arguments and opens a new full experiment.
+    """Raises InputError if the arguments, the experiment or this host do not fit. Nothing was written then.
 
-    Args:
-        arguments: the full experiment's.
-        work_dir: the folder that full experiments and the tracking store stand in.
-        flow_run_id: the Prefect flow run that begins it. None for a command.
-
-    Raises:
-        InputError: the arguments, the experiment or this host do not fit. Nothing was started or written.
+    `flow_run_id` is the Prefect flow run that begins it; None for a command.
     """
     experiment, ds_config, host = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
@@ -88,13 +82,8 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
     """Resumes the newest full experiment of the same name that has not completed.
 
     The YAML as it is now counts. Only the DeepSpeed configuration must be the same, unless DeepSpeed has refused it.
-
-    Args:
-        arguments: of the command. Without a DeepSpeed configuration there, the one of the beginning counts.
-        work_dir: the folder that full experiments and the tracking store are in.
-
-    Raises:
-        InputError: there is none, another process drives it, or something does not fit.
+    Without one in the arguments, the one of the beginning counts. Raises InputError if there is no such full
+    experiment, another process drives it, or something does not fit.
     """
     named = _read_experiment(arguments, arguments.config_path)
     paths, record = _newest(named.name, work_dir)
@@ -113,15 +102,7 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
 
 
 def resume_full_experiment(root: Path) -> FullExperiment:
-    """Resumes a full experiment that was interrupted.
-
-    Args:
-        root: its folder.
-
-    Raises:
-        FinishedError: it has completed.
-        InputError: there is none, another process drives it, or its configuration has changed.
-    """
+    """Raises FinishedError if it has completed, InputError if it cannot be resumed."""
     paths = FullExperimentPaths(root.absolute())
     record = _read_record(paths)
     if record.status is StudyStatus.COMPLETED:
@@ -140,8 +121,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
 def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
     """Opens the full experiment of a study with an answer; None if it has already ended.
 
-    Raises:
-        InputError: the experiment cannot be trained at full length.
+    Raises InputError if the experiment cannot be trained at full length.
     """
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     driver = study.driver
@@ -197,7 +177,7 @@ def _winners_switches(study: OpenStudy) -> list[str]:
 
 
 def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
-    """Returns the record of a study's full experiment; None without one."""
+    """The record of a study's full experiment; None without one."""
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     return _read_record(paths) if paths.record.exists() else None
 

@@ -52,7 +52,7 @@ class ReadPlan:
 
     @property
     def base_config(self) -> dict[str, Any]:
-        """The user's DeepSpeed configuration as they wrote it; empty if it is in the code."""
+        """As the user wrote it; empty if it is in the code."""
         return without_tuning_keys(self.experiment.ds_config)
 
 
@@ -61,15 +61,10 @@ def read_plan(
     tell: Callable[[str], None] = lambda sentence: None,
     check: Callable[[], None] = lambda: None,
 ) -> ReadPlan:
-    """Checks the arguments of a plan.
+    """Checks the arguments of a plan. Raises InputError if the devices, the command or the experiment are wrong.
 
-    Args:
-        arguments: the plan's.
-        tell: called with a sentence when something takes long.
-        check: called repeatedly meanwhile. Its error ends the waiting.
-
-    Raises:
-        InputError: the devices, the command or the experiment are wrong.
+    `tell` gets a sentence when something takes long. `check` is called repeatedly meanwhile, and its error ends the
+    waiting.
     """
     known = known_devices(arguments.devices)
     if arguments.on:
@@ -113,7 +108,6 @@ class OpenPlan:
 
     @property
     def allocator(self) -> AllocatorSettings:
-        """The settings of PyTorch's allocator on the devices, as the program's variables have them."""
         return AllocatorSettings.of_environment(self.environment)
 
     @cached_property
@@ -124,12 +118,8 @@ class OpenPlan:
     def program(self, name: str, count: int, config: Mapping[str, Any], known: KnownProgram) -> Program:
         """Returns the user's program for one run, and writes the files that it reads.
 
-        Args:
-            name: of the run.
-            count: its ranks.
-            config: the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
-                empty, the program runs as typed.
-            known: what is known of it.
+        `config` is the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
+        empty, the program runs as typed.
         """
         experiment = on_ranks(self.read.experiment, count)
         paths = TrialPaths(self.scratch / name)
@@ -151,7 +141,7 @@ class OpenPlan:
         return program
 
     def setup(self, asked: AskedDevices) -> StudySetup:
-        """Returns the setup of a study on some devices, as the writer of the best command takes it."""
+        """The setup of a study on some devices, as the writer of the best command takes it."""
         arguments = self.read.arguments
         slots = [str(index) for index in range(asked.cluster.per_host)]
         return StudySetup(
@@ -168,15 +158,9 @@ class OpenPlan:
 
 
 def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
-    """Makes the folder of a plan.
+    """Makes the folder of a plan. `scratch` is for its runs.
 
-    Args:
-        read: what is planned.
-        work_dir: the folder of the plans and of the tracking store.
-        scratch: a folder for the runs.
-
-    Raises:
-        InputError: it cannot be written, or the settings of PyTorch's allocator cannot be read.
+    Raises InputError if it cannot be written, or the settings of PyTorch's allocator cannot be read.
     """
     experiment = read.experiment
     environment = environment_of(experiment, read.arguments.include, DEVICE)
@@ -190,13 +174,13 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
 
 
 def on_ranks(experiment: Experiment, count: int) -> Experiment:
-    """Returns an experiment on a number of ranks of one host."""
+    """The experiment on a number of ranks of one host."""
     resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
     return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
 
 
 def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
-    """Returns an experiment whose launcher starts a rank for each of some devices of one host.
+    """The experiment with a launcher that starts a rank for each of some devices of one host.
 
     Words that start ranks on several hosts stay as they were typed. So do words that do not have the number, and those
     that choose devices, because another number of ranks could not start on them.
@@ -217,13 +201,9 @@ def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
 
 
 def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Returns what the first run changes in the user's batch, so that it goes on so many ranks.
+    """What the first run changes in the user's batch, so that it goes on so many ranks.
 
     A stated batch that belongs to another number of ranks is divided anew.
-
-    Args:
-        config: the user's DeepSpeed configuration.
-        count: ranks.
     """
     replicas = max(1, count // ranks_of_a_replica(config))
     stated = {key: config.get(key) for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}

@@ -36,17 +36,9 @@ def open_search(
 ) -> Search:
     """Returns the search of a study, which has asked for nothing yet.
 
-    Args:
-        setup: the study's.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        can_sweep: whether one process group may measure several micro-batch sizes.
-        known: the profile trial, which has completed, then the submitted trial, if it has ended, then older trials.
-        log: the study's log. It gets the knobs without an effect, the arms that are not tried, and the batch.
-        foreseen: arms that were foreseen.
-        expected: arms of a plan.
-
-    Raises:
-        InputError: no candidate satisfies the batch policy, or a switch of the program sets the batch.
+    `known` is the profile trial, which has completed, then the submitted trial, if it has ended, then older trials. The
+    log gets the knobs without an effect, the arms that are not tried, and the batch. Raises InputError if no candidate
+    satisfies the batch policy, or a switch of the program sets the batch.
     """
     # This holds for the whole process from here on. The search's matrices are small, so its threads would wait for
     # each other, and they would use the ranks' cores.

@@ -67,11 +67,7 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
 def check_slots(experiment: Experiment, host: Host) -> None:
-    """Checks that this host has enough slots for an experiment, and that they can be locked.
-
-    Raises:
-        InputError: it has not, or they cannot.
-    """
+    """Raises InputError if this host has too few slots for an experiment, or they cannot be locked."""
     own_folder(host_lock_dir())
     slots = experiment.config.resources.slots_per_trial
     if slots > len(host.slots):
@@ -96,11 +92,7 @@ def check_slots(experiment: Experiment, host: Host) -> None:
 
 
 def check_include(include: Sequence[Path]) -> None:
-    """Checks that the files and folders to include exist.
-
-    Raises:
-        InputError: one does not.
-    """
+    """Raises InputError if a file or folder to include does not exist."""
     for path in include:
         if not path.exists():
             raise InputError(
@@ -109,11 +101,7 @@ def check_include(include: Sequence[Path]) -> None:
 
 
 def check_length(experiment: Experiment) -> None:
-    """Checks that a trial class has a length to train at full length.
-
-    Raises:
-        InputError: it has none.
-    """
+    """Raises InputError if a trial class has no length to train at full length."""
     if experiment.entrypoint.trial_class is not None and experiment.config.searcher.max_length is None:
         raise InputError(
             "searcher.max_length is missing, and a full experiment of a trial class trains that long.",
@@ -128,15 +116,7 @@ _TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
 
 
 class OpenStudy:
-    """A study that runs in this process.
-
-    Attributes:
-        driver: runs its trials.
-        paths: its files.
-        tracker: sends its records to MLflow.
-        config_check: asks DeepSpeed about the user's configuration.
-        is_new: whether it was opened for the first time.
-    """
+    """A study that runs in this process."""
 
     def __init__(
         self,
@@ -154,7 +134,7 @@ class OpenStudy:
         self._record = record
         self._lock = lock
         self.config_check = config_check
-        self.is_new = is_new
+        self.is_new = is_new  # opened for the first time
         self._closed = False
         self._is_down = False
         self._writing = threading.RLock()
@@ -167,7 +147,7 @@ class OpenStudy:
 
     @property
     def record(self) -> StudyRecord:
-        """The study's record, as it is on the disk."""
+        """As it is on the disk."""
         return self._record
 
     def remove(self) -> None:
@@ -180,8 +160,7 @@ class OpenStudy:
     def begin(self) -> None:
         """Writes that the study runs, starts its tracker, and primes the fork server of a resumed study.
 
-        Raises:
-            KeyboardInterrupt: it was interrupted before.
+        Raises KeyboardInterrupt if it was interrupted before.
         """
         with self._writing:
             if self._interrupted:
@@ -194,8 +173,8 @@ class OpenStudy:
     def profiled(self) -> None:
         """Writes the metric that the study goes by. The profile trial may have replaced it.
 
-        Raises:
-            InputError: leaving an option out that is varied does not turn it off, or the user's layout is not known.
+        Raises InputError if leaving an option out that is varied does not turn it off, or the user's layout is not
+        known.
         """
         self.driver.tell_plan()
         file = self.driver.setup.arguments.config_path
@@ -269,14 +248,10 @@ def new_study(
 ) -> OpenStudy:
     """Checks the arguments and opens a new study. Its servers start in the background.
 
-    Args:
-        arguments: the study's. If its command is a wrapper, the study is of the command that the wrapper starts.
-        work_dir: the folder of the studies and of the tracking store.
-        flow_run_id: the Prefect flow run that begins it; None for a command.
-        tell: called with a sentence when something takes long, before the study has a log.
-
-    Raises:
-        InputError: the arguments, the experiment or this host do not fit. Nothing was started or written.
+    If its command is a wrapper, the study is of the command that the wrapper starts. `flow_run_id` is the Prefect flow
+    run that begins it; None for a command. `tell` gets a sentence when something takes long, before the study has a
+    log. Raises InputError if the arguments, the experiment or this host do not fit. Nothing was started or written
+    then.
     """
     return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
 
@@ -297,15 +272,9 @@ def plan_study(
     tell: Callable[[str], None] = lambda sentence: None,
     check: Callable[[], None] = lambda: None,
 ) -> PlannedStudy:
-    """Checks the arguments of a new study.
+    """Checks the arguments of a new study. Raises InputError if they, the experiment or this host do not fit.
 
-    Args:
-        arguments: the study's.
-        tell: called with a sentence when something takes long.
-        check: called repeatedly meanwhile. Its error ends the waiting.
-
-    Raises:
-        InputError: the arguments, the experiment or this host do not fit.
+    `check` is called repeatedly when something takes long. Its error ends the waiting.
     """
     found = Followed(arguments.command, arguments.model_dir)
     if arguments.command:
@@ -370,12 +339,8 @@ def _read_experiment(arguments: StudyArguments, host: Host, wrapper: Sequence[st
 def resume_study(root: Path) -> OpenStudy:
     """Resumes a study that was interrupted, or whose full experiment has failed.
 
-    Args:
-        root: the study's folder.
-
-    Raises:
-        FinishedError: nothing of it is left to do.
-        InputError: there is no study, another process drives it, or the experiment has changed.
+    Raises FinishedError if nothing of it is left to do, and InputError if there is no study, another process drives it,
+    or the experiment has changed.
     """
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
@@ -441,12 +406,7 @@ def _has_trained(paths: StudyPaths) -> bool:
 
 
 def check_arguments(arguments: StudyArguments, experiment: Experiment, host: Host) -> None:
-    """Checks the arguments against this host.
-
-    Raises:
-        InputError: too few trials, more slots than there are, a missing file to include, or a full experiment without a
-            length.
-    """
+    """Raises InputError if the arguments do not fit this host or each other."""
     slots = experiment.config.resources.slots_per_trial
     check_slots(experiment, host)
     if arguments.max_slots is not None and not slots <= arguments.max_slots <= len(host.slots):

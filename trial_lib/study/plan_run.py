@@ -41,20 +41,13 @@ class ForeseesRuns(Protocol):
     """Foresees a run in a process of its own. It is called from several threads at once."""
 
     def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
-        """Returns the run.
-
-        Args:
-            name: of the run, for its files.
-            program: the user's program.
-            overrides: merged into the DeepSpeed configuration of the engine that trains.
-            asked: the devices that the program finds.
-        """
+        """`overrides` are merged into the DeepSpeed configuration of the engine that trains."""
 
     def prime(self, imported: Sequence[Import]) -> None:
         """Has the modules of the program imported before the next run."""
 
     def end(self, name: str) -> None:
-        """Ends a run. It does nothing if no run of this name is under way."""
+        """It does nothing if no run of this name is under way."""
 
     def stop(self) -> None:
         """Ends all runs that are under way."""
@@ -69,16 +62,9 @@ def run_plan(
 ) -> PlanRecord:
     """Runs a plan to its end, and writes its record and its answer into its folder.
 
-    Args:
-        opened: the plan.
-        foresee: foresees one run.
-        processes: runs at once.
-        tell: called with a sentence every few seconds.
-        check: called often. Its error ends the planning.
-
-    Raises:
-        ProgramNotForeseenError: the program cannot be foreseen.
-        InputError: its batch cannot be divided over the devices.
+    `processes` is the number of runs at once. `tell` gets a sentence every few seconds. `check` is called often, and
+    its error ends the planning. Raises ProgramNotForeseenError, and InputError if the batch cannot be divided over the
+    devices.
     """
     read, arguments = opened.read, opened.read.arguments
     stated = read.base_config
@@ -260,12 +246,7 @@ def _with_last_line(stopped: str) -> str:
 
 
 class Foreseer:
-    """Foresees runs of one program, each in a process of its own. Use it as a context.
-
-    Args:
-        opened: the plan.
-        note: called with a sentence when something takes long.
-    """
+    """Foresees runs of one program, each in a process of its own. Use it as a context."""
 
     def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
         self._opened = opened
@@ -276,22 +257,13 @@ class Foreseer:
         self._is_closed = False
 
     def __enter__(self) -> "Foreseer":
-        """Starts nothing yet. The first run gives the interpreter."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends everything."""
         self.stop()
 
     def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
-        """Returns a run.
-
-        Args:
-            name: of the run. No other run of this name is under way.
-            program: the user's program.
-            overrides: merged into the DeepSpeed configuration of the engine that trains.
-            asked: the devices that the program finds.
-        """
+        """No other run of this name is under way."""
         device = asked.cluster.device
         pretended = Pretended(
             world=asked.count,
@@ -310,14 +282,12 @@ class Foreseer:
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run
 
     def prime(self, imported: Sequence[Import]) -> None:
-        """Has the modules of the program imported before the next run, once for all of them."""
         with self._starting:
             starter = None if self._is_closed else self._starter
         if starter is not None:
             starter.prime(imported)
 
     def end(self, name: str) -> None:
-        """Ends a run. It does nothing if no run of this name is under way."""
         starter = self._running.get(name)
         if starter is not None:
             starter.end()

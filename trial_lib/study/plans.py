@@ -42,18 +42,12 @@ _COMPILATION_S = 900.0
 def deadline_s(
     profile: TrialResult, profiled: Candidate, candidate: Candidate, window: StepWindow, offloaded: float = 0.0
 ) -> float:
-    """Returns the deadline of a trial in seconds, from the times of the profile trial.
+    """The deadline of a trial in seconds, from the times of the profile trial.
 
     It is a floor plus five times the start, with its first step, plus five times the window's first steps at the
-    profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states comes on top,
-    because the profile trial did not show it. So does a compilation that a switch has turned on.
-
-    Args:
-        profile: the result of the profile trial.
-        profiled: its candidate.
-        candidate: the candidate of this trial.
-        window: the steps that the trial measures.
-        offloaded: bytes that each of its ranks moves to its host or to a disk.
+    profile trial's time per sample. A trial within it may be slow. Filling and moving offloaded states (`offloaded`, in
+    bytes of a rank) comes on top, because the profile trial did not show it. So does a compilation that a switch has
+    turned on.
     """
     # The profile trial's start also contains the priming and the builds. Later trials do not pay for these.
     # Compilation happens in the first step of every trial.
@@ -71,17 +65,11 @@ _PRECISION = {"amp", "bf16", "bfloat16", "data_types", "fp16", "torch_autocast"}
 
 
 class TrialPlans:
-    """Makes the plans of one study's trials.
-
-    Args:
-        setup: the study's.
-
-    Attributes:
-        check: called repeatedly while a plan waits for the user's wrapper. Its error ends the waiting.
-    """
+    """Makes the plans of one study's trials."""
 
     def __init__(self, setup: StudySetup) -> None:
         self._setup = setup
+        # Called repeatedly while a plan waits for the user's wrapper. Its error ends the waiting.
         self.check: Callable[[], None] = lambda: None
 
     def plan(
@@ -93,16 +81,7 @@ class TrialPlans:
         profiled: tuple[TrialResult, Candidate] | None,
         name: str = "",
     ) -> TrialPlan:
-        """Returns the plan of a trial.
-
-        Args:
-            number: its number in the study.
-            purpose: why it runs.
-            candidate: what it runs with.
-            known: the user's program.
-            profiled: the profile trial and its candidate; None for the profile trial itself.
-            name: the candidate's name in the study.
-        """
+        """`profiled` is the profile trial and its candidate; None for the profile trial itself."""
         arguments = self._setup.arguments
         if profiled is None:
             window = StepWindow(start_step=1, end_step=1, max_steps=1)
@@ -150,12 +129,7 @@ class TrialPlans:
         return host_bytes(config, profile.profile, candidate.slots, accumulates, Layout.of(known.base_config)).moved
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
-        """Returns the profile trial's first run, in which the program runs as it was typed.
-
-        Args:
-            profile: the profile trial.
-            base_config: the user's DeepSpeed configuration, as far as it is known.
-        """
+        """Returns the profile trial's first run, in which the program runs as it was typed."""
         return replace(
             profile, **self._run_with(dict(base_config), profile.paths.as_typed, KnownProgram(), as_typed=True)
         )
@@ -208,16 +182,7 @@ def on_same_devices(plan: TrialPlan, results: Iterable[TrialResult]) -> TrialPla
 
 
 def submitted_candidate(base_config: Mapping[str, Any], slots: int, profile: ModelProfile | None) -> Candidate:
-    """Returns the user's configuration as a candidate.
-
-    Args:
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-        slots: devices of a trial.
-        profile: the model, as the profile trial found it.
-
-    Raises:
-        InputError: the user's code decides on the batch.
-    """
+    """The user's configuration as a candidate. Raises InputError if the user's code decides on the batch."""
     replicas = profile.data_parallel_size if profile else 1
     batch = resolve_batch(base_config, replicas)
     return Candidate(
@@ -242,13 +207,9 @@ def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float |
 
 
 def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Candidate) -> tuple[str, ...] | None:
-    """Returns the number formats that the program computes in; None if its FLOPs cannot be compared with a peak.
+    """The number formats that the program computes in; None if its FLOPs cannot be compared with a peak.
 
     They cannot if the candidate may change the formats, or if a part of the program's FLOPs was not counted.
-
-    Args:
-        profiled: the profile trial and its candidate; None for the profile trial itself.
-        candidate: the trial's.
     """
     profile = None if profiled is None else profiled[0].profile
     if profiled is None or profile is None or profile.uncounted or _PRECISION & candidate.knobs.keys():
@@ -257,25 +218,16 @@ def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Can
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
-    """Returns the sample length that the warm-up trains on; None to leave the data as they are.
-
-    The losses of a confirming trial have to be those of the user's data.
-    """
     if purpose is Purpose.CONFIRM or program is None or not program.is_stretchable:
         return None
     return program.longest_sequence
 
 
 def throughput_to_beat(method: MethodName, metric: str, best: TrialResult | None) -> float | None:
-    """Returns the throughput (samples/s) that a trial of the search has to come near; None if it may be anything.
+    """The throughput (samples/s) that a trial of the search has to come near; None if it may be anything.
 
     A trial below it is stopped early. dsat's methods take a stopped trial for a failed one, so their trials run to the
     end.
-
-    Args:
-        method: the study's.
-        metric: the metric that the study goes by.
-        best: the best trial so far.
     """
     may_end = METHODS[method].ends_hopeless_trials and SEARCH_METRICS[metric].is_throughput
     if best is None or not may_end:

@@ -49,17 +49,11 @@ def run_profile(
     run: Callable[[TrialPlan], TrialResult],
     prime: Callable[[Sequence[Import]], None],
 ) -> TrialResult:
-    """Runs the profile trial to its end.
+    """Runs the profile trial to its end. Its result is also in its folder, unless it was cut short.
 
-    The result is also in the trial's folder, unless the trial was cut short.
-
-    Args:
-        profile: the trial as it was decided on.
-        typed: its first run, of the program as it was typed.
-        plans_for: returns the runs at a micro-batch size (samples), from what the first run has found. Each one is for
-            a program that the one before has failed.
-        run: runs a plan.
-        prime: called with what the first run has imported.
+    `typed` is its first run, of the program as it was typed. `plans_for` gives the runs at a micro-batch size
+    (samples), from what the first run has found. Each one is for a program that the one before has failed. `prime` gets
+    what the first run has imported.
     """
     seen = run(typed)
     program = seen.program
@@ -109,16 +103,11 @@ def sizes_below(own: int) -> Iterator[int]:
 
 
 def profile_candidates(program: ProgramProfile, size: int, slots: int, types_batch: bool) -> list[Candidate]:
-    """Returns the candidates of the profile trial: a micro-batch size, and everything else as typed.
+    """The candidates of the profile trial: a micro-batch size, and everything else as typed.
 
     The first one has the accumulation of the program. A program may compare the global batch in the configuration with
-    an option of its own. So the second one has the typed global batch, at another accumulation.
-
-    Args:
-        program: what the run of the program as typed has found.
-        size: the micro-batch size, in samples.
-        slots: devices of the trial.
-        types_batch: whether the configuration has the global batch as a number.
+    an option of its own. So the second one has the typed global batch, at another accumulation, if the configuration
+    has it as a number (`types_batch`).
     """
     typed = program.typed_batch
     assert typed is not None
@@ -170,12 +159,7 @@ def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: Progra
 
 
 def mapped_places(experiment: Experiment, environment: Mapping[str, str]) -> list[BatchPlace]:
-    """Returns the mapped batch keys of an experiment, each with the value in its command.
-
-    Args:
-        experiment: what the user submitted.
-        environment: the environment of its ranks.
-    """
+    """The mapped batch keys of an experiment, each with the value in its command."""
     mappings, folder = experiment.config.arg_mappings, experiment.model_dir
     typed = experiment.entrypoint
     return batch_places(typed.arguments, environment, mappings, folder, typed.wrapper)
@@ -189,11 +173,8 @@ def held_against(
 ) -> TrialResult:
     """Returns the result of the run as typed, compared with the batch in its command.
 
-    Args:
-        result: of that run.
-        places: the mapped batch keys of the command.
-        arg_mappings: the place that sets each DeepSpeed key. An option among them that was not typed has its default.
-        typed_config: the user's DeepSpeed configuration in a file; None or empty if it is in the code.
+    An option among `arg_mappings` that was not typed has its default. `typed_config` is the configuration in a file;
+    None or empty if it is in the code.
     """
     if result.program is None:
         return result
@@ -218,10 +199,6 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
 
     A program may leave its engine at a size that it does not feed, because DeepSpeed does not compare them. If as many
     rows arrive as the mapped micro-batch has, that is the user's micro-batch.
-
-    Args:
-        program: the findings of the run.
-        places: the mapped batch keys of the command.
     """
     typed = program.typed_batch
     fed = next((place.value for place in places if place.key == MICRO_BATCH), None)
@@ -240,13 +217,7 @@ def as_mapped(program: ProgramProfile, places: Sequence[BatchPlace]) -> ProgramP
 
 
 def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_config: Mapping[str, Any]) -> str | None:
-    """Returns how a mapped value differs from that of the program's engine; None if all agree.
-
-    Args:
-        program: the findings of a run as typed, from `as_mapped`.
-        places: the mapped keys of the command.
-        typed_config: the user's DeepSpeed configuration, for the ZeRO stage.
-    """
+    """How a mapped value differs from that of the program's engine, by `as_mapped`; None if all agree."""
     typed = program.typed_batch
     if typed is None:
         return None
@@ -279,17 +250,10 @@ def wrong_mapping(program: ProgramProfile, places: Sequence[BatchPlace], typed_c
 def run_profile_of_study(
     setup: StudySetup, place: Place, plan: TrialPlan, run: Callable[..., TrialResult]
 ) -> TrialResult:
-    """Runs the profile trial of a study to its end.
+    """Runs the profile trial of a study to its end. `run` runs one plan, and perhaps another after it in its ranks.
 
-    The operators that the search needs are built meanwhile. The result names those that cannot be built, and the
-    free room of the disks to which arms may swap. The first run may also measure the user's configuration
-    (`own_reading`).
-
-    Args:
-        setup: the study's.
-        place: where its trials run.
-        plan: the trial, as it was decided on.
-        run: runs one plan, and perhaps another one after it in the same ranks.
+    The operators that the search needs are built meanwhile. The result names those that cannot be built, and the free
+    room of the disks to which arms may swap. The first run may also measure the user's configuration (`own_reading`).
     """
     plans, typed = TrialPlans(setup), KnownProgram.of(setup.experiment)
 
@@ -348,7 +312,7 @@ def _unbuilt_ops(plan: TrialPlan) -> set[str]:
 
 
 def profiled_candidate(file: Path) -> Candidate | None:
-    """Returns the candidate that a profile trial measured in the end; None if its file is missing or damaged.
+    """The candidate that a profile trial measured in the end; None if its file is missing or damaged.
 
     A study asks for the smallest micro-batch. A program that cannot take it is profiled at a larger one.
     """

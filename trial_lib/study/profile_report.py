@@ -44,7 +44,6 @@ class ProfileReport(FrozenRecord):
     limit: SizeLimit | None = None
 
     def lines(self) -> list[str]:
-        """Returns the report as lines of text."""
         profile = self.profile
         return [
             f"parameters: {profile.num_params:,}, trainable: {profile.trainable_num_params:,}",
@@ -67,7 +66,7 @@ class ProfileReport(FrozenRecord):
 def report_profile(
     profile: ModelProfile, base_config: Mapping[str, Any], slots: int, limit: SizeLimit | None
 ) -> ProfileReport:
-    """Returns the report of a model."""
+    """The model, and the memory that each ZeRO stage would need."""
     precision = precision_of(base_config, profile.bytes_per_param)
     own, shards = on_a_device(profile, slots)
     guesses = {stage: first_guess(stage, profile, precision, slots) for stage in ZERO_STAGES}
@@ -86,12 +85,7 @@ def report_profile(
 
 
 def program_notes(program: ProgramProfile | None, arg_mappings: Mapping[Any, str] | None = None) -> list[str]:
-    """Returns notes on the program that the user may want to act on, a sentence each.
-
-    Args:
-        program: the findings of the profile trial.
-        arg_mappings: the place that sets each DeepSpeed key, as the user states it.
-    """
+    """Notes on the program that the user may want to act on, a sentence each."""
     if program is None:
         return []
     notes = [_TWO_CONFIGS] if program.hands_over_two_configs else []
@@ -133,7 +127,7 @@ _RESUMES = (
 
 
 def model_notes(profile: ModelProfile) -> list[str]:
-    """Returns notes on the model's figures, a sentence each."""
+    """Notes on the model's figures, a sentence each."""
     if not profile.uncounted:
         return []
     more = len(profile.uncounted) - _MOST_NAMED
@@ -145,18 +139,13 @@ def model_notes(profile: ModelProfile) -> list[str]:
 
 
 def had_engine(setup: StudySetup, profile: TrialResult) -> bool:
-    """Returns whether every rank of the profile trial reached a DeepSpeed engine, in either of its runs."""
+    """Whether every rank of the profile trial reached a DeepSpeed engine, in either of its runs."""
     paths = setup.paths.trial(profile.number)
     return any(all(run.engine_built(rank).exists() for rank in range(setup.slots)) for run in (paths, paths.as_typed))
 
 
 def profile_failure(result: TrialResult, had_engine: bool) -> str:
-    """Returns why the profile trial failed, as a message that the user can act on.
-
-    Args:
-        result: the result of a profile trial that has not completed.
-        had_engine: whether the program reached a DeepSpeed engine.
-    """
+    """Why the profile trial failed, as a message that the user can act on."""
     if result.elsewhere:
         return result.reason
     if result.from_outside:
@@ -190,11 +179,7 @@ _LAST_PHASE = "end"
 
 
 def is_measured_beside(setup: StudySetup) -> bool:
-    """Returns whether the profile trial may measure time, because the host has cores to spare.
-
-    Args:
-        setup: the study's.
-    """
+    """Whether the profile trial may measure time, because the host has cores to spare."""
     if setup.arguments.ray_address is not None or setup.experiment.config.resources.hosts:
         return False
     on_the_processor = kind_of(setup.device).computes_on_the_processor
@@ -204,12 +189,7 @@ def is_measured_beside(setup: StudySetup) -> bool:
 
 
 def own_plan(typed: TrialPlan, setup: StudySetup) -> TrialPlan:
-    """Returns the measurement of the user's configuration, for ranks that run the program as typed already.
-
-    Args:
-        typed: the profile trial's first run.
-        setup: the study's.
-    """
+    """The measurement of the user's configuration, for ranks that run the program as typed already."""
     arguments = setup.arguments
     return replace(
         typed,
@@ -230,15 +210,9 @@ def forget_own(profile: TrialPlan) -> None:
 
 
 def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> TrialResult | None:
-    """Returns the result of the user's configuration as that of a trial of its own, and writes it to its folder.
+    """Returns that measurement as a trial of its own, and writes it to its folder; None if none counts.
 
-    Args:
-        plan: the trial of the user's configuration.
-        profile: the result of the profile trial.
-        paths: the files of the profile trial.
-
-    Returns:
-        The result; None if there is none that counts.
+    `paths` are those of the profile trial.
     """
     first, measured = _result_in(paths.as_typed), _result_in(paths.own)
     if first is None or measured is None or not _counts(plan, profile, first, measured):

@@ -62,12 +62,7 @@ class KnownProgram:
 
     @classmethod
     def of(cls, experiment: Experiment, environment: Mapping[str, str] | None = None) -> "KnownProgram":
-        """Returns the program before it has run, from its experiment.
-
-        Args:
-            experiment: what the user submitted.
-            environment: the environment of its ranks. None leaves the switches out.
-        """
+        """The program before it has run. Without an environment, its switches are left out."""
         mappings = {str(key): target for key, target in experiment.config.arg_mappings.items()}
         switches = {} if environment is None else typed_switches(experiment, environment)
         requests = () if environment is None else read_search_space(experiment.config.search_space)
@@ -75,7 +70,7 @@ class KnownProgram:
         return cls(without_tuning_keys(experiment.ds_config), mappings, switches=switches, layouts=layouts)
 
     def learned(self, found: ProgramProfile) -> "KnownProgram":
-        """Returns the program after its profile trial. The experiment's own statements go before what was found."""
+        """The program after its profile trial. The experiment's own statements go before what was found."""
         # An option that the program was seen to read a size from sets no other size.
         seen = {spelling(target): key for key, target in found.arg_mappings.items()}
         own = {key: target for key, target in self.arg_mappings.items() if seen.get(spelling(target), key) == key}
@@ -89,23 +84,23 @@ class KnownProgram:
         return KnownProgram(config, mappings, found, switches, self.layouts)
 
     def on_ranks(self, count: int) -> "KnownProgram":
-        """Returns the program on another number of ranks. If some divide a batch among them, all do."""
+        """If some ranks divide a batch among them, all do."""
         if self.found is None or self.found.divided_among == 1:
             return self
         return replace(self, found=self.found.model_copy(update={"divided_among": count}))
 
     def own_config(self, experiment: Experiment) -> Mapping[str, Any]:
-        """Returns the user's DeepSpeed configuration as it is written: in the file, or else in the code."""
+        """The user's DeepSpeed configuration as it is written: in the file, or else in the code."""
         in_code = None if self.found is None else self.found.ds_config
         return experiment.ds_config or in_code or {}
 
     def in_words(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a configuration as the command types its micro-batch, which ranks may divide among them."""
+        """A configuration as the command types its micro-batch, which ranks may divide among them."""
         among, size = 1 if self.found is None else self.found.divided_among, config.get(MICRO_BATCH)
         return {**config, MICRO_BATCH: size * among} if type(size) is int else dict(config)
 
     def in_file(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a configuration for a file. The Trainer compares its sizes with the argument, whatever arrives."""
+        """A configuration for a file. The Trainer compares its sizes with the argument, whatever arrives."""
         is_divided = self.found is not None and MICRO_BATCH in self.found.batch
         return with_typed_sizes(config, self.found.divided_among) if self.found and is_divided else dict(config)
 
@@ -121,24 +116,16 @@ class KnownProgram:
 
 
 def learned_switches(switches: Mapping[str, Any], found: ProgramProfile) -> dict[str, Any]:
-    """Returns the values of the varied switches in the user's configuration, by their places.
+    """The values of the varied switches in the user's configuration, by their places.
 
     What was typed counts. The program's own value of a switch that ZeroTune turns, and the default of an option that
-    was not typed, show when the program runs.
-
-    Args:
-        switches: in the command as typed. None stands for one that was not typed. A boolean option is then off.
-        found: what the profile trial found.
+    was not typed, show when the program runs. None stands for one that was not typed. A boolean option is then off.
     """
     return own_switches(switches, found.switches, found.turnable)
 
 
 def named_in(file: Path | None) -> Callable[[str], str]:
-    """Returns what names the place of a switch in an error: its line in the experiment's file, or its flag.
-
-    Args:
-        file: the YAML file that varies the switches; None if the command does.
-    """
+    """Names the place of a switch in an error: its line in the YAML file that varies it, or its flag (None)."""
 
     def named(place: str) -> str:
         if file is None:
@@ -153,16 +140,7 @@ def named_in(file: Path | None) -> Callable[[str], str]:
 
 
 def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None, file: Path | None = None) -> None:
-    """Checks that the program takes the values of its switches, and that leaving an option out turns it off.
-
-    Args:
-        typed: the varied switches in the command as typed, by their places.
-        found: what the profile trial found; None if it found nothing.
-        file: the YAML file that varies the switches; None if the command does.
-
-    Raises:
-        InputError: the program has no such option, refuses a value of it, or has a boolean one on by default.
-    """
+    """Raises InputError if the program lacks an option, refuses a value of it, or has a boolean one on by default."""
     named = named_in(file)
     for place, reason in ({} if found is None else found.refused_options).items():
         raise InputError(f"{reason}.", where=named(place), remedy="Vary what your program takes.")
@@ -180,7 +158,7 @@ def _as_text(place: str, file: Path | None) -> str:
 
 
 def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
-    """Returns the options of a program that a search varies, each with the values to try."""
+    """The options of a program that a search varies, each with the values to try."""
     requests = read_search_space(experiment.config.search_space)
     places = ((place_of(each.path), each.values) for each in requests if is_switch(each.path))
     return {place: list(values) for place, values in places if is_option(place)}
@@ -189,16 +167,7 @@ def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
 def require_sizes(
     switches: Mapping[str, Any], layouts: Mapping[str, str], named: Callable[[str], str] | None = None
 ) -> None:
-    """Checks that the sizes of the user's own layout are known.
-
-    Args:
-        switches: of the user's configuration, by their places.
-        layouts: the kinds of those that are layouts.
-        named: names the place of a switch in an error; None for its flag.
-
-    Raises:
-        InputError: one is neither typed nor a default that the program's parser shows.
-    """
+    """Raises InputError if a size of the user's own layout is neither typed nor a default that the parser shows."""
     named = named or named_in(None)
     for place, kind in layouts.items():
         if not size_of(switches.get(place)):
@@ -210,16 +179,10 @@ def require_sizes(
 
 
 def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the values of the varied switches in an experiment's command as typed, by their places.
+    """The values of the varied switches in an experiment's command as typed, by their places.
 
-    That of a switch that ZeroTune turns is None, unless the experiment sets it.
-
-    Args:
-        experiment: what the user submitted.
-        environment: the environment of its ranks.
-
-    Raises:
-        InputError: a switch names a word, or a value in a file, that does not exist.
+    That of a switch that ZeroTune turns is None, unless the experiment sets it. Raises InputError if a switch names a
+    word, or a value in a file, that does not exist.
     """
     requests = [each for each in read_search_space(experiment.config.search_space) if is_switch(each.path)]
     arguments, folder = experiment.entrypoint.arguments, experiment.model_dir
@@ -235,14 +198,10 @@ def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> di
 
 
 def completed_config(base: Mapping[str, Any], program: ProgramProfile) -> dict[str, Any]:
-    """Returns the user's DeepSpeed configuration with the values that it leaves open, as far as they are known.
+    """The user's DeepSpeed configuration with the values that it leaves open, as far as they are known.
 
     The batch is that of the engine when the program ran as it was typed. So are the precision and the reduce bucket, if
     the configuration leaves them "auto".
-
-    Args:
-        base: the configuration of the experiment; empty if it is in the code.
-        program: what the profile trial found.
     """
     config = dict(base) or overwrite_deepspeed_config(without_tuning_keys(program.ds_config or {}), {})
     config = _settled(config, program.settled)
@@ -280,7 +239,7 @@ _DIGITS = 12
 
 
 def build_root(environment: Mapping[str, str]) -> Path:
-    """Returns the folder that torch builds extensions in."""
+    """The folder that torch builds extensions in."""
     named = environment.get(NAMED)
     # Path.home() raises if there is no home folder.
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111
@@ -288,15 +247,11 @@ def build_root(environment: Mapping[str, str]) -> Path:
 
 
 def with_build_folder(environment: Mapping[str, str], interpreter: str) -> dict[str, str]:
-    """Returns the environment of ranks, with ZeroTune's folder for the builds of their environment.
+    """The environment of ranks, with ZeroTune's folder for the builds of their environment.
 
     A folder that the user names stays. If torch's folder cannot be written, ZeroTune's is in its own data folder. If
     that cannot be written either, torch's stays. A program that needs no operator still runs, and another one reports
     what it could not do.
-
-    Args:
-        environment: of the ranks.
-        interpreter: of the ranks.
     """
     if environment.get(NAMED):
         return dict(environment)
@@ -351,23 +306,13 @@ def program_of(
     switches: Mapping[str, SwitchValue] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Program:
-    """Returns the program of an experiment under one DeepSpeed configuration.
+    """The program of an experiment under one DeepSpeed configuration. Without `arg_mappings`, the experiment's count.
 
-    Args:
-        experiment: what the user submitted.
-        environment: the environment of its ranks, from `environment_of`.
-        ds_config_path: the file of the configuration.
-        ds_config: the configuration.
-        training_spec: the file that a trial class, or a script with the Core API, reads its task from.
-        arg_mappings: the option, variable or place in a file that sets each DeepSpeed key. None uses the experiment's.
-        as_typed: whether the command stays as it is. The configuration that it names is still replaced if the
-            experiment overwrites a part of it.
-        switches: the values of the program's switches, by their places. A trial class has variables only.
-        check: called repeatedly while a wrapper runs once more. Its error ends the waiting.
-
-    Raises:
-        InputError: with this configuration a wrapper starts another command, or none.
-        TimeoutError: a wrapper starts nothing for long.
+    `training_spec` is the file that a trial class, or a script with the Core API, reads its task from. With `as_typed`
+    the command stays as it is, but the configuration that it names is still replaced if the experiment overwrites a
+    part of it. A trial class has variables alone as switches. `check` is called repeatedly while a wrapper runs once
+    more, and its error ends the waiting. Raises InputError if with this configuration a wrapper starts another command,
+    or none, and TimeoutError if it starts nothing for long.
     """
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
@@ -420,11 +365,6 @@ class CommandChanges:
     """Logs the changes that trials make in the user's command. All other words stay as typed.
 
     The first change of each word goes to the terminal, and every change to the log's file.
-
-    Args:
-        experiment: what the user submitted.
-        environment: the environment of its ranks.
-        log: the study's log.
     """
 
     def __init__(self, experiment: Experiment, environment: Mapping[str, str], log: logging.Logger) -> None:
@@ -441,15 +381,6 @@ class CommandChanges:
         arg_mappings: Mapping[Any, str],
         switches: Mapping[str, SwitchValue],
     ) -> None:
-        """Logs the changes of one trial.
-
-        Args:
-            number: the trial's.
-            ds_config_path: the file of its configuration.
-            ds_config: the configuration.
-            arg_mappings: the option, variable or place in a file that sets each DeepSpeed key.
-            switches: the values of the program's switches, by their places.
-        """
         entrypoint = self._experiment.entrypoint
         if entrypoint.trial_class is not None:
             return
@@ -467,12 +398,7 @@ class CommandChanges:
 
 
 def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -> list[str]:
-    """Returns the imports by which the user's code begins, for a fork server that runs them ahead.
-
-    Args:
-        experiment: what the user submitted.
-        environment: of the ranks.
-    """
+    """The imports by which the user's code begins, for a fork server that runs them ahead."""
     entrypoint, folder = experiment.entrypoint, experiment.model_dir
     named = environment.get("PYTHONPATH", "").split(os.pathsep)
     folders = [folder, *(folder / each for each in named if each)]
@@ -486,19 +412,13 @@ def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -
 
 
 def interpreter_of(experiment: Experiment) -> str:
-    """Returns the Python that runs the user's code: the one that the command names by a path, or ZeroTune's own."""
+    """The Python that runs the user's code: the one that the command names by a path, or ZeroTune's own."""
     named = experiment.entrypoint.interpreter
     return sys.executable if named is None else str((experiment.model_dir / named).absolute())
 
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...], device: str) -> dict[str, str]:
-    """Returns the environment of ranks.
-
-    Args:
-        experiment: what the user submitted.
-        include: files and folders that the code imports from outside the model directory.
-        device: `cuda` or `cpu`.
-    """
+    """The environment of ranks. `include` is what the code imports from outside the model directory."""
     interpreter = interpreter_of(experiment)
     environment = {
         **rank_environment(interpreter, has_one_thread(experiment, device)),
@@ -514,15 +434,11 @@ def environment_of(experiment: Experiment, include: tuple[Path, ...], device: st
 
 
 def has_one_thread(experiment: Experiment, device: str) -> bool:
-    """Returns whether each rank gets one OpenMP thread if the user does not set a number.
+    """Whether each rank gets one OpenMP thread if the user does not set a number.
 
     On a CPU a rank has one core. On GPUs ZeroTune does as the user's launcher does. `torchrun` sets one thread if it
     starts several processes (torch/distributed/run.py), and so does `accelerate launch`, because it starts torchrun.
     `deepspeed` and `python` leave all cores to each process, and an offloaded optimizer computes on them.
-
-    Args:
-        experiment: what the user submitted.
-        device: `cuda` or `cpu`.
     """
     if kind_of(device).computes_on_the_processor:
         return True

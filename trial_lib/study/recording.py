@@ -27,17 +27,8 @@ def record_table(
     """Measures every candidate and writes one line for each trial. An interrupted recording can be resumed.
 
     The repeats of a candidate are apart in time, and each pass has an order of its own. So a drift of the machine
-    affects all candidates alike. A candidate that does not complete is not repeated.
-
-    Args:
-        driver: of a study whose profile trial has completed.
-        candidates: the grid.
-        repeats: the measurements of each candidate.
-        output: the table's file. Measurements that it already contains are not repeated.
-        tell: called after each trial with the numbers of finished and of all trials.
-
-    Raises:
-        InputError: the file is no table, or belongs to another experiment.
+    affects all candidates alike. A candidate that does not complete is not repeated. `tell` gets the numbers of
+    finished and of all trials. Raises InputError if the file is no table, or belongs to another experiment.
     """
     assert driver.state.profile is not None
     assert driver.state.profile.profile is not None
@@ -75,7 +66,7 @@ def record_table(
 
 
 def grid(driver: StudyDriver, space: SearchSpace, sizes: Sequence[int]) -> list[Candidate]:
-    """Returns every lineage of a space at each micro-batch size (samples), with the user's accumulation."""
+    """Every lineage of a space at each micro-batch size (samples), with the user's accumulation."""
     assert driver.state.profile is not None
     profile = driver.state.profile.profile
     assert profile is not None

@@ -38,12 +38,11 @@ class Work:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of its trials."""
         return [plan.number for plan in self.plans]
 
     @property
     def label(self) -> str:
-        """Its name, such as `trial-0007-z2-mbs16`, or `sweep-0007-z2-mbs4-to-16`."""
+        """Such as `trial-0007-z2-mbs16`, or `sweep-0007-z2-mbs4-to-16`."""
         first, last = self.plans[0], self.plans[-1]
         if self.sweep is None:
             return f"trial-{first.number:04d}-{first.label}"
@@ -51,10 +50,7 @@ class Work:
 
 
 def seconds_of(results: Iterable[TrialResult]) -> float:
-    """Returns the seconds in which trials ran.
-
-    Time in which several ran counts once. Time between them does not count.
-    """
+    """The seconds in which trials ran. Time in which several ran counts once."""
     spans = sorted((result.started_at, result.started_at + sum(result.phases.values())) for result in results)
     seconds, counted_to = 0.0, 0.0
     for start, end in spans:
@@ -64,28 +60,18 @@ def seconds_of(results: Iterable[TrialResult]) -> float:
 
 
 class Runner:
-    """Runs work and passes its ends on.
-
-    Args:
-        place: where it runs.
-        log: the study's log.
-        refusal: returns why a trial is not run; None if it is.
-        starting: called with each plan right before its processes start.
-        profile: runs a profile trial. It gets the function that runs one plan, and perhaps another after it.
-
-    Attributes:
-        cancelled: set it to end everything that runs. It may be set from any thread.
-    """
+    """Runs work and passes its ends on."""
 
     def __init__(
         self,
         place: Place,
         log: logging.Logger,
         refusal: Callable[[TrialPlan], NotRun | None],
-        starting: Callable[[TrialPlan], None],
+        starting: Callable[[TrialPlan], None],  # called right before its processes start
+        # Runs a profile trial. It gets the function that runs one plan, and perhaps another after it.
         profile: Callable[[TrialPlan, Callable[..., TrialResult]], TrialResult],
     ) -> None:
-        self.cancelled = threading.Event()
+        self.cancelled = threading.Event()  # ends everything that runs; may be set from any thread
         self._place = place
         self._log = log
         self._refusal = refusal
@@ -96,7 +82,7 @@ class Runner:
         self._to_join: Future[list[WorkEnd]] | None = None
 
     def begin(self, work: Work) -> None:
-        """Begins a piece of work and returns at once. `run` then waits for its end."""
+        """Returns at once. `run` then waits for the end."""
         ends: Future[list[WorkEnd]] = Future()
 
         def run() -> None:
@@ -109,17 +95,14 @@ class Runner:
         threading.Thread(target=run, daemon=True, name="begun-work").start()
 
     def await_begun(self, timeout_s: float) -> None:
-        """Waits for the end of work that has begun, some seconds at most."""
         if self._begun is not None:
             wait([self._begun], timeout_s)
 
     def run(self, work: Work) -> list[WorkEnd]:
         """Runs one piece of work, or waits for the work that has begun, which is the first to be run.
 
-        Call it from a thread of the work's own. `next_ended` returns each end as well.
-
-        Raises:
-            FolderError: there is no room for its files. `next_ended` raises it too.
+        Call it from a thread of the work's own. `next_ended` returns each end as well. Both raise FolderError if there
+        is no room for its files.
         """
         begun, self._to_join = self._to_join, None
         return self._run_to_end(work) if begun is None else begun.result()
@@ -180,11 +163,7 @@ class Runner:
             self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
 
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
-        """Waits for a trial to end; None if none has within the time-out. The main thread needs it to receive signals.
-
-        Raises:
-            FolderError: there was no room for a trial's files.
-        """
+        """Waits for a trial to end; None if none has in time. The main thread needs the time-out to receive signals."""
         try:
             end = self._ended.get(timeout=timeout_s)
         except queue.Empty:
@@ -202,11 +181,8 @@ class Runner:
         return self._profile(plan, self._start) if plan.purpose is Purpose.PROFILE else self._start(plan)
 
     def _start(self, plan: TrialPlan, following: TrialPlan | None = None) -> TrialResult:
-        """Runs one trial and returns its result.
-
-        Args:
-            plan: the trial.
-            following: a trial that the same ranks may measure afterwards. Only its folder tells whether they have.
+        """Runs one trial, and perhaps a following one in its ranks. Only its folder tells whether they have measured
+        that.
         """
         self._starting(plan)
         if following is None:

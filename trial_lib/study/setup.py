@@ -14,7 +14,7 @@ from trial_lib.study.program import environment_of
 
 @dataclass(frozen=True)
 class StudySetup:
-    """The setup of a study."""
+    """Everything that stays as it is while a study runs."""
 
     study_id: str  # unique over all studies
     opened_at: float  # seconds since the epoch. A trial never changes a user's file that is older.
@@ -34,7 +34,7 @@ class StudySetup:
         paths: StudyPaths,
         host: Host,
     ) -> "StudySetup":
-        """Returns a setup with the environment of this moment. Prefect and MLflow change this process's later."""
+        """Takes the environment of this moment. Prefect and MLflow change this process's later."""
         environment = environment_of(experiment, arguments.include, host.device)
         return cls(study_id, opened_at, experiment, arguments, paths, host, environment)
 

@@ -26,13 +26,9 @@ from trial_lib.records.folders import FullExperimentPaths, TrialPaths
 def merged_hparams(
     hyperparameters: Hyperparameters, ds_config: Mapping[str, Any], ds_config_path: Path
 ) -> dict[str, Any]:
-    """Returns the hyperparameters with another DeepSpeed configuration, in the form of the user's.
+    """The hyperparameters with another complete DeepSpeed configuration, in the form of the user's.
 
-    Args:
-        hyperparameters: the experiment's.
-        ds_config: the complete configuration to train with, the user's overwrites included. If the file has the key of
-            the overwrites, it stays with an empty value, for code that reads it.
-        ds_config_path: the file of that configuration.
+    If the file has the key of the overwrites, it stays with an empty value, for code that reads it.
     """
     hparams = hyperparameters.as_dict()
     if OVERWRITES in hparams:
@@ -46,16 +42,10 @@ def merged_hparams(
 
 
 def with_derived_batch(ds_config: Mapping[str, Any], own: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """Returns a trial's configuration for code to read. It has a `train_batch_size` if the user's configuration has
-    one.
+    """A trial's configuration for code to read, with a `train_batch_size` if the user's has one.
 
     ZeroTune removes it from the configuration that the code hands to DeepSpeed, because a pipeline has fewer replicas
-    than slots.
-
-    Args:
-        ds_config: the trial's configuration, possibly without it.
-        own: the user's.
-        slots: devices that train together, taken as the number of replicas.
+    than slots. Here the slots are taken as the number of replicas.
     """
     micro, accumulation = ds_config.get(MICRO_BATCH), ds_config.get(ACCUMULATION, 1)
     if TRAIN_BATCH not in own or TRAIN_BATCH in ds_config or not (type(micro) is type(accumulation) is int):
@@ -64,25 +54,16 @@ def with_derived_batch(ds_config: Mapping[str, Any], own: Mapping[str, Any], slo
 
 
 def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: TrialPaths) -> TrainingSpec:
-    """Returns the spec of a trial's ranks. They train until the driver ends them.
-
-    Args:
-        experiment: what the user submitted.
-        ds_config: the complete DeepSpeed configuration of the trial.
-        paths: the trial's files.
-    """
+    """The spec of a trial's ranks. They train until the driver ends them."""
     readable = with_derived_batch(ds_config, experiment.ds_config, experiment.config.resources.slots_per_trial)
     hparams = _hparams(experiment, readable, paths.ds_config)
     return _spec(experiment, hparams, paths.tensorboard, paths.scratch)
 
 
 def full_length_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> TrainingSpec:
-    """Returns the spec of a full experiment's ranks: its length, and the folders of checkpoints and metrics.
+    """The spec of a full experiment's ranks: its length, and the folders of checkpoints and metrics.
 
-    Args:
-        experiment: what the user submitted.
-        ds_config: the DeepSpeed configuration to train with; empty for code that has its own.
-        paths: the full experiment's files.
+    `ds_config` is empty for code that has its own.
     """
     config = experiment.config
     hparams = _hparams(experiment, ds_config, paths.ds_config) if ds_config else config.hyperparameters.as_dict()
@@ -129,7 +110,7 @@ def _length(length: Length | None) -> dict[str, int] | None:
 
 
 def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
-    """Returns the experiment as its code may log it, without secrets and without fields that have no effect.
+    """The experiment as its code may log it, without secrets and without fields that have no effect.
 
     The code gets the hyperparameters separately and whole. It gets `data` only here, so `data` stays as written.
     """

@@ -40,13 +40,9 @@ _REMEDY = "Name the folder of a plan in zerotune-plans, or the plan.json there."
 
 
 def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
-    """Returns the files and the record of a plan.
+    """The files and the record of a plan, given by its plan.json or its folder.
 
-    Args:
-        given: its plan.json, or its folder.
-
-    Raises:
-        InputError: there is no plan, it is damaged, or it has foreseen nothing.
+    Raises InputError if there is no plan, it is damaged, or it has foreseen nothing.
     """
     paths = PlanPaths(given if given.is_dir() else given.parent)
     file = paths.record if given.is_dir() else given
@@ -65,19 +61,12 @@ def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
 
 
 def speed_file(folder: Path) -> Path:
-    """Returns the file beside a study's copy of its plan, with what earlier studies have measured of the devices."""
+    """The file beside a study's copy of its plan, with what earlier studies have measured of the devices."""
     return folder / "device_speed.json"
 
 
 def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSpeed | None = None) -> None:
-    """Copies a plan into the folder of a study, which is complete without the plan's own.
-
-    Args:
-        plan: the plan's files.
-        record: the plan, with the devices that the study goes by.
-        folder: the copy.
-        speed: what earlier studies have measured of the devices.
-    """
+    """Copies a plan into the folder of a study, which is complete without the plan's own."""
     kept = PlanPaths(folder)
     make_own_folder(kept.runs)
     arms = [arm for devices in record.devices for arm in devices.arms]
@@ -113,7 +102,6 @@ class StudyPlan:
 
     @property
     def devices(self) -> PlannedDevices:
-        """The plan for the devices that are nearest to the slots."""
         return self.record.devices[0]
 
     @cached_property
@@ -150,12 +138,12 @@ class StudyPlan:
         )
 
     def key_of(self, arm: PlannedArm) -> ArmKey:
-        """Returns the memory settings of one of the plan's arms."""
+        """The memory settings of one of the plan's arms."""
         # An arm that was not run has no complete configuration.
         return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
 
     def told(self) -> Iterator[str]:
-        """Yields what the study takes from the plan, in sentences for its log."""
+        """What the study takes from the plan, in sentences for its log."""
         devices, chosen = self.devices, self.devices.chosen
         first = "" if chosen is None else f" It tries {chosen.label} first, with a micro-batch of {chosen.micro_batch}"
         nothing = " Its speeds contradict themselves." if devices.contradiction else " It says that nothing fits there."
@@ -173,12 +161,7 @@ class StudyPlan:
             yield "The plan came without its folder `runs`, so formulas give the memory of its arms."
 
     def unlike(self, profile: ModelProfile, base_config: Mapping[str, Any]) -> str:
-        """Returns why the plan is not of the program that a profile trial has found, as a clause; empty if it may be.
-
-        Args:
-            profile: the model.
-            base_config: the user's DeepSpeed configuration, completed by that trial.
-        """
+        """Why the plan is not of the program that a profile trial has found, as a clause; empty if it may be."""
         planned, found = self.record.parameters, profile.num_params
         # Of a pipeline, a plan knows the first stage alone.
         if not profile.pipeline_parallel and planned and abs(planned - found) > _SAME_MODEL * found:
@@ -192,11 +175,7 @@ class StudyPlan:
         return ""
 
     def left_out(self, unlike: str) -> str:
-        """Returns the sentences of a study that goes on without the plan.
-
-        Args:
-            unlike: why, as `unlike` has it.
-        """
+        """The sentences of a study that goes on without the plan, because the plan is `unlike` its program."""
         made_for = f" It was made for: {shlex.join(self.record.command)}." if self.record.command else ""
         return (
             f"The study goes on without the plan {self.record.plan_id}, because the plan {unlike}.{made_for} "
@@ -210,12 +189,11 @@ class StudyPlan:
         return 0.0 if own is None else flops_per_sample(own.small)
 
     def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
-        """Returns the label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
+        """The label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
         return self.steps.of(candidate, base_config)
 
     @cached_property
     def steps(self) -> ForeseenSteps:
-        """The foreseen steps of the plan's arms on the slots."""
         arms = {arm.label: arm for arm in self.devices.arms}
         runs = {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
         return ForeseenSteps(runs, self.cluster, self.replicas)
@@ -243,12 +221,7 @@ class StudyPlan:
 
 
 def unlike_precision(planned: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Returns how the precisions of a plan's and of a study's configuration differ, as a clause; empty if they do not.
-
-    Args:
-        planned: the DeepSpeed configuration of the plan, completed by its program.
-        found: that of the study.
-    """
+    """How the precisions of a plan's and of a study's configuration differ, as a clause; empty if they do not."""
     of_plan, here = (8 * ZeroSettings.of(config).precision.bytes_per_param for config in (planned, found))
     if of_plan == here:
         return ""
@@ -256,7 +229,7 @@ def unlike_precision(planned: Mapping[str, Any], found: Mapping[str, Any]) -> st
 
 
 def figures_of(devices: PlannedDevices) -> DeviceFigures | None:
-    """Returns the figures of a plan's devices; None if the plan is of another version."""
+    """The figures of a plan's devices; None if the plan is of another version."""
     try:
         return DeviceFigures(**devices.figures)
     except TypeError:
@@ -264,14 +237,9 @@ def figures_of(devices: PlannedDevices) -> DeviceFigures | None:
 
 
 def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevices, bool]:
-    """Returns the devices of a plan that are nearest to some slots, and whether they are of the same kind.
+    """The devices of a plan that are nearest to some slots, and whether they are of the same kind.
 
     The kind counts first, then the number, then the plan's answer.
-
-    Args:
-        record: of the plan.
-        host: has the slots.
-        slots: devices of a trial.
     """
     known = {each.device: figures for each in record.devices if (figures := figures_of(each)) is not None}
     own = own_kind(host, known)
@@ -285,23 +253,13 @@ def devices_for(record: PlanRecord, host: Host, slots: int) -> tuple[PlannedDevi
 
 
 def plan_for(record: PlanRecord, host: Host, slots: int) -> PlanRecord:
-    """Returns a plan with nothing but the devices that are nearest to some slots."""
+    """The plan with nothing but the devices that are nearest to some slots."""
     devices, _ = devices_for(record, host, slots)
     return record.model_copy(update={"devices": (devices,), "best": 0 if devices.best else None})
 
 
 def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPlan | None:
-    """Returns the plan that a study has kept; None if it began with none.
-
-    Args:
-        folder: of the study's copy.
-        host: has the slots, or is one of the hosts that have them.
-        slots: devices of a trial.
-        hosts: that a trial takes.
-
-    Raises:
-        InputError: the copy is damaged.
-    """
+    """The plan that a study has kept; None if it began with none. Raises InputError if the copy is damaged."""
     if not PlanPaths(folder).record.is_file():
         return None
     paths, record = read_plan_file(folder)
@@ -321,20 +279,11 @@ _SECTIONS = ("fp16", "bf16", "bfloat16")
 def read_given_plan(
     given: Path, host: Host, slots: int, ds_config: Mapping[str, Any], stages: Collection[int]
 ) -> tuple[PlanPaths, PlanRecord]:
-    """Returns the files of a plan, and the plan with nothing but the devices that are nearest to some slots.
+    """The files of a plan, and the plan with nothing but the devices that are nearest to some slots.
 
-    It is checked against all that a study knows before its profile trial.
-
-    Args:
-        given: its plan.json, or its folder.
-        host: has the slots.
-        slots: devices of a trial.
-        ds_config: the user's DeepSpeed configuration as they wrote it; empty if it is in the code.
-        stages: ZeRO stages that the study may use.
-
-    Raises:
-        InputError: there is no plan, it or one of its runs is damaged, it has foreseen nothing, it is of another
-            precision, its groups of ranks do not go on so many slots, or it has none of the stages.
+    It is checked against all that a study knows before its profile trial: InputError says that there is no plan, it or
+    one of its runs is damaged, it has foreseen nothing, it is of another precision, its groups of ranks do not go on so
+    many slots, or it has none of the stages.
     """
     paths, record = read_plan_file(given)
     record, where = plan_for(record, host, slots), f"--plan {given}"

@@ -61,19 +61,7 @@ def write_best_experiment(
     environment: Mapping[str, str],
     switches: Mapping[str, SwitchValue],
 ) -> Path:
-    """Writes an experiment whose command has the winner's switches. Everything else in it stays as submitted.
-
-    Args:
-        experiment: what the user submitted.
-        paths: the study's files.
-        arg_mappings: the place in the command that sets each DeepSpeed key.
-        config: the winning DeepSpeed configuration.
-        environment: the environment of the ranks.
-        switches: the winner's, by their places.
-
-    Returns:
-        The file.
-    """
+    """Writes an experiment whose command has the winner's switches. Everything else in it stays as submitted."""
     document = parse_yaml(experiment.text, experiment.source).data
     # The training hands over configuration and batch itself. Only the copies of files have the batch too.
     entrypoint = experiment.entrypoint.model_copy(update={"config_positions": (), "config_variables": ()})
@@ -194,13 +182,7 @@ def _typed(name: str, value: Any) -> str:
 
 
 def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: ProgramProfile | None = None) -> list[str]:
-    """Returns a sentence for each switch that the winner turned to another value than the program's own.
-
-    Args:
-        turned: the winner's, by name.
-        own: those of the program.
-        found: what the profile trial found of the program.
-    """
+    """A sentence for each switch that the winner turned to another value than the program's own."""
 
     def said(place: str, value: Any) -> str:
         if place in LOADER_OPTIONS:
@@ -214,12 +196,9 @@ def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: Pro
 
 
 def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, str]:
-    """Returns the options of a Trainer's command line that set switches as the trials had them, with their values.
+    """The options of a Trainer's command line that set switches as the trials had them, with their values.
 
-    Args:
-        turned: the winner's, by name.
-        own: those of the program.
-        offered: options that the program's parser has, and that have an effect there.
+    `offered` are options that the program's parser has, and that have an effect there.
     """
     options: dict[str, str] = {}
     for place in differing(turned, own):
@@ -228,25 +207,19 @@ def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: 
 
 
 def options_to_remove(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> list[str]:
-    """Returns the options of a Trainer's command line that it refuses with the options of `trainer_options`.
-
-    Args: as for `trainer_options`.
-    """
+    """The options of a Trainer's command line that it refuses with those of `trainer_options`."""
     # Without workers the Trainer refuses the user's own settings of workers too.
     has_none = trainer_options(turned, own, offered).get(LOADER_OPTIONS[WORKERS]) == "0"
     return [LOADER_OPTIONS[place] for place in _OF_WORKERS] if has_none else []
 
 
 def left_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, Any]:
-    """Returns the switches that no option of the Trainer's sets.
-
-    Args: as for `trainer_options`.
-    """
+    """The switches that no option of the Trainer's sets."""
     return {place: turned[place] for place in differing(turned, own) if not _options_of(place, turned[place], offered)}
 
 
 def differing(turned: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Returns the switches with another value than the program's own, as far as they have an effect."""
+    """The switches with another value than the program's own, as far as they have an effect."""
     others = [place for place, value in turned.items() if value != own.get(place)]
     # Without workers ranks leave these out, because torch and the Trainer refuse them.
     without = () if turned.get(WORKERS, own.get(WORKERS)) != 0 else _OF_WORKERS
@@ -291,16 +264,10 @@ def training_command(
     switches: Mapping[str, SwitchValue] | None = None,
     by_wrapper: bool = False,
 ) -> str:
-    """Returns the command that trains with the winning configuration, under the conditions of the trials.
+    """The command that trains with the winning configuration, under the conditions of the trials.
 
-    Files that the command names beside that configuration are written.
-
-    Args:
-        setup: the study's.
-        known: the user's program.
-        config: the winning configuration.
-        switches: the winner's values of the program's switches, by their places.
-        by_wrapper: whether the command is to be what the user typed, if that starts the study's command.
+    Files that the command names beside that configuration are written. With `by_wrapper` the command is what the user
+    typed, if that starts the study's command.
     """
     experiment, paths, config = setup.experiment, setup.paths, known.in_words(config)
     entrypoint = experiment.entrypoint
@@ -374,10 +341,6 @@ def _is_told(entrypoint: Entrypoint) -> bool:
 def _training_arguments_in_files(
     experiment: Experiment, known: KnownProgram, config: Mapping[str, Any], paths: StudyPaths
 ) -> dict[str, SwitchValue]:
-    """Returns the winner's values of the Trainer's arguments in files that the command names, by their places.
-
-    TRL, LLaMA-Factory and other programs read them from a YAML file.
-    """
     values = {name: config[key] for key, name in TRAINING_ARGUMENTS.items() if known.is_batch_in_code}
     values |= {} if known.found is None else {_DEEPSPEED: str(paths.best_ds_config)}
     found: dict[str, SwitchValue] = {}

@@ -39,19 +39,11 @@ def read_command(
     vary: Mapping[str, Any] | None = None,
     wrapper: Sequence[str] = (),
 ) -> Experiment:
-    """Returns the experiment of a command, as a shell in this environment would run it.
+    """The experiment of a command, as a shell in this environment would run it.
 
-    Args:
-        command: its words.
-        arg_mappings: the option or the environment variable that sets each DeepSpeed key.
-        folder: its working directory.
-        host: this host's devices. None if it does not run on them. Then a number of ranks that depends on them is 1.
-        include: files and folders that its code imports from outside the folder.
-        vary: the program's switches, as the section `program` of `search_space` has them.
-        wrapper: the words that the user typed, if they start the command from the same folder.
-
-    Raises:
-        InputError: the command cannot be read, or names something that does not exist.
+    Without a `host` it does not run on this one's devices. Then a number of ranks that depends on them is 1. `wrapper`
+    is what the user typed, if that starts the command from the same folder. Raises InputError if the command cannot be
+    read, or names something that does not exist.
     """
     for word in command:
         try:
@@ -85,11 +77,7 @@ def read_command(
 
 
 def devices_of(entrypoint: Entrypoint, host: Host) -> Host:
-    """Returns the host with only the devices that a command may use.
-
-    Raises:
-        InputError: it names a device that the host lacks.
-    """
+    """The host with only the devices that a command may use. Raises InputError if it names one that the host lacks."""
     kind = kind_of(host.device)
     visible = None if kind.visible_by is None else entrypoint.environment.get(kind.visible_by)
     is_free = entrypoint.slots == "memory_nodes"
@@ -131,10 +119,9 @@ def _names_devices(entrypoint: Entrypoint) -> bool:
 
 
 def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
-    """Returns `--map KEY=TARGET` as a mapping.
+    """`--map KEY=TARGET` as a mapping.
 
-    Raises:
-        InputError: a key cannot be mapped, a target is no place in a command, or one occurs twice.
+    Raises InputError if a key cannot be mapped, a target is no place in a command, or one occurs twice.
     """
     found: dict[str, str] = {}
     for mapping in mappings:
@@ -156,16 +143,12 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
 
 
 def check_vary(words: Sequence[str]) -> dict[str, Any]:
-    """Returns `--vary PLACE=VALUES` as the section `program` of `search_space`.
-
-    Raises:
-        InputError: a word has no place or no values, or the section has a mistake.
-    """
+    """`--vary PLACE=VALUES` as the section `program` of `search_space`. Raises InputError for a mistake."""
     return read_vary(words, read_search_space) if words else {}
 
 
 def _as_found(command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the command with the path of its program, unless the program is in ZeroTune's own environment.
+    """The command with the path of its program, unless the program is in ZeroTune's own environment.
 
     So the words in a study's record mean the same in another shell.
     """

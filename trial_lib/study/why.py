@@ -21,18 +21,13 @@ _NEVER_TRACED = "No trial of it was traced."
 
 
 def traced_once(driver: StudyDriver, plan: TrialPlan) -> TrialPlan:
-    """Returns a plan that traces steps after the counted ones, unless a trial of this configuration has done so."""
+    """A plan that traces steps after the counted ones, unless a trial of this configuration has done so."""
     same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
     return replace(plan, traces=all(result.traced is None for result in same))
 
 
 def step_accounts(driver: StudyDriver, best: TrialResult) -> tuple[StepAccount, ...]:
-    """Returns the accounts of a study: the winner's, the user's, then those of other configurations and arms.
-
-    Args:
-        driver: of a study that has its answer.
-        best: the winner's trial.
-    """
+    """The accounts of a study: the winner's, the user's, then those of other configurations and arms."""
     own = driver.state.submitted
     is_own = best.purpose is Purpose.SUBMITTED or (own is not None and own.config_hash == best.config_hash)
     found = [_of_trial(driver, best, "own" if is_own else "winner")]
@@ -83,7 +78,7 @@ def _measured_stages(driver: StudyDriver) -> set[int]:
 
 
 def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
-    """Yields the accounts of the arms that were tried and not traced, if the study began with a plan for its devices.
+    """The accounts of the arms that were tried and not traced, if the study began with a plan for its devices.
 
     The plan's figures are those of the arm's best micro-batch.
     """

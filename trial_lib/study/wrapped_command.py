@@ -40,14 +40,11 @@ def rewrapped(
     folder: Path,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Entrypoint, Mapping[Any, str]]:
-    """Returns the command that the wrapper starts from copies of its files with other values, and the other mappings.
+    """The command that the wrapper starts from copies of its files with other values, and the other mappings.
 
     The wrapper runs once more for values that it has not been given yet. The arguments are those of `trial_command`,
-    and `check` is called repeatedly while the wrapper runs.
-
-    Raises:
-        InputError: with these values the wrapper starts another command, or none.
-        TimeoutError: it starts nothing for long.
+    and `check` is called repeatedly while the wrapper runs. Raises InputError if with these values the wrapper starts
+    another command, or none, and TimeoutError if it starts nothing for long.
     """
     of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, folder)
     if not of_wrapper:
@@ -89,14 +86,10 @@ def wrapped_command(
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Returns the line that trains with the answer; empty if the wrapper hands its last words over changed.
+    """The line that trains with the answer; empty if the wrapper hands its last words over changed.
 
-    Args:
-        entrypoint: the study's.
-        changed: the program's arguments with the answer.
-        variables: of the training. What the wrapper sets by itself is not typed.
-        folder: where it was typed.
-        environment: the variables that this process began with. None looks them up.
+    `changed` are the program's arguments with the answer. What the wrapper sets by itself of `variables` is not typed.
+    `environment` is what this process began with. None looks it up.
     """
     wrapper, arguments = entrypoint.wrapper, entrypoint.arguments
     kept = len(wrapper) - len(arguments)
@@ -141,7 +134,7 @@ def _split(words: Sequence[str]) -> tuple[set[str], list[str]]:
 
 
 def _typed_before(began: Mapping[str, str], ranks: str) -> dict[str, str]:
-    """Returns the variables that a later shell may lack, without secrets.
+    """The variables, without secrets, that a later shell may lack.
 
     They were set for this command or by its shell, or have the number of ranks.
     """

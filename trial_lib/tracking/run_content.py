@@ -39,9 +39,7 @@ _SHOWN_OF_A_TRIAL = ("throughput", "FLOPS_per_gpu", "latency")
 
 
 def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[str, Any]) -> str:
-    """Returns the description of a study's run; `answer` is the content of `best_ds_metrics.json`, empty without
-    one.
-    """
+    """`answer` is the content of `best_ds_metrics.json`, empty without one."""
     metric = SEARCH_METRICS[record.metric]
     tuned = (
         f"The `{record.method}` search tuned the DeepSpeed configuration of **{record.name}** for `{metric.name}` "
@@ -75,7 +73,7 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
 
 
 def step_accounts_of(answer: Mapping[str, Any]) -> list[StepAccount]:
-    """Returns where the time of a step goes, from the content of `best_ds_metrics.json`; nothing of other versions."""
+    """Where the time of a step goes, from the content of `best_ds_metrics.json`; nothing of other versions."""
     try:
         return [StepAccount.of_document(account) for account in answer.get("why") or ()]
     except (ValueError, AttributeError, TypeError):
@@ -87,7 +85,7 @@ def _of_an_older_version(record: StudyRecord) -> str:
 
 
 def trial_description(result: TrialResult, metric: str) -> str:
-    """Returns the description of a trial's run: its metrics, the study's first, or the reason of its failure."""
+    """A trial's metrics, the study's first, or the reason of its failure."""
     if result.outcome is not Outcome.COMPLETED:
         outcome = result.outcome.value.replace("_", " ")
         return f"**{outcome}:** {result.reason}" if result.reason else f"**{outcome}**"
@@ -101,7 +99,7 @@ def _measured(metrics: Mapping[str, float], first: str) -> str:
 
 
 def training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
-    """Returns the description of a full experiment's run."""
+    """The description of a full experiment's run."""
     lines = [f"**Status: {record.status.value}.** {record.reason}".rstrip()]
     if record.best_checkpoint is not None:
         lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
@@ -129,12 +127,7 @@ def _changes(record: StudyRecord, paths: StudyPaths) -> str:
 
 
 def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested sections as one level of dotted names.
-
-    Example:
-        >>> flatten({"zero_optimization": {"stage": 2}})
-        {'zero_optimization.stage': 2}
-    """
+    """Nested sections as one level of dotted names, such as `zero_optimization.stage`."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
@@ -145,7 +138,7 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Returns a setting's value for MLflow: a text unchanged, anything else as JSON."""
+    """A setting's value for MLflow: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -197,7 +190,7 @@ class RunContent:
 
 
 def study_content(record: StudyRecord, paths: StudyPaths) -> RunContent:
-    """Returns the parent run of a study."""
+    """The parent run of a study."""
     answer = json.loads(paths.best_ds_metrics.read_text()) if paths.best_ds_metrics.exists() else {}
     metrics = {
         **_profile_metrics(paths),
@@ -276,13 +269,13 @@ def _profile_metrics(paths: StudyPaths) -> dict[str, float]:
 
 
 def study_artifacts(paths: StudyPaths) -> list[Path]:
-    """Returns the files of a study that go to MLflow as soon as they exist. The user's texts and logs stay here."""
+    """The files of a study that go to MLflow as soon as they exist. The user's texts and logs stay here."""
     answer = [paths.best_ds_config, paths.best_ds_metrics]
     return [paths.profile, *answer, paths.report, *sorted(paths.figures.glob("*.html"))]
 
 
 def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> RunContent:
-    """Returns the child run of a trial that has ended."""
+    """The child run of a trial that has ended."""
     result = TrialResult.model_validate_json(paths.result.read_text())
     candidate = Candidate.model_validate_json(paths.candidate.read_text())
     tags = {
@@ -349,7 +342,7 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial_metrics(result: TrialResult) -> dict[str, float]:
-    """Returns a trial's measurements: its metrics, memory in bytes of the rank with the most, phases in seconds.
+    """A trial's metrics, memory in bytes of the rank with the most, and phases in seconds.
 
     For its devices these are the slowest clock (MHz), the highest temperature and the lowest power limit (W).
     """
@@ -382,13 +375,7 @@ def _device_metrics(devices: Sequence[TrialDevice]) -> dict[str, float]:
 def full_experiment_content(
     record: FullExperimentRecord, paths: FullExperimentPaths, parent_run_id: str | None
 ) -> RunContent:
-    """Returns the run of a full experiment without its metrics, which are sent as they come.
-
-    Args:
-        record: the full experiment's.
-        paths: its files.
-        parent_run_id: the run of its study. None if it belongs to none.
-    """
+    """The run of a full experiment without its metrics, which are sent as they come."""
     best = {} if record.best_metric is None else {"best_metric": f"{record.best_metric:.6g}"}
     tags = {
         **({} if parent_run_id is None else {_PARENT: parent_run_id}),
@@ -421,32 +408,32 @@ def full_experiment_content(
 
 
 def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
-    """Returns the files of a full experiment that go to MLflow from its beginning."""
+    """The files of a full experiment that go to MLflow from its beginning."""
     return [paths.ds_config]
 
 
 def as_params(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns settings as params: flat, as text, without values that look like secrets."""
+    """Settings as params: flat, as text, without values that look like secrets."""
     shown = flatten(redact(values))
     return {legal_name(key): cut(as_text(value), PARAM_CHARACTERS) for key, value in shown.items()}
 
 
 def as_tags(values: Mapping[str, str]) -> dict[str, str]:
-    """Returns tags with names and lengths that MLflow accepts."""
+    """Tags with names and lengths that MLflow accepts."""
     return {legal_name(key): cut(value, TAG_CHARACTERS) for key, value in values.items()}
 
 
 def as_points(values: Mapping[str, float]) -> list[MetricValue]:
-    """Returns metrics without those that are infinite."""
+    """Metrics without those that are infinite."""
     # MLflow turns an infinite value into the largest float, which then wins every comparison.
     return [MetricValue(legal_name(name), value) for name, value in values.items() if math.isfinite(value)]
 
 
 def legal_name(name: str) -> str:
-    """Returns a name in MLflow's alphabet."""
+    """The name in MLflow's alphabet."""
     return re.sub(r"[^A-Za-z0-9_\-. /]", "_", name)[:_NAME_CHARACTERS]
 
 
 def cut(text: str, characters: int) -> str:
-    """Returns a text, or its beginning if it is too long."""
+    """A text, or its beginning if it is too long."""
     return text if len(text) <= characters else text[: characters - 1] + "…"

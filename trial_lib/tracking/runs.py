@@ -32,7 +32,7 @@ _STAYS = r"\1(in the study's folder)"
 
 
 def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
-    """Returns the content of a run without secrets. Its files are unchanged."""
+    """The content of a run without secrets. Its files are unchanged."""
     return replace(
         content,
         name=secrets.hide(content.name),
@@ -48,13 +48,7 @@ def without_secrets(content: RunContent, secrets: KnownSecrets) -> RunContent:
 
 
 def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
-    """Returns a copy of a file without secrets, under the same name.
-
-    Args:
-        file: of a study.
-        folder: for the copy.
-        secrets: values to hide.
-    """
+    """A copy of a study's file without secrets, under the same name."""
     copy = folder / file.name
     document = _document(file)
     if document is not None:
@@ -92,7 +86,7 @@ leavings: list[Path] = []
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yields a new folder in the temporary folder, and removes it."""
+    """A new folder in the temporary folder, which is removed."""
     with tempfile.TemporaryDirectory(prefix="zerotune-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         leavings.append(folder)
@@ -127,23 +121,10 @@ class Answers:
 
 
 class Runs:
-    """The runs of one record or of one study.
+    """The runs of one record or of one study. It raises whatever MLflow raises.
 
-    Args:
-        tracking_uri: MLflow's store or server.
-        secrets: values to hide from MLflow.
-        experiment_name: MLflow's experiment, created if it is missing.
-        wanted: the filter that finds the runs.
-        work_dir: the folder that the studies stand in.
-        kind: the tag of that name. Runs of another kind are left alone. None for the runs without it.
-
-    Attributes:
-        experiment_id: MLflow's.
-        secrets: values to hide from MLflow. More may become known.
-        found: MLflow's runs at the start, by their records' ids.
-
-    Raises:
-        Exception: whatever MLflow raises.
+    MLflow's experiment is created if it is missing. Runs of another `kind` (the tag of that name) are left alone. None
+    stands for runs without it.
     """
 
     def __init__(
@@ -155,7 +136,7 @@ class Runs:
         work_dir: Path,
         kind: str | None = None,
     ) -> None:
-        self.secrets = secrets
+        self.secrets = secrets  # values to hide from MLflow. More may become known.
         experiment_name = secrets.hide(experiment_name)
         artifacts = artifact_location(tracking_uri, work_dir)
         if artifacts is not None:
@@ -173,7 +154,7 @@ class Runs:
         self._tags: dict[str, str] = {} if experiment is None else experiment.tags
         if self._tags.get(_EXPERIMENT_KIND, "") in _GUESSED_KINDS:
             self.tag_experiment(_EXPERIMENT_KIND, _MODEL_TRAINING)
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}  # MLflow's runs at the start, by their records' ids
         # A run whose creation was answered too late exists twice. The one in use stays.
         for run in sorted(self.search(wanted), key=lambda run: SENT not in run.data.tags):
             if run.data.tags.get(KIND) != kind:
@@ -185,12 +166,10 @@ class Runs:
         self._ids: dict[str, str] = {record_id: run.info.run_id for record_id, run in self.found.items()}
 
     def tag_experiment(self, name: str, value: str) -> None:
-        """Tags the experiment, unless it already has this tag."""
         if self._tags.get(name) != value:
             self._client.set_experiment_tag(self.experiment_id, name, value)
 
     def search(self, wanted: str) -> Iterator[Any]:
-        """Yields the experiment's runs that match a filter."""
         token = None
         while True:
             page = self._client.search_runs([self.experiment_id], wanted, page_token=token)
@@ -200,7 +179,7 @@ class Runs:
                 return
 
     def run_of(self, content: RunContent) -> str:
-        """Returns the id of the run of a record, and creates it if there is none."""
+        """The id of the run of a record, which is created if there is none."""
         if content.record_id not in self._ids:
             content = without_secrets(content, self.secrets)
             run = self._client.create_run(
@@ -210,7 +189,6 @@ class Runs:
         return self._ids[content.record_id]
 
     def send(self, content: RunContent) -> None:
-        """Sends all of a run."""
         from mlflow.entities import Metric, Param, RunTag
 
         client, run_id = self._client, self.run_of(content)
@@ -290,5 +268,5 @@ def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a time in MLflow's unit."""
+    """MLflow's unit of time."""
     return int(seconds * 1000)

@@ -63,12 +63,12 @@ _MLFLOWS_SECTION = "Model metrics"
 
 
 def view_key(study_id: str) -> str:
-    """Returns the key of a study's view in a link."""
+    """The key of a study's view in a link."""
     return study_id
 
 
 def trials_view(record: StudyRecord) -> tuple[str, str]:
-    """Returns a study's view as an experiment's tag: its name and its value. The same record gives the same view."""
+    """A study's view as an experiment's tag: its name and its value. The same record gives the same view."""
     metric = SEARCH_METRICS[record.metric]
     value = f"metrics.`{metric.name}`"
     knobs = [*_KNOBS, *(legal_name(path_of(place)) for place in record.switches)]
@@ -122,16 +122,11 @@ def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
 
 
 class StudySync:
-    """Sends a study's folder to MLflow, repeatedly as it grows. After an error, make a new one.
-
-    Attributes:
-        page: the path of the page with the study's trials; None before MLflow has it.
-        run_page: the path of the page of the study's own run; None before MLflow has it.
-    """
+    """Sends a study's folder to MLflow, repeatedly as it grows. After an error, make a new one."""
 
     def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
-        self.page: str | None = None
-        self.run_page: str | None = None
+        self.page: str | None = None  # the path of the page with the study's trials; None before MLflow has it
+        self.run_page: str | None = None  # that of the study's own run
         self._paths = paths
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
@@ -184,7 +179,7 @@ class StudySync:
 
 
 def files_hash(files: Iterable[Path]) -> str:
-    """Returns a hash of the names and contents of the files that exist."""
+    """A hash of the names and contents of the files that exist."""
     digest = hashlib.sha256()
     for file in files:
         if file.exists():
@@ -204,12 +199,7 @@ class NoStudyRunError(Exception):
 
 
 class FullExperimentSync:
-    """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one.
-
-    Attributes:
-        page: the path of the run's page; None before MLflow has it.
-        run_page: the same.
-    """
+    """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one."""
 
     def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
         self.page: str | None = None
@@ -224,14 +214,12 @@ class FullExperimentSync:
 
     @property
     def run_page(self) -> str | None:
-        """The path of the run's page."""
         return self.page
 
     def run(self) -> None:
         """Sends new content: metrics first, then the record, so that an ended run is complete.
 
-        Raises:
-            Exception: whatever MLflow raises, and NoStudyRunError. The part that has arrived stays.
+        Raises NoStudyRunError, and whatever MLflow raises. The part that has arrived stays.
         """
         paths = self._paths
         fingerprint = files_hash([paths.record, *full_experiment_artifacts(paths)])
@@ -311,12 +299,7 @@ PLAN = "plan"
 
 
 class PlanSync:
-    """Sends a plan's folder to MLflow, once. It can be sent again unchanged.
-
-    Attributes:
-        page: the path of the run's page; None before MLflow has it.
-        run_page: the same.
-    """
+    """Sends a plan's folder to MLflow, once. It can be sent again unchanged."""
 
     def __init__(self, paths: PlanPaths, tracking_uri: str) -> None:
         self.page: str | None = None
@@ -325,15 +308,10 @@ class PlanSync:
 
     @property
     def run_page(self) -> str | None:
-        """The path of the run's page."""
         return self.page
 
     def run(self) -> None:
-        """Sends the plan.
-
-        Raises:
-            Exception: whatever MLflow raises. The part that has arrived stays.
-        """
+        """Raises whatever MLflow raises. The part that has arrived stays."""
         paths = self._paths
         fingerprint = files_hash([paths.record, *plan_artifacts(paths)])
         record = PlanRecord.model_validate_json(paths.record.read_text())
@@ -350,12 +328,12 @@ class PlanSync:
 
 
 def plan_artifacts(paths: PlanPaths) -> list[Path]:
-    """Returns the files of a plan that go to MLflow."""
+    """The files of a plan that go to MLflow."""
     return [paths.record, paths.best_ds_config, paths.report]
 
 
 def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
-    """Returns the run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
+    """The run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
     chosen = record.chosen
     best = {} if record.best is None else {"best_devices": record.devices[record.best].label}
     tags = {

@@ -31,20 +31,11 @@ class Sync(Protocol):
 
 
 class Tracker:
-    """Keeps MLflow up to date with a folder.
-
-    Args:
-        new_sync: makes the `Sync` of the folder.
-        tracking_uri: MLflow's store or server.
-
-    Attributes:
-        tracking_uri: without a password, to be shown.
-        last_error: why the last attempt failed or came too late. None after a success.
-    """
+    """Keeps MLflow up to date with a folder."""
 
     def __init__(self, new_sync: Callable[[], Sync], tracking_uri: str) -> None:
-        self.tracking_uri = uris.without_password(tracking_uri)
-        self.last_error: str | None = None
+        self.tracking_uri = uris.without_password(tracking_uri)  # to be shown
+        self.last_error: str | None = None  # why the last attempt failed or came too late; None after a success
         self._uri = tracking_uri
         self._new_sync = new_sync
         self._sync = new_sync()
@@ -55,7 +46,6 @@ class Tracker:
         self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
 
     def start(self) -> None:
-        """Starts the thread, which first sends the existing content."""
         self.notify()
         self._thread.start()
 
@@ -66,14 +56,9 @@ class Tracker:
             self._changed.notify()
 
     def close(self, timeout_s: float, tell: Callable[[str], None] = lambda sentence: None) -> bool:
-        """Sends the rest, and waits at most for the timeout.
+        """Sends the rest, and waits at most for the timeout. Returns whether MLflow has everything.
 
-        Args:
-            timeout_s: seconds.
-            tell: called with a sentence if it takes a while.
-
-        Returns:
-            Whether MLflow has everything. The rest can be sent later, by a sync of the folder.
+        `tell` gets a sentence if it takes a while. The rest can be sent later, by a sync of the folder.
         """
         with self._changed:
             self._deadline = time.monotonic() + timeout_s

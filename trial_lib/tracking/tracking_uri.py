@@ -22,16 +22,11 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # those that MLflow wri
 
 
 def default_tracking_uri(work_dir: Path) -> str:
-    """Returns the tracking URI of MLflow's usual variable, or else that of a SQLite store in the work folder.
+    """The tracking URI of MLflow's usual variable, or else that of a SQLite store in the work folder.
 
     A relative path is relative to the work folder, because the working directory of a worker's run is removed
-    afterwards.
-
-    Args:
-        work_dir: the folder of the studies and the store.
-
-    Raises:
-        InputError: the variable names a file store, which MLflow no longer writes to, or see `in_uri`.
+    afterwards. Raises InputError if the variable names a file store, which MLflow no longer writes to, and as `in_uri`
+    does.
     """
     uri = os.environ.get(_VARIABLE)
     if not uri:
@@ -50,10 +45,9 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 
 def in_uri(path: Path) -> str:
-    """Returns a path for the URI of a database. Characters that would end it, or mean something else, are quoted.
+    """A path for the URI of a database. Characters that would end it, or mean something else, are quoted.
 
-    Raises:
-        InputError: the installed SQLAlchemy has no way to write this path.
+    Raises InputError if the installed SQLAlchemy has no way to write this path.
     """
     if _is_unquoted():
         return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
@@ -81,7 +75,7 @@ def _sqlite_uri(path: str) -> str:
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:
-    """Returns the database file of a SQLite store; None for any other store."""
+    """The database file of a SQLite store; None for any other store."""
     for prefix in (_SQLITE, _SQLITE_DRIVER):
         if tracking_uri.startswith(prefix):
             path = tracking_uri.removeprefix(prefix).partition("?")[0]
@@ -90,7 +84,7 @@ def sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
-    """Returns the place of an experiment's artifacts; None if the server decides.
+    """The place of an experiment's artifacts; None if the server decides.
 
     For a SQLite store it is beside the database file. For any other database it is in the work folder. By default
     MLflow would use the working directory of the process that created the experiment.
@@ -103,7 +97,7 @@ def artifact_location(tracking_uri: str, work_dir: Path) -> str | None:
 
 
 def without_password(tracking_uri: str) -> str:
-    """Returns the URI without its password."""
+    """The URI without its password."""
     shown = re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", tracking_uri)
     parts = urlsplit(shown)
     _, _, port = parts.netloc.rpartition(":")
@@ -114,38 +108,28 @@ def without_password(tracking_uri: str) -> str:
 
 
 def is_database(tracking_uri: str) -> bool:
-    """Returns whether the URI names a database, which MLflow writes to without a server."""
+    """Whether the URI names a database, which MLflow writes to without a server."""
     return urlsplit(tracking_uri).scheme.partition("+")[0] in _DATABASES
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Returns whether the URI names a tracking server, whose pages a browser can open."""
+    """Whether the URI names a tracking server, whose pages a browser can open."""
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
-    """Returns the path of a run's page on an MLflow server."""
+    """The path of a run's page on an MLflow server."""
     return f"/#/experiments/{experiment_id}/runs/{run_id}?{_MODEL_TRAINING}"
 
 
 def trials_page(experiment_id: str, view_key: str) -> str:
-    """Returns the path of the page that shows a study's trials as a table, best first, with their measurements.
-
-    Args:
-        experiment_id: MLflow's.
-        view_key: of the study's view (see `trials_view`).
-    """
+    """The path of the page that shows a study's trials as a table, best first, with their measurements."""
     view = urlencode({"compareRunsMode": "TABLE", "viewStateShareKey": view_key})
     return f"/#/experiments/{experiment_id}/runs?{_MODEL_TRAINING}&{view}"
 
 
 def ways_to(tracking_uri: str, page: str | None) -> tuple[str, ...]:
-    """Returns the way to a page of MLflow: the command to type, if any, and the page's address.
-
-    Args:
-        tracking_uri: MLflow's store or server.
-        page: its path. None for the first page.
-    """
+    """The way to a page of MLflow (None: the first): the command to type, if any, and the page's address."""
     shown, path = without_password(tracking_uri), page or ""
     if is_database(tracking_uri):
         return f"mlflow ui --backend-store-uri {shlex.quote(shown)}", f"{_LOCAL_UI}{path}"
