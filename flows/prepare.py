@@ -19,7 +19,7 @@ from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.starters import rank_environment
 from trial_lib.messages.errors import InputError
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.needed_ops import supposed_ops
+from trial_lib.study.limits import supposed_ops
 from trial_lib.study.program import with_build_folder
 
 COMMON_OPS = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")

@@ -30,9 +30,8 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.folder import find_study, hold_lock, read_record, read_record_file, told_apart, write_study_record
 from trial_lib.study.full_experiment import write_record
-from trial_lib.study.known_trials import ProfileFailedError, run_profile
-from trial_lib.study.needed_ops import study_space
-from trial_lib.study.recording import grid, record_table
+from trial_lib.study.known_trials import ProfileFailedError, grid, record_table, run_profile
+from trial_lib.study.limits import study_space
 from trial_lib.tracking.runs import Answers
 from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync
 from trial_lib.tracking.tracker import Sync

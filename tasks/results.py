@@ -29,11 +29,18 @@ from trial_lib.records.switches import deepspeed_part
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.study_view import leaderboard
 from trial_lib.study.answer import write_answer
-from trial_lib.study.confirm import Answer, NoAnswer, answer_of, cut_short, search_found, since_last_study
+from trial_lib.study.confirm import (
+    Answer,
+    NoAnswer,
+    answer_of,
+    cut_short,
+    search_found,
+    since_last_study,
+    starting_from,
+)
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.finding import Confirmed
 from trial_lib.study.full_experiment import FullExperiment
-from trial_lib.study.known_winner import starting_from
 from trial_lib.study.limits import size_limit
 from trial_lib.study.profile_report import model_notes, program_notes, report_profile
 from trial_lib.tracking.tracker import Tracker

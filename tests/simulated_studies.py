@@ -15,9 +15,8 @@ from trial_lib.records.folders import StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import answer_of, next_confirming_plan
+from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.known_winner import holds, next_known_plan
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.runner import Work
 

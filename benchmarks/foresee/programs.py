@@ -22,8 +22,8 @@ from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.messages.foreseen_run import PLACES, ForeseenRun
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 from trial_lib.records.folders import TrialPaths
+from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.study.typed_command import read_command
 
 RESULT = ROOT / "benchmarks" / "results" / "foreseen_programs.json"

@@ -7,7 +7,7 @@ from training_fixtures import EXAMPLES, Trainings
 
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.starters import WarmStarter
-from trial_lib.study.spec_for_ranks import merged_hparams
+from trial_lib.study.plans import merged_hparams
 
 
 @pytest.mark.parametrize(

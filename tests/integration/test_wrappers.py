@@ -14,10 +14,9 @@ from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.inputs.entrypoint import parse_entrypoint
 from trial_lib.launch.wrapper import NoLaunch, follow_wrapper
 from trial_lib.messages.errors import InputError
-from trial_lib.study.followed import Followed, followed
+from trial_lib.study.followed import Followed, followed, rewrapped, wrapped_command
 from trial_lib.study.profile import mapped_places
 from trial_lib.study.typed_command import read_command
-from trial_lib.study.wrapped_command import rewrapped, wrapped_command
 
 BIN = str(Path(sys.executable).parent)
 LAUNCHER = """

@@ -16,7 +16,7 @@ from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.launch.starters import ColdStarter, WarmStarter
 from trial_lib.messages.errors import InputError
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.needed_ops import supposed_ops
+from trial_lib.study.limits import supposed_ops
 from trial_lib.study.program import environment_of, interpreter_of, leading_imports_of
 from trial_lib.study.typed_command import devices_of
 

@@ -1,8 +1,8 @@
 """The last step of a study: the trial that confirms next, and the answer."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
@@ -11,20 +11,20 @@ from trial_lib.rank.batch_source import TypedNumber, numbers_in_words
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyStatus
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, cause_of, without_log
-from trial_lib.records.step_account import StepAccount
+from trial_lib.records.step_account import StepAccount, advice_on
 from trial_lib.records.units import NONE_FASTER_ONCE, gain_line, name_of
+from trial_lib.search.base import key_in_plan, switches_in
 from trial_lib.search.knobs import STAGE, get_knob
 from trial_lib.search.methods import METHODS
+from trial_lib.search.zero_settings import ZeroSettings
 from trial_lib.study.answer import best_result, gain
 from trial_lib.study.arguments import INSTEAD, MINUTES_OVER
 from trial_lib.study.confirmation import Confirmation, Contender, is_good, ranking
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier import SinceLast, since_last
+from trial_lib.study.earlier import EarlierConfirmed, SinceLast, since_last
 from trial_lib.study.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.history import StudyState
-from trial_lib.study.known_winner import confirmed_after_search, ended_on_known_winner, known_confirmation
 from trial_lib.study.runner import seconds_of
-from trial_lib.study.why import step_accounts, traced_once
 
 # The configurations other than the user's that a study has tried: how many it measured, and why not the others. Pure.
 
@@ -405,3 +405,173 @@ def _in_code(driver: StudyDriver, winner: Candidate) -> str:
 
 def _value(estimate: Estimate | None) -> float | None:
     return None if estimate is None else estimate.value
+
+
+# A study that learns: if the winner of the last study holds, it needs no search. A resumed study decides the same,
+# because every function reads the study's folder alone.
+
+
+def starting_from(driver: StudyDriver) -> str:
+    """A sentence about the start of a study and the reason for its search; empty if it does not learn."""
+    last = driver.head_start.last
+    if last is None:
+        return "No earlier study of this experiment can be learned from." if driver.setup.arguments.from_earlier else ""
+    if not driver.head_start.has_changed:
+        return f"Nothing has changed since {last.study_id}, so its winner is measured again."
+    changes = "; ".join(driver.head_start.now.changes_since(last.fingerprint))
+    return f"The search runs again, from the winner of {last.study_id}. Changed since: {changes}."
+
+
+def known_confirmation(driver: StudyDriver) -> Confirmation | None:
+    """The confirmation of the last study's winner, as far as it has come; None if something has changed."""
+    last, profile = driver.head_start.last, driver.state.profile
+    if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or driver.head_start.has_changed:
+        return None
+    own = None if last.own is None else _known_contender(driver, last.own)
+    confirmation = Confirmation(
+        own,
+        [_known_contender(driver, last.other)],
+        driver.metric,
+        driver.setup.device,
+        search_seconds=0.0,
+        formats=profile.formats,
+        free=driver.setup.free_switches,
+    )
+    first = _first_of_search(driver)
+    for result in driver.state.of_purpose(Purpose.CONFIRM):
+        if first is None or result.number < first:
+            confirmation.tell(result)
+    return confirmation
+
+
+def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
+    """The next trial of the last winner or of the user's configuration; None when that is over."""
+    confirmation = known_confirmation(driver)
+    candidate = None if confirmation is None else confirmation.next
+    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
+
+
+def holds(driver: StudyDriver) -> bool:
+    """Whether the last study's winner was measured again, has won again, and is as fast as it was."""
+    confirmation, last = known_confirmation(driver), driver.head_start.last
+    if confirmation is None or last is None or confirmation.next is not None:
+        return False
+    winner = confirmation.finding().winner
+    if winner is None or (winner.verdict == "own") != (last.winner == "own"):
+        return False
+    compared = since_last(
+        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
+    )
+    return compared is not None and not compared.is_regression
+
+
+def ended_on_known_winner(driver: StudyDriver) -> bool:
+    """Whether a study has its answer without a search: the winner held, or no time was left."""
+    if not driver.state.has_searched or _first_of_search(driver) is not None:
+        return False
+    confirmation = known_confirmation(driver)
+    return confirmation is not None and confirmation.next is None and confirmation.finding().winner is not None
+
+
+def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
+    """The trials that confirm the result of the search. Those of a known winner come before it."""
+    first = _first_of_search(driver)
+    return [
+        result for result in driver.state.of_purpose(Purpose.CONFIRM) if first is not None and result.number > first
+    ]
+
+
+def _first_of_search(driver: StudyDriver) -> int | None:
+    return min((number for number, purpose in driver.state.purposes.items() if purpose is Purpose.SEARCH), default=None)
+
+
+def _known_contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contender:
+    config_hash = measured.candidate.config_hash(driver.known.base_config)
+    reading = measured.median.model_copy(update={"config_hash": config_hash})
+    return Contender(measured.candidate, measured.candidate.complete(driver.known.base_config), reading)
+
+
+# Where the time of a step goes: of the answer, of the user's configuration, and of each arm. The figures are those of
+# traced trials. An arm without one gets what the study's plan has foreseen for it, or nothing.
+
+
+_OWN = "your configuration"
+_NEVER_TRACED = "No trial of it was traced."
+
+
+def traced_once(driver: StudyDriver, plan: TrialPlan) -> TrialPlan:
+    """A plan that traces steps after the counted ones, unless a trial of this configuration has done so."""
+    same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
+    return replace(plan, traces=all(result.traced is None for result in same))
+
+
+def step_accounts(driver: StudyDriver, best: TrialResult) -> tuple[StepAccount, ...]:
+    """The accounts of a study: the winner's, the user's, then those of other configurations and arms."""
+    own = driver.state.submitted
+    is_own = best.purpose is Purpose.SUBMITTED or (own is not None and own.config_hash == best.config_hash)
+    found = [_of_trial(driver, best, "own" if is_own else "winner")]
+    if own is not None and not is_own:
+        found.append(_of_trial(driver, own, "own"))
+    told = {best.config_hash, *(() if own is None else (own.config_hash,))}
+    for result in driver.state.results.values():
+        if result.config_hash not in told and result.traced is not None and result.traced.shares:
+            told.add(result.config_hash)
+            found.append(_of_trial(driver, result, "other"))
+    return (*found, *_foreseen(driver, found))
+
+
+def _of_trial(driver: StudyDriver, result: TrialResult, role: str) -> StepAccount:
+    same = [each for each in driver.state.results.values() if each.config_hash == result.config_hash]
+    traced = [each for each in same if each.traced is not None]
+    good = next((each for each in traced if each.traced is not None and each.traced.shares), None)
+    named = _named(driver, result, role)
+    if good is None or good.traced is None:
+        failure = next((each.traced.failure for each in traced if each.traced is not None), _NEVER_TRACED)
+        return StepAccount(**named, basis="none", failure=failure)
+    seconds, step = good.metrics.get("latency", good.traced.seconds), good.traced
+    config = driver.state.candidates[good.number].complete(driver.known.base_config)
+    return StepAccount(
+        **named,
+        basis="traced",
+        trial=good.number,
+        seconds=seconds,
+        shares=step.shares,
+        slowed=step.seconds / seconds if seconds else 1.0,
+        advice=advice_on(step.shares, config, driver.setup.device, _measured_stages(driver)),
+    )
+
+
+def _named(driver: StudyDriver, result: TrialResult, role: str) -> dict[str, str]:
+    name = _OWN if role == "own" else name_of(driver.state.candidates[result.number])
+    return {"name": name, "role": role}
+
+
+def _measured_stages(driver: StudyDriver) -> set[int]:
+    state, base = driver.state, driver.known.base_config
+    configs = [
+        state.candidates[number].complete(base)
+        for number, result in state.results.items()
+        if result.outcome is Outcome.COMPLETED and result.purpose is not Purpose.PROFILE
+    ]
+    return {ZeroSettings.of(config).stage for config in configs}
+
+
+def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
+    """The accounts of the arms that were tried and not traced, if the study began with a plan for its devices.
+
+    The plan's figures are those of the arm's best micro-batch.
+    """
+    plan, state, base = driver.plan, driver.state, driver.known.base_config
+    if plan is None or plan.cluster is None:
+        return
+    foreseen = switches_in(plan.expected)
+    candidates = state.candidates.items()
+    keys = {number: key_in_plan(candidate.complete(base), base, foreseen) for number, candidate in candidates}
+    traced = {keys[account.trial] for account in told if account.trial is not None}
+    tried = {keys[number] for number, result in state.results.items() if result.purpose is not Purpose.PROFILE}
+    for arm in plan.devices.arms:
+        total = sum(arm.seconds.values())
+        if plan.key_of(arm) in tried - traced and not arm.stopped and total > 0:
+            shares = {part: seconds / total for part, seconds in arm.seconds.items() if seconds > 0}
+            name = f"{arm.label}, micro-batch {arm.micro_batch}"
+            yield StepAccount(name=name, role="arm", basis="foreseen", seconds=total, shares=shares)

@@ -38,9 +38,9 @@ from trial_lib.search.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.search.knobs import Arm
 from trial_lib.search.zero_settings import ArmKey, arm_key
 from trial_lib.study.folder import read_own_text
+from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import KnownProgram, program_of, varied_options
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.spec_for_ranks import trial_spec
 
 # The foreseen step of each trial of a study, from the foreseen runs of its arms.
 

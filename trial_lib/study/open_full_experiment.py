@@ -54,10 +54,10 @@ from trial_lib.study.folder import (
     write_wrapper,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
-from trial_lib.study.needed_ops import own_ops
+from trial_lib.study.limits import own_ops
 from trial_lib.study.open_study import OpenStudy, check_include, check_length, check_slots
+from trial_lib.study.plans import full_length_spec
 from trial_lib.study.program import environment_of, program_of
-from trial_lib.study.spec_for_ranks import full_length_spec
 from trial_lib.tracking.tracker import FullExperimentTracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 

@@ -29,9 +29,9 @@ from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import new_folder, new_id
 from trial_lib.study.followed import followed
 from trial_lib.study.open_study import check_include
+from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.spec_for_ranks import trial_spec
 from trial_lib.study.typed_command import read_command
 
 DEVICE = "cuda"

@@ -20,8 +20,7 @@ from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.host_memory import HostMemory
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments, metric_with
-from trial_lib.study.limits import kept_batch, largest_of_data, without_disk_room
-from trial_lib.study.needed_ops import study_space, without_unbuildable
+from trial_lib.study.limits import kept_batch, largest_of_data, study_space, without_disk_room, without_unbuildable
 from trial_lib.study.setup import StudySetup
 
 

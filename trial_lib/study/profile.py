@@ -19,8 +19,7 @@ from trial_lib.messages.orders import Import
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult, as_sentence, without_log
 from trial_lib.search.knobs import STAGE
-from trial_lib.study.limits import with_swap_disks
-from trial_lib.study.needed_ops import with_ops_built
+from trial_lib.study.limits import with_ops_built, with_swap_disks
 from trial_lib.study.plans import TrialPlans
 from trial_lib.study.profile_report import forget_own, own_plan
 from trial_lib.study.program import KnownProgram

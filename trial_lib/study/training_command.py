@@ -43,9 +43,9 @@ from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ProgramProfile
 from trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part, text_of
 from trial_lib.search.knobs import STAGE, get_knob
+from trial_lib.study.followed import rewrapped, wrapped_command
 from trial_lib.study.program import KnownProgram, interpreter_of
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.wrapped_command import rewrapped, wrapped_command
 
 # The experiment with the winner's switches in its command, for a training at full length.
 

@@ -10,9 +10,8 @@ from simulated_studies import BASE, CutShortError, Experiment, larger_is_faster
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.study.arguments import StudyTime
-from trial_lib.study.confirm import answer_of, since_last_study
+from trial_lib.study.confirm import answer_of, since_last_study, starting_from
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.known_winner import starting_from
 
 
 @pytest.fixture

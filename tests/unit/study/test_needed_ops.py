@@ -14,7 +14,7 @@ from trial_lib.inputs.read_experiment import Experiment
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.needed_ops import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
+from trial_lib.study.limits import own_ops, study_space, supposed_ops, with_ops_built, without_unbuildable
 from trial_lib.study.typed_command import read_command
 
 NO_NVCC = "CUDA_HOME does not exist, unable to compile CUDA op(s)"

@@ -19,7 +19,8 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Purpose, Sweep
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study import program, wrapped_command
+from trial_lib.study import followed as follow
+from trial_lib.study import program
 from trial_lib.study.arguments import StudyArguments, StudyTime
 from trial_lib.study.data_folder import FolderError
 from trial_lib.study.driver import StudyDriver
@@ -135,7 +136,7 @@ def once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             check()
         raise AssertionError("nothing has ended the waiting")
 
-    monkeypatch.setattr(wrapped_command, "followed", followed)
+    monkeypatch.setattr(follow, "followed", followed)
     (tmp_path / "small.yml").write_text("micro: 4\n")
     wrapper = ("bash", "run.sh", "small.yml")
     entrypoint = Entrypoint(
@@ -144,7 +145,7 @@ def once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     mappings = {MICRO_BATCH: "small.yml:micro"}
 
     def run(*check: Callable[[], None]) -> Any:
-        return wrapped_command.rewrapped(entrypoint, tmp_path / "ds.json", mappings, {MICRO_BATCH: 8}, tmp_path, *check)
+        return follow.rewrapped(entrypoint, tmp_path / "ds.json", mappings, {MICRO_BATCH: 8}, tmp_path, *check)
 
     return run
 
@@ -162,7 +163,7 @@ def test_a_signal_or_the_end_of_the_minutes_ends_the_waiting_for_a_wrapper(once_
 def test_a_wrapper_that_starts_nothing_is_given_up(
     once_more: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wrapped_command, "_LONGEST_OF_VALUE_S", -1.0)
+    monkeypatch.setattr(follow, "_LONGEST_OF_VALUE_S", -1.0)
     with pytest.raises(TimeoutError, match="has started no training"):
         once_more()
 

@@ -11,7 +11,7 @@ from study_setups import setup_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
 from trial_lib.records.result import ProgramProfile
-from trial_lib.study import wrapped_command
+from trial_lib.study import followed as follow
 from trial_lib.study.followed import Followed
 from trial_lib.study.program import KnownProgram
 from trial_lib.study.training_command import training_command
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "acc.yaml").write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
     )
-    monkeypatch.setattr(wrapped_command, "_typed_before", lambda began, ranks: {})
+    monkeypatch.setattr(follow, "_typed_before", lambda began, ranks: {})
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def answer(
         words = [*(f"{name}={value}" for name, value in set_.items()), *launch, *words[begin + len(WRAPPER) :]]
         return Followed(tuple(words), folder)
 
-    patch.setattr(wrapped_command, "followed", followed)
+    patch.setattr(follow, "followed", followed)
     words, host = [*started.split(), *arguments.split()], Host("cuda", ["0", "1"], 2**30)
     experiment = read_command(words, {}, folder, host, vary=vary, wrapper=[*WRAPPER, *arguments.split()])
     setup = setup_of(experiment, folder / "study")
@@ -109,4 +109,4 @@ def test_a_wrappers_answer_asks_for_no_line_that_the_code_has(folder: Path, monk
 
 def test_a_function_of_the_users_shell_is_not_typed_before_the_wrapper() -> None:
     began = {"BASH_FUNC_module%%": "() {  eval 2\n}", "NPROC": "2", "WITH_FUNC%%": "2"}
-    assert wrapped_command._typed_before(began, "2") == {"NPROC": "2"}
+    assert follow._typed_before(began, "2") == {"NPROC": "2"}

@@ -11,8 +11,8 @@ from study_setups import setup_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
 from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.study import followed as follow
 from trial_lib.study import open_full_experiment as opening
-from trial_lib.study import wrapped_command
 from trial_lib.study.folder import hold_lock, keep_experiment, write_wrapper
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.program import KnownProgram
@@ -32,7 +32,7 @@ def wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     def followed(words: Any, folder: Path, tell: Any, check: Any) -> Any:
         return SimpleNamespace(words=(*COMMAND, Path(words[-1]).read_text().split()[-1]))
 
-    monkeypatch.setattr(wrapped_command, "followed", followed)
+    monkeypatch.setattr(follow, "followed", followed)
     monkeypatch.setattr(opening, "slots_for", lambda experiment: HOST)
 
 
