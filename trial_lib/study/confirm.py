@@ -524,7 +524,8 @@ def _of_trial(driver: StudyDriver, result: TrialResult, role: str) -> StepAccoun
     same = [each for each in driver.state.results.values() if each.config_hash == result.config_hash]
     traced = [each for each in same if each.traced is not None]
     good = next((each for each in traced if each.traced is not None and each.traced.shares), None)
-    named = _named(driver, result, role)
+    name = _OWN if role == "own" else name_of(driver.state.candidates[result.number])
+    named = {"name": name, "role": role}
     if good is None or good.traced is None:
         failure = next((each.traced.failure for each in traced if each.traced is not None), _NEVER_TRACED)
         return StepAccount(**named, basis="none", failure=failure)
@@ -539,11 +540,6 @@ def _of_trial(driver: StudyDriver, result: TrialResult, role: str) -> StepAccoun
         slowed=step.seconds / seconds if seconds else 1.0,
         advice=advice_on(step.shares, config, driver.setup.device, _measured_stages(driver)),
     )
-
-
-def _named(driver: StudyDriver, result: TrialResult, role: str) -> dict[str, str]:
-    name = _OWN if role == "own" else name_of(driver.state.candidates[result.number])
-    return {"name": name, "role": role}
 
 
 def _measured_stages(driver: StudyDriver) -> set[int]:

@@ -18,7 +18,7 @@ from trial_lib.records.units import duration
 from trial_lib.search.arms import CandidateNames
 from trial_lib.study.data_folder import FolderError, check_folder, number_of
 
-# The history of a study: one line for each ask, tell, withdrawal and stop. A resumed study replays it.
+# One line for each ask, tell, withdrawal and stop. A resumed study replays them.
 
 
 @dataclass(frozen=True)
@@ -414,19 +414,18 @@ def _end_of_group(
         return Withdrawal.ENDED
     if measured[-1][1].memory.was_short:
         return Withdrawal.MEMORY
-    sizes = [_memory_of(size, result) for size, result in measured if result.memory.peak]
+    sizes = [
+        SizeMemory(
+            samples=size,
+            above_initialize=max(result.memory.above_initialize),
+            available=min(result.memory.available, default=None),
+        )
+        for size, result in measured
+        if result.memory.peak
+    ]
     if sizes and not will_fit(sizes, next_candidate.micro_batch_size, sweep.bytes_per_sample, sweep.headroom):
         return Withdrawal.MEMORY
     return None
-
-
-def _memory_of(size: int, result: TrialResult) -> SizeMemory:
-    memory = result.memory
-    return SizeMemory(
-        samples=size,
-        above_initialize=max(memory.above_initialize),
-        available=min(memory.available, default=None),
-    )
 
 
 def waiting_trials(paths: StudyPaths, numbers: Iterable[int]) -> dict[int, str]:

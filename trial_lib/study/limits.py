@@ -92,8 +92,7 @@ def _own_batch(arguments: StudyArguments, base_config: Mapping[str, Any], profil
 # The arms that the disks below `nvme_path` have room for.
 
 
-RESERVE = 0.1
-"""Share of the disk's free room that stays free. A full disk stops whoever writes there."""
+RESERVE = 0.1  # share of the disk's free room that stays free, because a full disk stops whoever writes there
 
 
 def with_swap_disks(profiled: TrialResult, setup: StudySetup) -> TrialResult:
@@ -176,9 +175,7 @@ def _looked_at(path: Path) -> tuple[int, int]:
 # DeepSpeed's compiled operators, by the names of their builders, and the ones that a configuration needs.
 
 
-SHARED_MEMORY = "ShareMemCommBuilder"
-"""The operator of the collectives on a CPU."""
-
+_SHARED_MEMORY = "ShareMemCommBuilder"  # of the collectives on a CPU
 _ADAMS = ("adam", "adamw", "muon")
 # deepspeed/runtime/engine.py _configure_basic_optimizer, by whether the optimizer is offloaded.
 _OF_AN_OPTIMIZER = {
@@ -193,7 +190,6 @@ _QUANTIZED = (
     "zero_optimization.zero_quantized_nontrainable_weights",
     "zero_optimization.zero_quantized_gradients",
 )
-_OFFLOADED = ("cpu", "nvme")
 
 
 def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unless_named: str = "") -> tuple[str, ...]:
@@ -205,7 +201,9 @@ def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unles
     ops = []
     named = "" if code_has_optimizer else get_knob(config, "optimizer.type", unless_named)
     by_offload = _OF_AN_OPTIMIZER.get(str(named or "").lower(), {})
-    is_offloaded = get_knob(config, OFFLOAD_OPTIMIZER) in _OFFLOADED or _offloads_as_once(config)
+    # DeepSpeed's first key for offload still works.
+    by_first_key = get_knob(config, "zero_optimization.cpu_offload") is True
+    is_offloaded = by_first_key or get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
     if is_offloaded in by_offload and get_knob(config, "optimizer.params.torch_adam") is not True:
         ops.append(by_offload[is_offloaded])
     if "nvme" in (get_knob(config, OFFLOAD_OPTIMIZER), get_knob(config, OFFLOAD_PARAM)):
@@ -213,16 +211,6 @@ def ops_of(config: Mapping[str, Any], *, code_has_optimizer: bool = False, unles
     if any(get_knob(config, path) is True for path in _QUANTIZED):
         ops.append("QuantizerBuilder")
     return tuple(ops)
-
-
-def _offloads_as_once(config: Mapping[str, Any]) -> bool:
-    # Whether the optimizer is offloaded by DeepSpeed's first key for it, which still works.
-    return get_knob(config, "zero_optimization.cpu_offload") is True
-
-
-def shown_op(builder: str) -> str:
-    """The usual name of an operator, such as `CPUAdam`."""
-    return builder.removesuffix("Builder")
 
 
 # The size of a model that is not known yet. No operator depends on it.
@@ -235,7 +223,7 @@ def own_ops(experiment: Experiment, device: str) -> list[str]:
     """The operators that the user's configuration needs."""
     config = experiment.ds_config
     ops = ops_of(config, unless_named="" if config else _USUAL_OPTIMIZER)
-    return [*([SHARED_MEMORY] if kind_of(device).computes_on_the_processor else []), *ops]
+    return [*([_SHARED_MEMORY] if kind_of(device).computes_on_the_processor else []), *ops]
 
 
 def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str) -> list[str]:
@@ -306,8 +294,8 @@ def without_unbuildable(
         arms = [arm.label for arm, ops in needed if op in ops]
         if arms:
             told.append(
-                f"Not tried, because DeepSpeed's {shown_op(op)} cannot be built here ({why.rstrip('. ')}): "
-                f"{', '.join(arms)}. `zerotune doctor` says what is missing."
+                f"Not tried, because DeepSpeed's {op.removesuffix('Builder')} cannot be built here "
+                f"({why.rstrip('. ')}): {', '.join(arms)}. `zerotune doctor` says what is missing."
             )
     return SearchSpace.of_arms(kept), told
 

@@ -151,7 +151,10 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     tolerance = _tolerance(other)
     alike = _steps_alike(own, other, steps)
     theirs, ours = own.first(alike), other.first(alike)
-    drawn = (theirs, ours) if alike == steps else _by_updates(own, other)
+    drawn = theirs, ours
+    if alike < steps:
+        common = min(len(own.by_updates()), len(other.by_updates()))
+        drawn = own.by_updates()[:common], other.by_updates()[:common]
     if not _start_alike((*own.weights, *other.weights)):
         return _from_other_weights(own, other, tolerance, *drawn)
     factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
@@ -183,12 +186,6 @@ def _steps_alike(own: LossCourse, other: LossCourse, steps: int) -> int:
     # How many of the first steps had equal numbers of updates before them, in all repeats of both.
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
     return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
-
-
-def _by_updates(own: LossCourse, other: LossCourse) -> tuple[_Steps, _Steps]:
-    theirs, ours = own.by_updates(), other.by_updates()
-    common = min(len(theirs), len(ours))
-    return theirs[:common], ours[:common]
 
 
 def _tolerance(course: LossCourse) -> float:
@@ -238,12 +235,10 @@ def _differ(said: str) -> LossAgreement:
 
 
 def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
-    return not all(weights) or all(_same_weights(each, weights[0]) for each in weights)
-
-
-def _same_weights(one: Sequence[float], other: Sequence[float]) -> bool:
-    (value, square), (other_value, other_square) = one, other
-    return abs(value - other_value) <= _SAME_WEIGHTS * math.sqrt(max(square, other_square))
+    if not all(weights):
+        return True
+    first, first_square = weights[0]
+    return all(abs(value - first) <= _SAME_WEIGHTS * math.sqrt(max(square, first_square)) for value, square in weights)
 
 
 def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours: Sequence[float]) -> float:
@@ -251,11 +246,7 @@ def _factor(own: Candidate, candidate: Candidate, theirs: Sequence[float], ours:
     ratio = candidate.gradient_accumulation_steps / own.gradient_accumulation_steps
     wanted, found = fmean(theirs), fmean(ours)
     factors = [ratio**power for power in _POWERS]
-    return min(factors, key=lambda factor: _apart(factor * wanted, found))
-
-
-def _apart(one: float, other: float) -> float:
-    return abs(one - other) / max(abs(one), abs(other), 1e-300)
+    return min(factors, key=lambda factor: abs(factor * wanted - found) / max(abs(factor * wanted), abs(found), 1e-300))
 
 
 def _times(course: _Steps, factor: float) -> _Steps:

@@ -315,6 +315,8 @@ def _open(
         log.warning("%s", copied)
         experiment = dataclasses.replace(experiment, notes=(copied, *experiment.notes))
     spec = full_length_spec(experiment, record.ds_config, paths)
+    entrypoint = experiment.entrypoint
+    is_in_code = entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config
     plan = TrainingPlan(
         program=program_of(
             experiment,
@@ -328,7 +330,7 @@ def _open(
         paths=paths,
         max_restarts=experiment.config.max_restarts,
         ds_config=record.ds_config,
-        is_in_code=_is_in_code(experiment) and bool(record.ds_config),
+        is_in_code=is_in_code and bool(record.ds_config),
         turned=dict(experiment.config.turned),
     )
     write_all(plan.program.files)
@@ -339,8 +341,3 @@ def _open(
     starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
     tracker = FullExperimentTracker(paths, tracking_uri)
     return FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)
-
-
-def _is_in_code(experiment: Experiment) -> bool:
-    entrypoint = experiment.entrypoint
-    return entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config

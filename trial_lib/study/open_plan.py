@@ -34,9 +34,7 @@ from trial_lib.study.program import KnownProgram, environment_of, program_of, ty
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.typed_command import read_command
 
-DEVICE = "cuda"
-"""The kind of all devices that can be foreseen."""
-
+DEVICE = "cuda"  # the kind of all devices that can be foreseen
 # Of DeepSpeed's launcher, torchrun and Accelerate: how many ranks they start.
 _RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--nproc-per-node", "--num_processes")
 

@@ -131,30 +131,20 @@ class OpenStudy:
         self.driver = driver
         self.paths = paths
         self.tracker = tracker
-        self._record = record
+        self.record = record  # as it is on the disk
         self._lock = lock
         self.config_check = config_check
         self.is_new = is_new  # opened for the first time
         self._closed = False
-        self._is_down = False
+        self.is_down = False  # nothing is left to do; closing waits a while for the tracking server
         self._writing = threading.RLock()
         self._interrupted = False
-
-    @property
-    def is_down(self) -> bool:
-        """Whether nothing of it is left to do. Closing waits a while for the tracking server."""
-        return self._is_down
-
-    @property
-    def record(self) -> StudyRecord:
-        """As it is on the disk."""
-        return self._record
 
     def remove(self) -> None:
         """Closes a study and removes its folder, and the folder of all studies if no other is in it."""
         self.close()
         # An interrupt has nothing to write any more.
-        self._record = self._record.model_copy(update={"status": StudyStatus.FAILED})
+        self.record = self.record.model_copy(update={"status": StudyStatus.FAILED})
         remove_folder(self.paths.root, self.driver.log)
 
     def begin(self) -> None:
@@ -178,9 +168,9 @@ class OpenStudy:
         """
         self.driver.tell_plan()
         file = self.driver.setup.arguments.config_path
-        require_switchable(self._record.switches, self.driver.known.found, file)
+        require_switchable(self.record.switches, self.driver.known.found, file)
         require_sizes(self.driver.known.switches, self.driver.known.layouts, named_in(file))
-        if self._record.metric != self.driver.metric:
+        if self.record.metric != self.driver.metric:
             self.driver.log.warning("%s", INSTEAD)
             self._update()
 
@@ -211,7 +201,7 @@ class OpenStudy:
         """
         with self._writing:
             self._interrupted = True
-            if self._record.status is StudyStatus.RUNNING:
+            if self.record.status is StudyStatus.RUNNING:
                 with contextlib.suppress(FolderError):
                     self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
         self.driver.cancel()
@@ -224,19 +214,19 @@ class OpenStudy:
         self.driver.cancel()
         self.driver.place.close()
         self.driver.await_begun(_BEGUN_END_S)
-        is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
+        is_hopeless = self.record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
             seconds = _TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S
             return self.tracker.close(seconds, self.driver.log.info)
         finally:
             self._lock.release()
-            self._is_down = True
+            self.is_down = True
 
     def _update(self, **changes: object) -> None:
         with self._writing:
-            self._record = self._record.model_copy(update={"metric": self.driver.metric, **changes})
+            self.record = self.record.model_copy(update={"metric": self.driver.metric, **changes})
             with folder_error_told(self.paths.root):
-                write_study_record(self.paths, self._record)
+                write_study_record(self.paths, self.record)
         self.tracker.notify()
 
 

@@ -33,8 +33,7 @@ from trial_lib.study.profile_report import program_notes
 from trial_lib.study.program import KnownProgram, leading_imports_of, require_switchable, varied_options
 from trial_lib.study.training_command import training_command
 
-PLANNED_FOR = "# Planned for"
-"""Begins a command that starts another number of ranks than the plan is for."""
+PLANNED_FOR = "# Planned for"  # begins a command that starts another number of ranks than the plan is for
 
 
 class ForeseesRuns(Protocol):
@@ -88,7 +87,9 @@ def run_plan(
     found = plan(problem, _OfProgram(opened, foresee), tell, check, foresee.stop, foresee.end)
     check()
     record = _record(opened, found)
-    _write(opened, record)
+    if record.best_command:
+        write_whole(opened.paths.best_command, record.best_command)
+    write_whole(opened.paths.record, record.model_dump_json(indent=1) + "\n")
     return record
 
 
@@ -125,13 +126,14 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
-    of_program = program_notes(ProgramProfile(**typed.program) if typed.program else None)
     notes = [
         *read.notes,
         *ran_as(read.asked, _base_of(read.asked)),
         *found.notes,
-        *of_program,
+        *program_notes(ProgramProfile(**typed.program) if typed.program else None),
         *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
+        *_not_learned(opened),
+        *(f"An arm cannot be foreseen: {reason}" for reason in stopped),
     ]
     record = PlanRecord(
         plan_id=opened.plan_id,
@@ -149,15 +151,14 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         best=best,
         answer=plan_answer(found.devices, best),
         asks=_asks(found),
-        notes=(*notes, *_not_learned(opened), *(f"An arm cannot be foreseen: {reason}" for reason in stopped)),
+        notes=tuple(notes),
         versions={"zerotune": importlib.metadata.version("zerotune"), **typed.versions},
         started_at=opened.started_at,
         seconds=time.monotonic() - opened.began_at,
         shares=dict(found.shares),
         peak_bytes=max(run.peak_bytes for run in found.runs.values()),
     )
-    command = _best_command(opened, record)
-    return record.model_copy(update={"best_command": command})
+    return record.model_copy(update={"best_command": _best_command(opened, record)})
 
 
 def _not_learned(opened: OpenPlan) -> list[str]:
@@ -218,12 +219,6 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
     if entrypoint.launcher and entrypoint.slots != devices.count:
         return f"{PLANNED_FOR} {devices.label}: start {ranks}.\n{command}"
     return command
-
-
-def _write(opened: OpenPlan, record: PlanRecord) -> None:
-    if record.best_command:
-        write_whole(opened.paths.best_command, record.best_command)
-    write_whole(opened.paths.record, record.model_dump_json(indent=1) + "\n")
 
 
 # Foresees the runs of a plan: one fork server, and a process for each run.

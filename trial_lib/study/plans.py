@@ -106,6 +106,7 @@ class TrialPlans:
         paths = self._setup.paths.trial(number)
         # The user's configuration runs as it was typed. Nothing is put together again.
         as_typed = purpose is Purpose.SUBMITTED
+        model = None if profiled is None else profiled[0].profile
         return TrialPlan(
             trial_id=f"{self._setup.study_id}-{number:04d}",
             number=number,
@@ -117,7 +118,7 @@ class TrialPlans:
             deadline_s=deadline,
             protected_before=self._setup.opened_at,
             longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
-            flops_per_sample=_flops_per_sample(profiled),
+            flops_per_sample=None if model is None else model.flops_per_sample,
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
             device=self._setup.device,
@@ -215,11 +216,6 @@ def _replicas_meant(purpose: Purpose, candidate: Candidate, base_config: Mapping
     return None if is_own else candidate.data_parallel_size
 
 
-def _flops_per_sample(profiled: tuple[TrialResult, Candidate] | None) -> float | None:
-    model = None if profiled is None else profiled[0].profile
-    return None if model is None else model.flops_per_sample
-
-
 def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Candidate) -> tuple[str, ...] | None:
     """The number formats that the program computes in; None if its FLOPs cannot be compared with a peak.
 
@@ -232,6 +228,8 @@ def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Can
 
 
 def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
+    # The sample length that the warm-up trains on; None to leave the data as they are. The losses of a confirming trial
+    # have to be those of the user's data.
     if purpose is Purpose.CONFIRM or program is None or not program.is_stretchable:
         return None
     return program.longest_sequence

@@ -251,11 +251,8 @@ def _counts(plan: TrialPlan, profile: TrialResult, first: TrialResult, measured:
     if first.program is None or profile.program is None or first.program.arrival != profile.program.arrival:
         # It would count samples otherwise.
         return False
-    return not _has_read_ahead(first.program)
-
-
-def _has_read_ahead(program: ProgramProfile) -> bool:
-    return program.typed_batch is None or program.typed_batch.micro_batch_size == 1
+    # At a micro-batch of 1 the run has read ahead.
+    return first.program.typed_batch is not None and first.program.typed_batch.micro_batch_size != 1
 
 
 def _result_in(paths: TrialPaths) -> TrialResult | None:

@@ -15,8 +15,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.data_folder import FolderError, check_end, check_room, folder_error_told
 from trial_lib.study.history import Withdrawn
 
-WorkEnd = TrialResult | Withdrawn
-"""The end of a trial: its result, or the withdrawal of a size of a sweep."""
+WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,11 @@ def seconds_of(results: Iterable[TrialResult]) -> float:
         seconds += max(0.0, end - max(start, counted_to))
         counted_to = max(counted_to, end)
     return seconds
+
+
+def _lost(plans: Sequence[TrialPlan], reason: str) -> list[WorkEnd]:
+    crashed = [unstarted(plan, Outcome.CRASHED, reason, from_outside=True) for plan in plans[:1]]
+    return [*crashed, *(Withdrawn(plan.number, Withdrawal.ENDED) for plan in plans[1:])]
 
 
 class Runner:
@@ -134,12 +138,9 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - logged, and a result
                 # This is a bug of ZeroTune. It costs only this work.
                 self._log.exception("%s could not be run", work.label)
-                left = work.plans[len(ends) :]
                 reason = f"The trial could not be run: {type(error).__name__}: {error}"
-                for plan in left[:1]:
-                    put(unstarted(plan, Outcome.CRASHED, reason, from_outside=True))
-                for plan in left[1:]:
-                    put(Withdrawn(plan.number, Withdrawal.ENDED))
+                for end in _lost(work.plans[len(ends) :], reason):
+                    put(end)
         except FolderError as full:
             self._ended.put(full)
             raise
@@ -155,12 +156,9 @@ class Runner:
 
     def lose(self, plans: Sequence[TrialPlan], reason: str) -> None:
         """Ends the trials of work whose thread has died: the first one crashed, and the others never ran."""
-        if not self._ended.empty():
-            return
-        for plan in plans[:1]:
-            self._ended.put(unstarted(plan, Outcome.CRASHED, reason, from_outside=True))
-        for plan in plans[1:]:
-            self._ended.put(Withdrawn(plan.number, Withdrawal.ENDED))
+        if self._ended.empty():
+            for end in _lost(plans, reason):
+                self._ended.put(end)
 
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
         """Waits for a trial to end; None if none has in time. The main thread needs the time-out to receive signals."""
@@ -203,11 +201,7 @@ class Runner:
         runnable = list(takewhile(lambda plan: plan.refused is None, plans))
         plans, left = runnable, plans[len(runnable) :]
         sweep = replace(sweep, candidates=sweep.candidates[: -len(left)]) if left else sweep
-
-        def measured(position: int, result: TrialResult) -> None:
-            put(result)
-
-        ends = self._place.run_sweep(plans, sweep, self.cancelled, self._log.info, measured)
+        ends = self._place.run_sweep(plans, sweep, self.cancelled, self._log.info, lambda _, result: put(result))
         for plan, end in zip(plans, ends, strict=True):
             if isinstance(end, Withdrawal):
                 put(Withdrawn(plan.number, end))

@@ -117,7 +117,8 @@ class StudyPlan:
     @cached_property
     def foreseen(self) -> tuple[ForeseenArm, ...]:
         """The memory of the arms on so many slots; none if the plan came without its runs."""
-        found = (self._memory(runs) for runs in self.runs.values() if not runs.stopped)
+        at_replicas = [runs.at_replicas(self.replicas) for runs in self.runs.values() if not runs.stopped]
+        found = (foreseen_arm([run for run in runs if run is not None], self.device) for runs in at_replicas)
         return tuple(arm for arm in found if arm is not None)
 
     @cached_property
@@ -197,9 +198,6 @@ class StudyPlan:
         arms = {arm.label: arm for arm in self.devices.arms}
         runs = {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
         return ForeseenSteps(runs, self.cluster, self.replicas)
-
-    def _memory(self, runs: ArmRuns) -> ForeseenArm | None:
-        return foreseen_arm([run for run in runs.at_replicas(self.replicas) if run is not None], self.device)
 
     def _samples_per_s(self, arm: PlannedArm) -> float:
         # An arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known.

@@ -16,7 +16,7 @@ import yaml
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS, difference
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
-from trial_lib.inputs.entrypoint import Entrypoint, split_flag
+from trial_lib.inputs.entrypoint import split_flag
 from trial_lib.inputs.launchers import launcher_named, launcher_of
 from trial_lib.inputs.places import FileTarget, in_wrapper, is_variable, without_option
 from trial_lib.inputs.read_experiment import Experiment
@@ -120,9 +120,7 @@ def _in_copy(target: str, copies: Mapping[str, str]) -> str:
 # How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure.
 
 
-_OF_WORKERS = (PREFETCH, PERSISTENT)
-"""Settings of workers. Torch and the Trainer refuse them if there are none."""
-
+_OF_WORKERS = (PREFETCH, PERSISTENT)  # torch and the Trainer refuse these settings if there are no workers
 _BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 
 
@@ -312,7 +310,8 @@ def training_command(
         typed = wrapped_command(entrypoint, arguments, variables, experiment.model_dir) or typed
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     named = {place.rpartition(":")[2] for place in in_files}
-    is_told = _is_told(entrypoint) or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate
+    by_command = bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
+    is_told = by_command or _DEEPSPEED in named or CONFIG_VARIABLE in by_accelerate
     to_write = [] if is_told else _to_set_in_code(known, config, paths)
     if known.is_batch_in_code and not named.issuperset(TRAINING_ARGUMENTS.values()):
         left = [f"{name}={config[key]}" for key, name in TRAINING_ARGUMENTS.items() if name not in named]
@@ -332,10 +331,6 @@ def training_command(
             f"# Set these variables first. Their values are secret, so this file leaves them out: {' '.join(secrets)}",
         )
     return "\n".join(lines) + "\n"
-
-
-def _is_told(entrypoint: Entrypoint) -> bool:
-    return bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config
 
 
 def _training_arguments_in_files(

@@ -49,7 +49,8 @@ def study_description(record: StudyRecord, paths: StudyPaths, answer: Mapping[st
         headline = record.finding or f"Status: {record.status.value}."
         return f"**{headline}** {record.reason}".rstrip() + f"\n\n{tuned}"
     lines = [
-        f"**{record.finding or _of_an_older_version(record)}**",
+        # An older version has written no finding.
+        f"**{record.finding or (NO_GAIN if record.gain is None else gain_line(record.gain))}**",
         f"Trial {record.best_number:04d}: {_measured(answer['metrics'], record.metric)}.",
     ]
     if record.reason:
@@ -78,10 +79,6 @@ def step_accounts_of(answer: Mapping[str, Any]) -> list[StepAccount]:
         return [StepAccount.of_document(account) for account in answer.get("why") or ()]
     except (ValueError, AttributeError, TypeError):
         return []
-
-
-def _of_an_older_version(record: StudyRecord) -> str:
-    return NO_GAIN if record.gain is None else gain_line(record.gain)
 
 
 def trial_description(result: TrialResult, metric: str) -> str:
@@ -162,7 +159,7 @@ _STATUS = {
     StudyStatus.FAILED: "FAILED",
     StudyStatus.CANCELLED: "KILLED",
 }
-_STOPPED = (Outcome.CANCELLED, Outcome.TOO_SLOW)
+_STATUS_OF_OUTCOME = {Outcome.COMPLETED: "FINISHED", Outcome.CANCELLED: "KILLED", Outcome.TOO_SLOW: "KILLED"}
 
 
 @dataclass(frozen=True)
@@ -298,7 +295,7 @@ def trial_content(record: StudyRecord, paths: TrialPaths, parent_run_id: str) ->
     return RunContent(
         record_id=result.trial_id,
         name=f"{result.number:04d} {result.purpose.label(result.name or candidate.label)}",
-        status=_trial_status(result.outcome),
+        status=_STATUS_OF_OUTCOME.get(result.outcome, "FAILED"),
         started_at=result.started_at,
         ended_at=result.started_at + sum(result.phases.values()),
         tags=as_tags(tags),
@@ -316,12 +313,6 @@ def _device_tags(devices: Sequence[TrialDevice]) -> dict[str, str]:
         "company": [f"{each.name or 'a process'} ({each.pid})" for device in devices for each in device.company],
     }
     return {name: ", ".join(dict.fromkeys(values)) for name, values in found.items() if values}
-
-
-def _trial_status(outcome: Outcome) -> str:
-    if outcome is Outcome.COMPLETED:
-        return "FINISHED"
-    return "KILLED" if outcome in _STOPPED else "FAILED"
 
 
 def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,13 +394,8 @@ def full_experiment_content(
         ended_at=record.ended_at,
         tags=as_tags(tags),
         params=as_params(params),
-        artifacts=[file for file in full_experiment_artifacts(paths) if file.exists()],
+        artifacts=[file for file in [paths.ds_config] if file.exists()],
     )
-
-
-def full_experiment_artifacts(paths: FullExperimentPaths) -> list[Path]:
-    """The files of a full experiment that go to MLflow from its beginning."""
-    return [paths.ds_config]
 
 
 def as_params(values: Mapping[str, Any]) -> dict[str, str]:

@@ -25,7 +25,6 @@ from trial_lib.tracking.tracking_uri import artifact_location, sqlite_file
 # Removes known secrets from the content of runs, and from the copies of files that MLflow gets.
 
 
-_PAGES = (".html",)
 # Of a page: the user's commands and the ends of logs, which may hold anything. They are escaped, so no tag is in them.
 _OWN = re.compile(r'(<(pre|td) class="(?:any )?own"[^>]*>)[^<]*(?=</\2>)')
 _STAYS = r"\1(in the study's folder)"
@@ -55,8 +54,9 @@ def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
         if isinstance(document, dict) and "imported" in document:
             # What a program sets in its environment may be a secret that nothing shows.
             document["imported"] = modules_in(document["imported"])
-        copy.write_text(json.dumps(secrets.hide_in(sent_document(document, _model_dir(document))), indent=2) + "\n")
-    elif file.suffix in _PAGES:
+        model_dir = Path(str(document.get("model_dir", "."))) if isinstance(document, dict) else Path()
+        copy.write_text(json.dumps(secrets.hide_in(sent_document(document, model_dir)), indent=2) + "\n")
+    elif file.suffix == ".html":
         # The page is drawn from values that may be shown. Text in it that only looks like a secret belongs to a script.
         copy.write_text(secrets.hide_values(_OWN.sub(_STAYS, file.read_text())))
     else:
@@ -67,10 +67,6 @@ def shown_copy(file: Path, folder: Path, secrets: KnownSecrets) -> Path:
             shown_lines.writelines(map(secrets.hide, lines))
     shutil.copystat(file, copy)
     return copy
-
-
-def _model_dir(document: Any) -> Path:
-    return Path(str(document.get("model_dir", "."))) if isinstance(document, dict) else Path()
 
 
 def _document(file: Path) -> Any:

@@ -43,7 +43,6 @@ from trial_lib.tracking.run_content import (
     as_params,
     as_points,
     as_tags,
-    full_experiment_artifacts,
     full_experiment_content,
     legal_name,
     study_artifacts,
@@ -60,11 +59,6 @@ _TAG = "mlflow.sharedViewState."
 _KNOBS = (STAGE_PARAM, MICRO_BATCH_PARAM, ACCUMULATION_PARAM)
 # MLflow puts a chart of each metric into the section of this name. Without the section it shows none of them.
 _MLFLOWS_SECTION = "Model metrics"
-
-
-def view_key(study_id: str) -> str:
-    """The key of a study's view in a link."""
-    return study_id
 
 
 def trials_view(record: StudyRecord) -> tuple[str, str]:
@@ -84,14 +78,14 @@ def trials_view(record: StudyRecord) -> tuple[str, str]:
         "runsHiddenMode": "SHOW_ALL",
         **_charts(metric.name, knobs),
     }
-    created_at = int(record.started_at * 1000)
+    created_at = milliseconds(record.started_at)
     view = {
         "name": f"Trials of {record.study_id}",
         "createdAt": created_at,
         "updatedAt": created_at,
         "state": json.dumps(state),
     }
-    return f"{_TAG}{view_key(record.study_id)}", json.dumps(view)
+    return f"{_TAG}{record.study_id}", json.dumps(view)
 
 
 def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
@@ -142,7 +136,7 @@ class StudySync:
         study = study_content(record, paths)
         runs = self._runs or self._connect(record)
         run_id = runs.run_of(study)
-        self.page = trials_page(runs.experiment_id, view_key(record.study_id))
+        self.page = trials_page(runs.experiment_id, record.study_id)
         self.run_page = run_page(runs.experiment_id, run_id)
         if paths.trial(0).root.name not in self._settled:
             # The profile trial may find some in the code.
@@ -222,7 +216,7 @@ class FullExperimentSync:
         Raises NoStudyRunError, and whatever MLflow raises. The part that has arrived stays.
         """
         paths = self._paths
-        fingerprint = files_hash([paths.record, *full_experiment_artifacts(paths)])
+        fingerprint = files_hash([paths.record, paths.ds_config])
         record = FullExperimentRecord.model_validate_json(paths.record.read_text())
         runs = self._runs or self._connect(record)
         content = full_experiment_content(record, paths, self._parent_run_id)
@@ -294,8 +288,7 @@ def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int
 # Makes MLflow have a plan as a run of its own, in the experiment of its studies.
 
 
-PLAN = "plan"
-"""The kind of a plan's run."""
+PLAN = "plan"  # the kind of a plan's run
 
 
 class PlanSync:

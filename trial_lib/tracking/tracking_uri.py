@@ -122,9 +122,9 @@ def run_page(experiment_id: str, run_id: str) -> str:
     return f"/#/experiments/{experiment_id}/runs/{run_id}?{_MODEL_TRAINING}"
 
 
-def trials_page(experiment_id: str, view_key: str) -> str:
+def trials_page(experiment_id: str, study_id: str) -> str:
     """The path of the page that shows a study's trials as a table, best first, with their measurements."""
-    view = urlencode({"compareRunsMode": "TABLE", "viewStateShareKey": view_key})
+    view = urlencode({"compareRunsMode": "TABLE", "viewStateShareKey": study_id})  # see `trials_view`
     return f"/#/experiments/{experiment_id}/runs?{_MODEL_TRAINING}&{view}"
 
 
