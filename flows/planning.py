@@ -39,8 +39,7 @@ from trial_lib.study.limits import SizeLimit, size_limit
 from trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
 from trial_lib.study.plan_run import PLANNED_FOR, Foreseer, run_plan
-from trial_lib.tracking.sync import PlanSync
-from trial_lib.tracking.tracker import Tracker
+from trial_lib.tracking.sync import PlanSync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
 # A plan from its arguments to its folder and to MLflow, for the command and for the flow of deployments.

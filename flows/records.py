@@ -33,8 +33,7 @@ from trial_lib.study.full_experiment import write_record
 from trial_lib.study.known_trials import ProfileFailedError, grid, record_table, run_profile
 from trial_lib.study.limits import study_space
 from trial_lib.tracking.runs import Answers
-from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync
-from trial_lib.tracking.tracker import Sync
+from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
 from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
 
 # `zerotune show`: tables of a study or a plan, or all of it as JSON. It reads nothing but the folder, and writes a

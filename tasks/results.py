@@ -43,7 +43,7 @@ from trial_lib.study.finding import Confirmed
 from trial_lib.study.full_experiment import FullExperiment
 from trial_lib.study.limits import size_limit
 from trial_lib.study.profile_report import model_notes, program_notes, report_profile
-from trial_lib.tracking.tracker import Tracker
+from trial_lib.tracking.sync import Tracker
 
 
 def _log(driver: StudyDriver, *lines: str) -> None:

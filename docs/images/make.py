@@ -34,7 +34,7 @@ from trial_lib.records.folders import StudyPaths, StudyRecord  # noqa: E402
 from trial_lib.report.html_report import write_report  # noqa: E402
 from trial_lib.report.read_study import read_study  # noqa: E402
 from trial_lib.study.arguments import StudyArguments  # noqa: E402
-from trial_lib.tracking.tracker import StudyTracker  # noqa: E402
+from trial_lib.tracking.sync import StudySync, Tracker  # noqa: E402
 
 WIDTH, HEIGHT = 1100, 1680
 
@@ -71,7 +71,8 @@ def draw_mlflow(paths: StudyPaths, browser: Browser, folder: Path) -> None:
     """Takes a picture of the trials in MLflow."""
     server = mlflow_server(folder, f"sqlite:///{folder}/mlflow.db").wait_until_ready()
     try:
-        tracker = StudyTracker(with_results(paths), server.url)
+        paths = with_results(paths)
+        tracker = Tracker(lambda: StudySync(paths, server.url), server.url)
         tracker.start()
         assert tracker.close(timeout_s=120), tracker.last_error
         page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH * 2 // 3})

@@ -8,7 +8,7 @@ from report_fixtures import STUDY_ID, study_with_failures, with_results
 from server_fixtures import Server, mlflow_server
 
 from trial_lib.records.folders import StudyPaths, StudyRecord
-from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.sync import StudySync, Tracker
 
 DESK = {"width": 1440, "height": 900}
 BEST = ("0003 z0-mbs64", "479.024")
@@ -32,8 +32,8 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def tracker(study: StudyPaths, server: Server) -> StudyTracker:
-    tracker = StudyTracker(study, server.url)
+def tracker(study: StudyPaths, server: Server) -> Tracker:
+    tracker = Tracker(lambda: StudySync(study, server.url), server.url)
     tracker.start()
     assert tracker.close(timeout_s=120), tracker.last_error
     return tracker
@@ -62,7 +62,7 @@ def column(page: Page, name: str) -> list[str]:
     return [text for _, text in sorted((box["y"], text) for box, text in placed if box is not None)]
 
 
-def test_the_printed_link_shows_the_trials_with_their_metric_best_first(page: Page, tracker: StudyTracker) -> None:
+def test_the_printed_link_shows_the_trials_with_their_metric_best_first(page: Page, tracker: Tracker) -> None:
     [link] = tracker.ways
     page.goto(link)
     name, value = BEST
@@ -83,7 +83,7 @@ def test_the_printed_link_shows_the_trials_with_their_metric_best_first(page: Pa
 
 
 @pytest.mark.long
-def test_a_click_further_the_charts_are_of_the_search(page: Page, tracker: StudyTracker) -> None:
+def test_a_click_further_the_charts_are_of_the_search(page: Page, tracker: Tracker) -> None:
     [link] = tracker.ways
     page.goto(link)
     page.locator("label", has=page.locator("input[value=CHART]")).click()
@@ -94,7 +94,7 @@ def test_a_click_further_the_charts_are_of_the_search(page: Page, tracker: Study
         assert is_seen(drawn.first)
 
 
-def test_the_page_of_the_study_begins_with_the_answer(page: Page, tracker: StudyTracker, study: StudyPaths) -> None:
+def test_the_page_of_the_study_begins_with_the_answer(page: Page, tracker: Tracker, study: StudyPaths) -> None:
     [link] = tracker.run_ways
     page.goto(link)
     record = StudyRecord.model_validate_json(study.record.read_text())
@@ -104,7 +104,7 @@ def test_the_page_of_the_study_begins_with_the_answer(page: Page, tracker: Study
 
 
 @pytest.mark.long
-def test_the_view_is_in_the_menu_of_views(page: Page, tracker: StudyTracker) -> None:
+def test_the_view_is_in_the_menu_of_views(page: Page, tracker: Tracker) -> None:
     [link] = tracker.ways
     page.goto(f"{link.partition('&')[0]}")
     page.get_by_test_id("saved-views-trigger").click()

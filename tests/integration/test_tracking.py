@@ -23,8 +23,7 @@ from server_fixtures import free_port
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.tracking.sync import StudySync, trials_view
-from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.sync import StudySync, Tracker, trials_view
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 SYNC = """
@@ -283,7 +282,8 @@ def test_several_processes_may_create_the_store(tmp_path: Path) -> None:
 
 def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=2)
-    tracker = StudyTracker(paths, f"http://127.0.0.1:{free_port()}")
+    away = f"http://127.0.0.1:{free_port()}"
+    tracker = Tracker(lambda: StudySync(paths, away), away)
     tracker.start()
     started = time.monotonic()
     tracker.notify()
@@ -298,7 +298,8 @@ def test_a_server_that_is_away_holds_nothing_up(store: str, tmp_path: Path) -> N
 
 def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracker = StudyTracker(new_study(tmp_path, trials=1), f"http://127.0.0.1:{silent.getsockname()[1]}")
+        paths, uri = new_study(tmp_path, trials=1), f"http://127.0.0.1:{silent.getsockname()[1]}"
+        tracker = Tracker(lambda: StudySync(paths, uri), uri)
         tracker.start()
         started = time.monotonic()
         assert not tracker.close(timeout_s=1)
@@ -307,7 +308,7 @@ def test_a_server_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
 
 def test_the_tracker_sends_what_is_there_at_close(server: str, tmp_path: Path) -> None:
     paths = new_study(tmp_path, trials=1, study_id="tracked")
-    tracker = StudyTracker(paths, server)
+    tracker = Tracker(lambda: StudySync(paths, server), server)
     assert tracker.ways == (server,)
     tracker.start()
     for number in range(1, 4):

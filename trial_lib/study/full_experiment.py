@@ -37,7 +37,7 @@ from trial_lib.messages.orders import TrainingSpec
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyStatus
 from trial_lib.study.folder import INTERRUPTED
-from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.tracking.sync import Tracker
 
 # The load of the host during a training, sampled by the driver.
 
@@ -193,7 +193,7 @@ class FullExperiment:
         starter: RankStarter,
         host: Host,
         lock_dir: Path,
-        tracker: FullExperimentTracker,
+        tracker: Tracker,
         lock: FileLock,
         log: logging.Logger,
     ) -> None:

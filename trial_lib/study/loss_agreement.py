@@ -235,7 +235,7 @@ def _differ(said: str) -> LossAgreement:
 
 
 def _start_alike(weights: Sequence[Sequence[float]]) -> bool:
-    if not all(weights):
+    if not weights or not all(weights):
         return True
     first, first_square = weights[0]
     return all(abs(value - first) <= _SAME_WEIGHTS * math.sqrt(max(square, first_square)) for value, square in weights)

@@ -58,7 +58,7 @@ from trial_lib.study.limits import own_ops
 from trial_lib.study.open_study import OpenStudy, check_include, check_length, check_slots
 from trial_lib.study.plans import full_length_spec
 from trial_lib.study.program import environment_of, program_of
-from trial_lib.tracking.tracker import FullExperimentTracker
+from trial_lib.tracking.sync import FullExperimentSync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
@@ -339,5 +339,5 @@ def _open(
     start = (plan.program.interpreter, own_ops(trained, host.device), shown, log.info)
     hosts = experiment.config.resources.hosts
     starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
-    tracker = FullExperimentTracker(paths, tracking_uri)
+    tracker = Tracker(lambda: FullExperimentSync(paths, tracking_uri), tracking_uri)
     return FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)

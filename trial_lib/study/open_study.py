@@ -60,7 +60,7 @@ from trial_lib.study.program import KnownProgram, environment_of, named_in, requ
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_plan import keep_plan, read_given_plan
 from trial_lib.study.typed_command import read_command
-from trial_lib.tracking.tracker import StudyTracker
+from trial_lib.tracking.sync import StudySync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 # Checks before a study, or a full experiment, has a folder.
@@ -123,7 +123,7 @@ class OpenStudy:
         record: StudyRecord,
         paths: StudyPaths,
         driver: StudyDriver,
-        tracker: StudyTracker,
+        tracker: Tracker,
         lock: FileLock,
         config_check: ConfigCheck,
         is_new: bool,
@@ -458,4 +458,5 @@ def _open(
     # A study with only its training left has its answer.
     asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
-    return OpenStudy(record, paths, driver, StudyTracker(paths, tracking_uri), lock, check, is_new)
+    tracker = Tracker(lambda: StudySync(paths, tracking_uri), tracking_uri)
+    return OpenStudy(record, paths, driver, tracker, lock, check, is_new)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
 from trial_lib.inputs.search_space import read_search_space
@@ -36,25 +36,9 @@ from trial_lib.study.training_command import training_command
 PLANNED_FOR = "# Planned for"  # begins a command that starts another number of ranks than the plan is for
 
 
-class ForeseesRuns(Protocol):
-    """Foresees a run in a process of its own. It is called from several threads at once."""
-
-    def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
-        """`overrides` are merged into the DeepSpeed configuration of the engine that trains."""
-
-    def prime(self, imported: Sequence[Import]) -> None:
-        """Has the modules of the program imported before the next run."""
-
-    def end(self, name: str) -> None:
-        """It does nothing if no run of this name is under way."""
-
-    def stop(self) -> None:
-        """Ends all runs that are under way."""
-
-
 def run_plan(
     opened: OpenPlan,
-    foresee: ForeseesRuns,
+    foresee: "Foreseer",
     processes: int,
     tell: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
@@ -96,7 +80,7 @@ def run_plan(
 class _OfProgram:
     """Foresees the wanted runs of one program, and keeps each in the plan's folder."""
 
-    def __init__(self, opened: OpenPlan, foresee: ForeseesRuns) -> None:
+    def __init__(self, opened: OpenPlan, foresee: "Foreseer") -> None:
         self._opened = opened
         self._foresee = foresee
         self._base = opened.read.base_config
@@ -241,7 +225,7 @@ def _with_last_line(stopped: str) -> str:
 
 
 class Foreseer:
-    """Foresees runs of one program, each in a process of its own. Use it as a context."""
+    """Foresees runs of one program, each in a process of its own, from several threads at once. Use it as a context."""
 
     def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
         self._opened = opened
@@ -258,7 +242,7 @@ class Foreseer:
         self.stop()
 
     def __call__(self, name: str, program: Program, overrides: Mapping[str, Any], asked: AskedDevices) -> ForeseenRun:
-        """No other run of this name is under way."""
+        """`overrides` are merged into the configuration of the engine that trains. No other run has this name."""
         device = asked.cluster.device
         pretended = Pretended(
             world=asked.count,

@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trial_lib.inputs.known_secrets import KnownSecrets, sent_command
 from trial_lib.messages.files import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
@@ -50,7 +52,7 @@ from trial_lib.tracking.run_content import (
     trial_content,
 )
 from trial_lib.tracking.runs import SENT, Runs, milliseconds
-from trial_lib.tracking.tracking_uri import run_page, trials_page
+from trial_lib.tracking.tracking_uri import run_page, trials_page, ways_to, without_password
 
 # The view in which MLflow's pages show a study's trials: which runs, in what order, with which columns and charts.
 
@@ -196,7 +198,8 @@ class FullExperimentSync:
     """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one."""
 
     def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
-        self.page: str | None = None
+        self.page: str | None = None  # the path of the run's page; None before MLflow has it
+        self.run_page: str | None = None
         self._paths = paths
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
@@ -205,10 +208,6 @@ class FullExperimentSync:
         self._readers = {name: MetricsReader(path) for name, path in self._files.items()}
         self._sent = dict.fromkeys(self._files, 0)  # file -> bytes whose metrics MLflow has
         self._content_sent = ""
-
-    @property
-    def run_page(self) -> str | None:
-        return self.page
 
     def run(self) -> None:
         """Sends new content: metrics first, then the record, so that an ended run is complete.
@@ -221,7 +220,7 @@ class FullExperimentSync:
         runs = self._runs or self._connect(record)
         content = full_experiment_content(record, paths, self._parent_run_id)
         run_id = runs.run_of(content)
-        self.page = run_page(runs.experiment_id, run_id)
+        self.page = self.run_page = run_page(runs.experiment_id, run_id)
         self._send_metrics(runs, run_id)
         if self._content_sent != fingerprint:
             runs.send(self._sendable(runs, content))
@@ -295,13 +294,10 @@ class PlanSync:
     """Sends a plan's folder to MLflow, once. It can be sent again unchanged."""
 
     def __init__(self, paths: PlanPaths, tracking_uri: str) -> None:
-        self.page: str | None = None
+        self.page: str | None = None  # the path of the run's page; None before MLflow has it
+        self.run_page: str | None = None
         self._paths = paths
         self._tracking_uri = tracking_uri
-
-    @property
-    def run_page(self) -> str | None:
-        return self.page
 
     def run(self) -> None:
         """Raises whatever MLflow raises. The part that has arrived stays."""
@@ -314,7 +310,7 @@ class PlanSync:
         found = runs.found.get(record.plan_id)
         content = plan_content(record, paths)
         run_id = runs.run_of(content)
-        self.page = run_page(runs.experiment_id, run_id)
+        self.page = self.run_page = run_page(runs.experiment_id, run_id)
         if found is None or found.data.tags.get(SENT) != fingerprint:
             runs.send(content)
             runs.mark(run_id, fingerprint)
@@ -402,3 +398,107 @@ def _of_devices(devices: PlannedDevices) -> str:
     return "\n".join(
         [f"**{devices.label}**", "", *(f"- {sentence}" for sentence in dict.fromkeys(sentences) if sentence)]
     )
+
+
+# Sends a folder while it grows, in a thread of its own, so that MLflow holds nothing up.
+
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_UNTOLD_S = 3.0
+
+
+class Sync(Protocol):
+    """Sends a folder, repeatedly as it grows."""
+
+    page: str | None  # the path of the page that shows the folder's content; None before MLflow has it
+    run_page: str | None  # that of the folder's own run
+
+    def run(self) -> None:
+        """Sends new content. After an error, make a new one."""
+
+
+class Tracker:
+    """Keeps MLflow up to date with a folder."""
+
+    def __init__(self, new_sync: Callable[[], Sync], tracking_uri: str) -> None:
+        self.tracking_uri = without_password(tracking_uri)  # to be shown
+        self.last_error: str | None = None  # why the last attempt failed or came too late; None after a success
+        self._uri = tracking_uri
+        self._new_sync = new_sync
+        self._sync = new_sync()
+        self._changed = threading.Condition()
+        self._noted = 0  # notifications so far
+        self._arrived = 0  # notifications whose content MLflow has
+        self._deadline = math.inf
+        self._thread = threading.Thread(target=self._run, daemon=True, name="tracker")
+
+    def start(self) -> None:
+        self.notify()
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Tells the thread that the folder has new content. Returns at once."""
+        with self._changed:
+            self._noted += 1
+            self._changed.notify()
+
+    def close(self, timeout_s: float, tell: Callable[[str], None] = lambda sentence: None) -> bool:
+        """Sends the rest, and waits at most for the timeout. Returns whether MLflow has everything.
+
+        `tell` gets a sentence if it takes a while. The rest can be sent later, by a sync of the folder.
+        """
+        with self._changed:
+            self._deadline = time.monotonic() + timeout_s
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(min(_UNTOLD_S, timeout_s))
+        if self._thread.is_alive():
+            tell(f"Waiting for MLflow, for {timeout_s:.0f} s at most.")
+            self._thread.join(max(0.0, timeout_s - _UNTOLD_S))
+        arrived = self._arrived == self._noted
+        if not arrived and self.last_error is None:
+            self.last_error = f"it takes longer than {timeout_s:.0f} s"
+        return arrived
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The way to the folder's page in MLflow: the command to type, if any, and the page's address."""
+        return ways_to(self._uri, self._sync.page)
+
+    @property
+    def run_ways(self) -> tuple[str, ...]:
+        """The same for the page of the folder's own run, which begins with its description."""
+        return ways_to(self._uri, self._sync.run_page)
+
+    @property
+    def _closing(self) -> bool:
+        return self._deadline < math.inf
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while time.monotonic() < self._deadline:
+            with self._changed:
+                self._changed.wait_for(lambda: self._noted > self._arrived or self._closing)
+                noted = self._noted
+            if noted == self._arrived:
+                return
+            if self._send():
+                self._arrived = noted
+                pause_s = _FIRST_PAUSE_S
+            elif self._closing:
+                time.sleep(_FIRST_PAUSE_S)
+            else:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _send(self) -> bool:
+        try:
+            self._sync.run()
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong with MLflow, the work continues
+            self.last_error = str(error).replace(self._uri, self.tracking_uri)
+            self._sync = self._new_sync()
+            return False
+        self.last_error = None
+        return True
