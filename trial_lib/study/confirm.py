@@ -494,7 +494,6 @@ def _known_contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contend
 # Where the time of a step goes: of the answer, of the user's configuration, and of each arm. The figures are those of
 # traced trials. An arm without one gets what the study's plan has foreseen for it, or nothing.
 
-
 _OWN = "your configuration"
 _NEVER_TRACED = "No trial of it was traced."
 
@@ -553,10 +552,8 @@ def _measured_stages(driver: StudyDriver) -> set[int]:
 
 
 def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
-    """The accounts of the arms that were tried and not traced, if the study began with a plan for its devices.
-
-    The plan's figures are those of the arm's best micro-batch.
-    """
+    # Of the arms that were tried and not traced, if the study began with a plan for its devices. The plan's figures are
+    # those of the arm's best micro-batch.
     plan, state, base = driver.plan, driver.state, driver.known.base_config
     if plan is None or plan.cluster is None:
         return

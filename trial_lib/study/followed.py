@@ -242,7 +242,6 @@ def _joined(words: Sequence[str]) -> str:
 # The answer is `./swift sft`, and not the torchrun that it starts. A wrapper may check or change what it is given. So
 # its words are the answer only if they come to the launch of the trials.
 
-
 _LONGEST_S, _LONGEST_OF_VALUE_S = 30.0, 180.0
 # A shell sets these by itself, or an environment that it has activated does.
 _OF_EVERY_SHELL = (
@@ -354,10 +353,8 @@ def _split(words: Sequence[str]) -> tuple[set[str], list[str]]:
 
 
 def _typed_before(began: Mapping[str, str], ranks: str) -> dict[str, str]:
-    """The variables, without secrets, that a later shell may lack.
-
-    They were set for this command or by its shell, or have the number of ranks.
-    """
+    # The variables, without secrets, that a later shell may lack: they were set for this command or by its shell, or
+    # have the number of ranks.
     try:
         before = psutil.Process(os.getppid()).environ()
     except psutil.Error:

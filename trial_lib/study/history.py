@@ -338,7 +338,6 @@ class StudyState:
         return self.stopped is not None
 
     def of_purpose(self, purpose: Purpose) -> list[TrialResult]:
-        """In the order of their ends."""
         return [result for number, result in self._results.items() if self._purposes[number] is purpose]
 
 

@@ -65,7 +65,7 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
             found.append(known)
     if not found:
         return None
-    found.sort(key=_profiled_at, reverse=True)
+    found.sort(key=lambda known: 0.0 if known.profile is None else known.profile[1].started_at, reverse=True)
     newest = found[0]
     return KnownTrials(
         newest.model_profile,
@@ -75,11 +75,6 @@ def earlier_trials(experiment: Experiment, work_dir: Path) -> KnownTrials | None
         trials=tuple(trial for known in reversed(found) for trial in known.trials),
         studies=tuple(study for known in found for study in known.studies),
     )
-
-
-def _profiled_at(known: KnownTrials) -> float:
-    assert known.profile is not None
-    return known.profile[1].started_at
 
 
 def run_profile(study: OpenStudy) -> KnownTrials:

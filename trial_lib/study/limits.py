@@ -91,7 +91,6 @@ def _own_batch(arguments: StudyArguments, base_config: Mapping[str, Any], profil
 
 # The arms that the disks below `nvme_path` have room for.
 
-
 RESERVE = 0.1  # share of the disk's free room that stays free, because a full disk stops whoever writes there
 
 
@@ -173,7 +172,6 @@ def _looked_at(path: Path) -> tuple[int, int]:
 
 
 # DeepSpeed's compiled operators, by the names of their builders, and the ones that a configuration needs.
-
 
 _SHARED_MEMORY = "ShareMemCommBuilder"  # of the collectives on a CPU
 _ADAMS = ("adam", "adamw", "muon")

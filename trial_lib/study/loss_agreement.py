@@ -91,11 +91,6 @@ def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> 
     return changed + [key for key in _UPDATED_LATER if zero.get(key) != own_zero.get(key)]
 
 
-def _changed_switches(own: LossCourse, other: LossCourse) -> list[str]:
-    ours, theirs = switches_of(own.config), switches_of(other.config)
-    return [place for place in other.free if ours.get(place) != theirs.get(place)]
-
-
 def _said(section: Any) -> Any:
     # A section of a configuration; None if it is not enabled.
     return None if isinstance(section, Mapping) and not section.get("enabled", True) else section
@@ -138,7 +133,9 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     """
     if any(not math.isfinite(loss) for repeat in other.losses for loss in repeat):
         return _differ("a loss is not finite")
-    changed = changes_of_mathematics(own.config, other.config) + _changed_switches(own, other)
+    switches, others = switches_of(own.config), switches_of(other.config)
+    changed = changes_of_mathematics(own.config, other.config)
+    changed += [place for place in other.free if switches.get(place) != others.get(place)]
     batches = global_batch(own.candidate), global_batch(other.candidate)
     if batches[0] != batches[1]:
         changed.append(f"train_batch_size ({batches[0]} -> {batches[1]})")
@@ -149,7 +146,9 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     if steps == 0:
         return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
     tolerance = _tolerance(other)
-    alike = _steps_alike(own, other, steps)
+    # So many of the first steps had equal numbers of updates before them, in all repeats of both.
+    counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
+    alike = sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
     theirs, ours = own.first(alike), other.first(alike)
     drawn = theirs, ours
     if alike < steps:
@@ -180,12 +179,6 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     elif factors[-1] != 1.0 and step > 1:
         said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
     return _differ(said)
-
-
-def _steps_alike(own: LossCourse, other: LossCourse, steps: int) -> int:
-    # How many of the first steps had equal numbers of updates before them, in all repeats of both.
-    counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
-    return sum(1 for _ in itertools.takewhile(lambda updates: len(set(updates)) == 1, counts))
 
 
 def _tolerance(course: LossCourse) -> float:

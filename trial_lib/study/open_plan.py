@@ -139,7 +139,7 @@ class OpenPlan:
         return program
 
     def setup(self, asked: AskedDevices) -> StudySetup:
-        """The setup of a study on some devices, as the writer of the best command takes it."""
+        """As the writer of the best command takes it."""
         arguments = self.read.arguments
         slots = [str(index) for index in range(asked.cluster.per_host)]
         return StudySetup(

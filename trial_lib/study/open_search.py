@@ -66,6 +66,8 @@ def open_search(
     space, hopeless = without_hopeless(space, base_config, expected, ran)
     for sentence in (*left_out, *no_room, *unbuildable, *no_disk, *hopeless):
         log.warning("%s", sentence)
+    # The groups of a switch that divides the ranks would stay when the program runs again.
+    divides_ranks = any(kind != "expert" for kind in (base_config.get(LAYOUTS) or {}).values())
     problem = SearchProblem(
         space=space,
         profile=profile,
@@ -73,7 +75,7 @@ def open_search(
         slots=setup.slots,
         device=setup.device,
         train_batch_size=kept_batch(arguments, base_config, profile, log),
-        can_sweep=can_sweep and not profile.pipeline_parallel and not _divides_ranks(base_config),
+        can_sweep=can_sweep and not profile.pipeline_parallel and not divides_ranks,
         only_micro_batch=_only_micro_batch(arguments, program, log),
         foreseen=foreseen,
         expected=expected,
@@ -84,11 +86,6 @@ def open_search(
     for candidate, result in known:
         search.observe(candidate, result)
     return search
-
-
-def _divides_ranks(base_config: Mapping[str, Any]) -> bool:
-    # Whether a switch of the program divides the ranks. Its groups would stay when the program runs again.
-    return any(kind != "expert" for kind in (base_config.get(LAYOUTS) or {}).values())
 
 
 def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None, log: logging.Logger) -> int | None:

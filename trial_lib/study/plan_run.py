@@ -109,6 +109,7 @@ def _base_of(asked: Sequence[AskedDevices]) -> AskedDevices:
 def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
+    batches = {policy.train_batch_size for policy in found.policies.values()}
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
     notes = [
         *read.notes,
@@ -125,7 +126,8 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
         command=_command(opened),
         model_dir=str(read.experiment.model_dir),
         ds_config=dict(found.base_config),
-        train_batch_size=_kept_batch(found),
+        # The global batch that all devices keep; None if it differs, or is free.
+        train_batch_size=batches.pop() if len(batches) == 1 else None,
         parameters=typed.parameters,
         trainable=typed.trainable,
         tokens=typed.tokens,
@@ -164,12 +166,6 @@ def _command(opened: OpenPlan) -> tuple[str, ...]:
     return tuple(shlex.split(entrypoint) if isinstance(entrypoint, str) else entrypoint or ())
 
 
-def _kept_batch(found: Planned) -> int | None:
-    # The global batch that all devices keep; None if it differs, or is free.
-    sizes = {policy.train_batch_size for policy in found.policies.values()}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
 def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
     counts: Counter[tuple[str, str, str, bool]] = Counter()
     for run in found.runs.values():
@@ -206,7 +202,6 @@ def _best_command(opened: OpenPlan, record: PlanRecord) -> str:
 
 
 # Foresees the runs of a plan: one fork server, and a process for each run.
-
 
 _LOG = re.compile(r"; its log is (\S+)\.$")
 _LONGEST = 200

@@ -144,7 +144,7 @@ class TrialPlans:
         return host_bytes(config, profile.profile, candidate.slots, accumulates, Layout.of(known.base_config)).moved
 
     def typed(self, profile: TrialPlan, base_config: Mapping[str, Any]) -> TrialPlan:
-        """Returns the profile trial's first run, in which the program runs as it was typed."""
+        """The profile trial's first run, in which the program runs as it was typed."""
         return replace(
             profile, **self._run_with(dict(base_config), profile.paths.as_typed, KnownProgram(), as_typed=True)
         )
@@ -249,7 +249,6 @@ def throughput_to_beat(method: MethodName, metric: str, best: TrialResult | None
 
 # The training spec of an experiment, which its ranks read: in a trial, and in a full experiment.
 
-
 # The hyperparameters in the form that training code reads, with the DeepSpeed configuration in its place.
 
 
@@ -340,10 +339,8 @@ def _length(length: Length | None) -> dict[str, int] | None:
 
 
 def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
-    """The experiment as its code may log it, without secrets and without fields that have no effect.
-
-    The code gets the hyperparameters separately and whole. It gets `data` only here, so `data` stays as written.
-    """
+    # As the code may log it, without secrets and fields that have no effect. The code gets the hyperparameters
+    # separately and whole. It gets `data` only here, so `data` stays as written.
     whole = config.model_dump(mode="json", exclude_unset=True)
     for dotted in config.not_used():
         *sections, name = dotted.split(".")

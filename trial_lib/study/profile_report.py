@@ -168,7 +168,6 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
 
 # The user's configuration, measured by the first run of the profile trial.
 
-
 # What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
 _SERVERS, _FORESIGHT = 1, 2
 # The first run shows only what a step takes. A trial of its own has a deadline that follows from that.

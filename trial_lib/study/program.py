@@ -146,15 +146,12 @@ def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None, f
         raise InputError(f"{reason}.", where=named(place), remedy="Vary what your program takes.")
     for place in typed if found is not None else ():
         if found is not None and typed[place] is False and found.switches.get(place) is True:
+            as_text = f"--vary \"{place}='true','false'\"" if file is None else f"`\"{place}\": ['true', 'false']`"
             raise InputError(
                 "your program's default of this option is true, so leaving it out does not turn it off.",
                 where=named(place),
-                remedy=f"Give the values as text, if the option takes one: {_as_text(place, file)}.",
+                remedy=f"Give the values as text, if the option takes one: {as_text}.",
             )
-
-
-def _as_text(place: str, file: Path | None) -> str:
-    return f"--vary \"{place}='true','false'\"" if file is None else f"`\"{place}\": ['true', 'false']`"
 
 
 def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
@@ -227,7 +224,6 @@ def _settled(config: Mapping[str, Any], settled: Mapping[str, Any]) -> dict[str,
 
 
 # The folder where ranks build DeepSpeed's operators: one for each environment that builds them differently.
-
 
 # Variables that change the commands of a build (torch/utils/cpp_extension.py, deepspeed/ops/op_builder/builder.py).
 _VARIABLES = (

@@ -132,7 +132,12 @@ class Runner:
             try:
                 with folder_error_told(root):
                     check_room(root)
-                    self._run_work(work, put)
+                    if work.known is not None:
+                        put(work.known)
+                    elif work.sweep is None:
+                        put(self._run_trial(work.plans[0]))
+                    else:
+                        self._run_sweep(work.plans, work.sweep, put)
             except FolderError:
                 raise
             except Exception as error:  # noqa: BLE001 - logged, and a result
@@ -145,14 +150,6 @@ class Runner:
             self._ended.put(full)
             raise
         return ends
-
-    def _run_work(self, work: Work, put: Callable[[WorkEnd], None]) -> None:
-        if work.known is not None:
-            put(work.known)
-        elif work.sweep is None:
-            put(self._run_trial(work.plans[0]))
-        else:
-            self._run_sweep(work.plans, work.sweep, put)
 
     def lose(self, plans: Sequence[TrialPlan], reason: str) -> None:
         """Ends the trials of work whose thread has died: the first one crashed, and the others never ran."""

@@ -45,7 +45,6 @@ class StudySetup:
 
     @property
     def slots(self) -> int:
-        """The devices that a trial takes."""
         return self.experiment.config.resources.slots_per_trial
 
     @property
@@ -56,7 +55,6 @@ class StudySetup:
 
     @property
     def concurrency(self) -> int:
-        """The number of trials that may run at once."""
         slots = self.arguments.max_slots or len(self.host.slots)
         return max(1, min(self.arguments.max_concurrent_trials, self.arguments.max_trials, slots // self.slots))
 

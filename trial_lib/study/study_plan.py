@@ -106,7 +106,6 @@ class StudyPlan:
 
     @cached_property
     def replicas(self) -> int:
-        """Replicas of the model on the slots."""
         ranks = ranks_of_a_replica(self.record.ds_config)
         run = next((runs.small for runs in self.runs.values() if not runs.stopped), None)
         if run is not None:
@@ -123,7 +122,6 @@ class StudyPlan:
 
     @cached_property
     def expected(self) -> tuple[ExpectedArm, ...]:
-        """The arms in the order of the plan."""
         return tuple(
             ExpectedArm(
                 key=self.key_of(arm),
@@ -139,7 +137,6 @@ class StudyPlan:
         )
 
     def key_of(self, arm: PlannedArm) -> ArmKey:
-        """The memory settings of one of the plan's arms."""
         # An arm that was not run has no complete configuration.
         return arm_key(arm.ds_config or overwrite_deepspeed_config(self.record.ds_config, arm.knobs))
 
@@ -269,7 +266,6 @@ def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPla
 
 
 # The plan that a study is asked to begin with, checked before anything is started.
-
 
 _SECTIONS = ("fp16", "bf16", "bfloat16")
 

@@ -119,7 +119,6 @@ def _in_copy(target: str, copies: Mapping[str, str]) -> str:
 
 # How you apply the switches that ZeroTune has turned: by a Trainer's options, or a line in your code. Pure.
 
-
 _OF_WORKERS = (PREFETCH, PERSISTENT)  # torch and the Trainer refuse these settings if there are no workers
 _BY_CALL = "calls each such block by torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False)"
 

@@ -148,10 +148,8 @@ def check_vary(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_found(command: Sequence[str], folder: Path) -> list[str]:
-    """The command with the path of its program, unless the program is in ZeroTune's own environment.
-
-    So the words in a study's record mean the same in another shell.
-    """
+    # With the path of its program, unless that is in ZeroTune's own environment: the words in a study's record then
+    # mean the same in another shell.
     words = list(command)
     position = 0
     assigned: dict[str, str] = {}

@@ -95,15 +95,6 @@ def _measured(metrics: Mapping[str, float], first: str) -> str:
     return ", ".join(f"{name} {SEARCH_METRICS[name].shown(metrics[name])}" for name in names)
 
 
-def training_description(record: FullExperimentRecord, paths: FullExperimentPaths) -> str:
-    """The description of a full experiment's run."""
-    lines = [f"**Status: {record.status.value}.** {record.reason}".rstrip()]
-    if record.best_checkpoint is not None:
-        lines.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
-    lines.append(f"The full experiment of **{record.name}**: trained at full length.")
-    return "\n\n".join(lines)
-
-
 def _program(record: StudyRecord, paths: StudyPaths) -> str:
     # The trained program by the experiment's name for it; empty if there is none.
     entrypoint: Any = record.arguments.get("command") or None
@@ -333,10 +324,8 @@ def _knobs(candidate: Candidate, base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trial_metrics(result: TrialResult) -> dict[str, float]:
-    """A trial's metrics, memory in bytes of the rank with the most, and phases in seconds.
-
-    For its devices these are the slowest clock (MHz), the highest temperature and the lowest power limit (W).
-    """
+    # Memory is in bytes of the rank with the most, phases are in seconds. Of its devices the slowest clock (MHz), the
+    # highest temperature and the lowest power limit (W) count.
     memory = {
         "peak_memory": result.memory.peak,
         "memory_after_initialize": result.memory.after_initialize,
@@ -368,6 +357,10 @@ def full_experiment_content(
 ) -> RunContent:
     """The run of a full experiment without its metrics, which are sent as they come."""
     best = {} if record.best_metric is None else {"best_metric": f"{record.best_metric:.6g}"}
+    description = [f"**Status: {record.status.value}.** {record.reason}".rstrip()]
+    if record.best_checkpoint is not None:
+        description.append(f"**Best checkpoint:** `{paths.checkpoints / record.best_checkpoint}`")
+    description.append(f"The full experiment of **{record.name}**: trained at full length.")
     tags = {
         **({} if parent_run_id is None else {_PARENT: parent_run_id}),
         **({} if record.study_id is None else {STUDY_ID: record.study_id}),
@@ -378,7 +371,7 @@ def full_experiment_content(
         "batches": "" if record.batches is None else str(record.batches),
         "best_checkpoint": record.best_checkpoint or "",
         **best,
-        DESCRIPTION: training_description(record, paths),
+        DESCRIPTION: "\n\n".join(description),
     }
     params = {
         **record.ds_config,

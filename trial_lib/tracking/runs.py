@@ -175,7 +175,6 @@ class Runs:
                 return
 
     def run_of(self, content: RunContent) -> str:
-        """The id of the run of a record, which is created if there is none."""
         if content.record_id not in self._ids:
             content = without_secrets(content, self.secrets)
             run = self._client.create_run(
@@ -217,7 +216,6 @@ class Runs:
             self._client.log_batch(run_id, metrics=[Metric(*point) for point in batch])
 
     def mark(self, run_id: str, sent: str) -> None:
-        """Writes the name of its content into a run."""
         self._client.set_tag(run_id, SENT, sent)
 
 

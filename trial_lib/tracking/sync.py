@@ -186,7 +186,6 @@ def files_hash(files: Iterable[Path]) -> str:
 
 # Makes MLflow have the content of a full experiment's folder: its record, and its metrics as they come.
 
-
 _MEASURED = (TRAINING, VALIDATION, SYSTEM)
 
 
@@ -286,7 +285,6 @@ def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int
 
 # Makes MLflow have a plan as a run of its own, in the experiment of its studies.
 
-
 PLAN = "plan"  # the kind of a plan's run
 
 
@@ -324,6 +322,7 @@ def plan_artifacts(paths: PlanPaths) -> list[Path]:
 def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
     """The run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
     chosen = record.chosen
+    stage = 0 if chosen is None else chosen.ds_config.get("zero_optimization", {}).get("stage", 0)
     best = {} if record.best is None else {"best_devices": record.devices[record.best].label}
     tags = {
         RECORD_ID: record.plan_id,
@@ -338,7 +337,7 @@ def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
         "model_dir": record.model_dir,
         "on": [devices.label for devices in record.devices],
         "train_batch_size": record.train_batch_size,
-        **({} if chosen is None else {"best": chosen.label, STAGE_PARAM: _stage(chosen), **chosen.knobs}),
+        **({} if chosen is None else {"best": chosen.label, STAGE_PARAM: stage, **chosen.knobs}),
     }
     metrics = {
         "parameters": float(record.parameters),
@@ -360,11 +359,6 @@ def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
         metrics=as_points(metrics),
         artifacts=[file for file in plan_artifacts(paths) if file.exists()],
     )
-
-
-def _stage(arm: PlannedArm) -> int:
-    stage: int = arm.ds_config.get("zero_optimization", {}).get("stage", 0)
-    return stage
 
 
 def _metrics(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
@@ -401,7 +395,6 @@ def _of_devices(devices: PlannedDevices) -> str:
 
 
 # Sends a folder while it grows, in a thread of its own, so that MLflow holds nothing up.
-
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
