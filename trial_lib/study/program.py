@@ -313,7 +313,7 @@ def program_of(
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     files: dict[str, str] = {}
-    varied = _variables(switches or {}, entrypoint.arguments, environment)
+    varied = variables_of(switches or {}, entrypoint.arguments, environment)
     before = environment
     if entrypoint.trial_class is not None:
         target, arguments = {"module": TRIAL_CLASS_MODULE}, [str(training_spec)]
@@ -342,9 +342,10 @@ def program_of(
     )
 
 
-def _variables(
+def variables_of(
     switches: Mapping[str, SwitchValue], arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
+    """The environment variables among the switches, as text."""
     return {
         place: text_of(value, environment.get(place, ""))
         for place, value in switches.items()

@@ -18,7 +18,7 @@ from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
 from trial_lib.inputs.entrypoint import split_flag
 from trial_lib.inputs.launchers import launcher_named, launcher_of
-from trial_lib.inputs.places import FileTarget, in_wrapper, is_variable, without_option
+from trial_lib.inputs.places import FileTarget, in_wrapper, without_option
 from trial_lib.inputs.read_experiment import Experiment
 from trial_lib.inputs.trial_command import trial_command
 from trial_lib.inputs.words import ASSIGNMENT, split_command
@@ -41,10 +41,10 @@ from trial_lib.messages.turned import (
 )
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part, text_of
+from trial_lib.records.switches import PROGRAM, SwitchValue, deepspeed_part
 from trial_lib.search.knobs import STAGE, get_knob
 from trial_lib.study.followed import rewrapped, wrapped_command
-from trial_lib.study.program import KnownProgram, interpreter_of
+from trial_lib.study.program import KnownProgram, interpreter_of, variables_of
 from trial_lib.study.setup import StudySetup
 
 # The experiment with the winner's switches in its command, for a training at full length.
@@ -73,11 +73,7 @@ def write_best_experiment(
         entrypoint, paths.best_ds_config, in_files, config, environment, experiment.model_dir, switches
     )
     write_all(command.files)
-    variables = {
-        place: text_of(value, environment.get(place, ""))
-        for place, value in switches.items()
-        if value is not None and is_variable(place, entrypoint.arguments)
-    }
+    variables = variables_of(switches, entrypoint.arguments, environment)
     typed = experiment.config.entrypoint
     words = split_command(typed, "entrypoint") if isinstance(typed, str) else list(typed)
     launcher = words[: len(words) - len(entrypoint.arguments)]
