@@ -156,6 +156,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
         drawn = own.by_updates()[:common], other.by_updates()[:common]
     if not _start_alike((*own.weights, *other.weights)):
         return _from_other_weights(own, other, tolerance, *drawn)
+    # Step by step, as they are and without the program's own factor.
     factors = list(dict.fromkeys((1.0, _factor(own.candidate, other.candidate, theirs[0], ours[0]))))
     apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
     if None in apart:
@@ -167,6 +168,7 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
         if _means_agree(_times(drawn[0], factor), drawn[1], tolerance):
             return _agree(f"{said} agree as far as their noise shows", factor)
         return _differ(f"{said} do not agree")
+    # Other random numbers: the means, with their noise.
     is_cut_alike = cuts_alike(own.candidate, other.candidate)
     for factor in factors if not is_cut_alike else ():
         expected = _times(drawn[0], factor)

@@ -50,6 +50,7 @@ def open_search(
     requests = read_search_space(setup.experiment.config.search_space)
     refuse_mapped(list(switches_of(base_config)), {} if program is None else program.arg_mappings)
     left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
+    # Arms that have no room, cannot be built, or are hopeless by the plan are not tried.
     whole = study_space(setup, base_config, profile_trial)
     basis = MemoryBasis(profile, base_config, setup.slots, setup.device, foreseen)
     no_room = HostMemory(basis).without_room(whole.arms)

@@ -272,6 +272,7 @@ def training_command(
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
         return f"{by_zerotune}\n"
+    # The program's words with the winner's values.
     in_files = _training_arguments_in_files(experiment, known, config, paths)
     by_accelerate = accelerate_variables(variables, config, paths.best_ds_config)
     entrypoint, mappings = rewrapped(entrypoint, paths.best_ds_config, known.arg_mappings, config, experiment.model_dir)
@@ -303,6 +304,7 @@ def training_command(
     if by_wrapper and words[1:] == list(entrypoint.launcher[1:]):
         # A launcher with another configuration among its own words is not what the wrapper starts.
         typed = wrapped_command(entrypoint, arguments, variables, experiment.model_dir) or typed
+    # What no word of the command sets.
     lines = [f"cd {shlex.quote(str(experiment.model_dir))}", typed]
     named = {place.rpartition(":")[2] for place in in_files}
     by_command = bool(entrypoint.config_positions) or launcher_named(entrypoint.launched_by).hands_over_config

@@ -1,4 +1,1 @@
-"""Sends the content of a study's folder to MLflow.
-
-The folder is the record. MLflow gets a copy, now or later. MLflow itself is imported only when it is needed.
-"""
+"""Sends a study's folder, which is the record, to MLflow, now or later. MLflow is imported only when it is needed."""
