@@ -21,7 +21,6 @@ class BatchSizes:
 
 def resolve_batch(config: Mapping[str, Any], data_parallel_size: int) -> BatchSizes:
     """Returns the batch triple of a DeepSpeed configuration, its missing parts derived as DeepSpeed derives them.
-
     "auto" counts as missing, so that accumulation is 1 unless the other two give another number.
 
     Raises:
@@ -89,12 +88,7 @@ _SHORT_NAMES = {
 
 
 def short_name(dtype: Any) -> str | None:
-    """Returns the short name of a type by any of its names; None for anything else.
-
-    Example:
-        >>> short_name("torch.float32")
-        'fp32'
-    """
+    """Returns the short name of a type, such as `fp32`, by any of its names; None for anything else."""
     return _SHORT_NAMES.get(dtype) if isinstance(dtype, str) else None
 
 
@@ -105,10 +99,8 @@ def adds_up_in_32_bits(ds_config: Mapping[str, Any]) -> bool:
 
 
 def is_bf16_with_32_bit_sums(ds_config: Mapping[str, Any]) -> bool:
-    """Returns whether bf16 gradients add up in 32 bits.
-
-    At stage 1 without offload, DeepSpeed's optimizer is then `BF16_Optimizer` (deepspeed/runtime/engine.py
-    `_do_optimizer_sanity_check`).
+    """Returns whether bf16 gradients add up in 32 bits. At stage 1 without offload, DeepSpeed's optimizer is then
+    `BF16_Optimizer` (deepspeed/runtime/engine.py `_do_optimizer_sanity_check`).
     """
     sections = [ds_config.get(name) for name in ("bf16", "bfloat16")]
     is_bf16 = any(isinstance(section, Mapping) and section.get("enabled") is True for section in sections)

@@ -83,16 +83,14 @@ def ranks_of_a_replica(config: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Replicas:
-    """The model replicas of each candidate of a study.
-
-    The profile trial counts those of the user's configuration. The program may divide its ranks too, such as among the
-    stages of a pipeline. So a candidate has them by its groups beside the user's.
+    """The model replicas of each candidate of a study. The profile trial counts those of the user's configuration. The
+    program may divide its ranks too, such as among the stages of a pipeline. So a candidate has them by its groups
+    beside the user's.
     """
 
     slots: int  # devices of a trial
     own: int  # replicas with the user's configuration
-    # The user's settings, with the sections `PROGRAM` and `LAYOUTS` if switches are layouts
-    base_config: Mapping[str, Any]
+    base_config: Mapping[str, Any]  # the user's, with the sections `PROGRAM` and `LAYOUTS` if there are any
 
     def of(self, settings: Mapping[str, Any]) -> int:
         """Returns a candidate's replicas. If its groups do not divide the devices, some devices have no replica."""
@@ -156,9 +154,8 @@ def undivided_heads(layout: Layout, shape: ModelShape) -> str | None:
 
 
 def unshared_heads(layout: Layout, shape: ModelShape) -> str | None:
-    """Returns the heads that Ulysses cannot give to the ranks of a group.
-
-    Fewer key-value heads than ranks are repeated (deepspeed/runtime/sequence_parallel/ulysses_sp.py).
+    """Returns the heads that Ulysses cannot give to the ranks of a group. Fewer key-value heads than ranks are repeated
+    (deepspeed/runtime/sequence_parallel/ulysses_sp.py).
     """
     heads, *key_values = shape.head_counts or (0,)
     if heads % layout.sequence:

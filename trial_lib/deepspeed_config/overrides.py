@@ -25,11 +25,9 @@ _OBJECT = re.compile(r"(?:\s|#[^\n]*\n|//[^\n]*\n|/\*.*?\*/)*\{", re.DOTALL)
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """Returns the DeepSpeed configuration in a JSON file. Comments and trailing commas are allowed, as in DeepSpeed.
-
-    Raises:
-        InputError: the file is missing or unreadable, is not JSON (with line and column), holds no object, or has a key
-            twice. JSON would silently keep the last one.
+    """Returns the DeepSpeed configuration in a JSON file. Comments and trailing commas are allowed, as in DeepSpeed. It
+    is an `InputError` if the file is missing or unreadable, is not JSON (with line and column), holds no object, or has
+    a key twice. JSON would silently keep the last one.
     """
     try:
         text = read_bounded(path)
@@ -49,13 +47,10 @@ def read_deepspeed_json(path: Path) -> dict[str, Any]:
 
 
 def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]:
-    """Returns the DeepSpeed configuration that the value of an argument names.
-
-    It is the path of a file, or the configuration itself: as JSON, which Hugging Face takes, or as the base64 of its
-    JSON, which DeepSpeed takes. Relative paths start from the folder. Errors name the place `where` it stands.
-
-    Raises:
-        InputError: it is none of them, or is not usable (see `read_deepspeed_json`).
+    """Returns the DeepSpeed configuration that the value of an argument names. It is the path of a file, or the
+    configuration itself: as JSON, which Hugging Face takes, or as the base64 of its JSON, which DeepSpeed takes.
+    Relative paths start from the folder. Errors name the place `where` it stands. What is none of them, or is not
+    usable (see `read_deepspeed_json`), is an `InputError`.
     """
     try:
         is_path = (folder / value).exists()
@@ -74,9 +69,8 @@ def read_named_config(value: str, folder: Path, *, where: str) -> dict[str, Any]
 
 
 def is_programs_own_name(value: str, folder: Path, script: str | None = None) -> bool:
-    """Returns whether a value names a configuration that only the program can find, as `zero2` does in ms-swift.
-
-    Such a name is one word, or a file beside the script. Any other path with a folder or an ending is mistyped.
+    """Returns whether a value names a configuration that only the program can find, as `zero2` does in ms-swift. Such a
+    name is one word, or a file beside the script. Any other path with a folder or an ending is mistyped.
     """
     try:
         is_beside = bool(value and script) and (folder / str(script)).parent.joinpath(value).is_file()
@@ -87,9 +81,8 @@ def is_programs_own_name(value: str, folder: Path, script: str | None = None) ->
 
 
 def named_alike(value: str, config: Mapping[str, Any], path: Path) -> str:
-    """Returns the value that names another configuration in the form that the user chose.
-
-    Code that decodes its configuration itself takes no path.
+    """Returns the value that names another configuration in the form that the user chose. Code that decodes its
+    configuration itself takes no path.
     """
     if value.lstrip().startswith("{"):
         return json.dumps(config)
@@ -188,14 +181,13 @@ DEEPSPEED_KEYS = frozenset(_KEYS.split())
 
 
 def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]) -> DeepSpeedConfig:
-    """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section.
-
-    As `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, and any other value
+    """Returns a new DeepSpeed configuration: `base` with `overrides` merged in, section by section. As
+    `determined.pytorch.dsat.overwrite_deepspeed_config`. A mapping is merged into a mapping, and any other value
     replaces the old one. Neither argument is changed. If the overrides set the micro-batch size and the accumulation
-    without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. It is
-    dropped too if several ranks hold one replica. Under AutoTP DeepSpeed takes each rank for a replica then, and
-    would refuse the true number. A ZeRO section that is `true` or `false`, and the deprecated names `cpu_offload`
-    and `cpu_offload_param`, become what DeepSpeed makes of them. An offload section that is None is left out.
+    without `train_batch_size`, the base's `train_batch_size` is dropped, because DeepSpeed derives it. It is dropped
+    too if several ranks hold one replica. Under AutoTP DeepSpeed takes each rank for a replica then, and would refuse
+    the true number. A ZeRO section that is `true` or `false`, and the deprecated names `cpu_offload` and
+    `cpu_offload_param`, become what DeepSpeed makes of them. An offload section that is None is left out.
 
     Raises:
         InputError: the file is missing, is not JSON, or has a key twice.
@@ -217,11 +209,10 @@ def overwrite_deepspeed_config(base: str | Path | Mapping[str, Any], overrides: 
 
 
 def with_open_batch(config: Mapping[str, Any], own: Mapping[str, Any]) -> DeepSpeedConfig:
-    """Returns a complete configuration whose `train_batch_size` is left open if the user's leaves it open.
-
-    It is the product of the two other sizes and the ranks, and DeepSpeed checks it. Code may read a configuration
-    before the process group exists, as `zero.Init` does within `from_pretrained`. Then DeepSpeed counts one rank.
-    The user's is empty if it is in the code.
+    """Returns a complete configuration whose `train_batch_size` is left open if the user's leaves it open. It is the
+    product of the two other sizes and the ranks, and DeepSpeed checks it. Code may read a configuration before the
+    process group exists, as `zero.Init` does within `from_pretrained`. Then DeepSpeed counts one rank. The user's is
+    empty if it is in the code.
     """
     typed = own.get(TRAIN_BATCH)
     if typed == "auto":
@@ -286,9 +277,8 @@ def setting_at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def get_ds_config_from_hparams(hparams: Mapping[str, Any], base_dir: str | Path = ".") -> DeepSpeedConfig:
-    """Returns the DeepSpeed configuration of an experiment's hyperparameters.
-
-    As `determined.pytorch.dsat.get_ds_config_from_hparams`: `deepspeed_config` (a path below `base_dir`, or the
+    """Returns the DeepSpeed configuration of an experiment's hyperparameters. As
+    `determined.pytorch.dsat.get_ds_config_from_hparams`: `deepspeed_config` (a path below `base_dir`, or the
     configuration itself) or DeepSpeed's own keys among the others, and, optionally, `overwrite_deepspeed_args`.
 
     Raises:

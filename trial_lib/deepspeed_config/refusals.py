@@ -89,7 +89,7 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
         return _no_section(names, value, inner, deepspeed)
     if isinstance(value, list):
         return _list(names, value, deepspeed)
-    if isinstance(value, str) and _is_more_than_text(value):
+    if isinstance(value, str) and (value.strip().lower() in ("true", "false") or _is_number(value)):
         remedy = f"Write it without quotes: {value.strip().lower()}."
         return f'{names}: {deepspeed} takes no text here, and "{value}" is one.', remedy
     own_words = refusal.said.removeprefix("DeepSpeedConfigError: ")
@@ -145,10 +145,6 @@ def _short(value: Any) -> str:
     return "what stands there" if isinstance(value, dict) else json.dumps(value, default=str)[:_LONGEST]
 
 
-def _is_more_than_text(text: str) -> bool:
-    return text.strip().lower() in ("true", "false") or _is_number(text)
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -168,10 +164,9 @@ KeyPath = tuple[str, ...]
 
 
 def refusals_of(ds_config: Mapping[str, Any], slots: int) -> list[Refusal]:
-    """Returns the installed DeepSpeed's refusals of a configuration, as far as they concern its keys.
-
-    Parts that the code still has to fill in ("auto", a missing batch size) do not count. The model may have any number
-    of replicas that divides the slots.
+    """Returns the installed DeepSpeed's refusals of a configuration, as far as they concern its keys. Parts that the
+    code still has to fill in ("auto", a missing batch size) do not count. The model may have any number of replicas
+    that divides the slots.
     """
     return _refusals_with(ds_config, _replicas_of(slots))
 

@@ -79,9 +79,8 @@ _ELEMENTWISE = frozenset({"adadelta", "adamax", "asgd", "nadam", "radam", "rmspr
 
 
 def untested_under_zero(config_type: str, code_class: str) -> str:
-    """Returns the optimizer that ZeRO accepts only with `zero_allow_untested_optimizer`; empty if it needs none.
-
-    The configuration's type is in lower case, and empty if there is none. DeepSpeed uses the code's class if there are
+    """Returns the optimizer that ZeRO accepts only with `zero_allow_untested_optimizer`; empty if it needs none. The
+    configuration's type is in lower case, and empty if there is none. DeepSpeed uses the code's class if there are
     both.
     """
     if code_class:
@@ -99,9 +98,7 @@ def is_elementwise(config_type: str, code_class: str) -> bool:
 
 def is_deepspeeds_cpu_adam(config: Mapping[str, Any], code_class: str) -> bool:
     """Returns whether an offloaded optimizer is `DeepSpeedCPUAdam` (`deepspeed/runtime/engine.py`
-    `_configure_basic_optimizer`).
-
-    DeepSpeed uses the code's class if there are both.
+    `_configure_basic_optimizer`). DeepSpeed uses the code's class if there are both.
     """
     if code_class:
         return code_class == _CPU_ADAM
@@ -113,10 +110,9 @@ def is_deepspeeds_cpu_adam(config: Mapping[str, Any], code_class: str) -> bool:
 
 
 def steps_where_it_is(code_class: str, device: str, is_offloaded: bool) -> bool:
-    """Returns whether an optimizer of the user's code can update parameters in their memory.
-
-    DeepSpeed's optimizers for offload update only in a CPU's memory (`deepspeed/ops/adam/cpu_adam.py` step). Those with
-    CUDA kernels cannot update there.
+    """Returns whether an optimizer of the user's code can update parameters in their memory. DeepSpeed's optimizers for
+    offload update only in a CPU's memory (`deepspeed/ops/adam/cpu_adam.py` step). Those with CUDA kernels cannot update
+    there.
     """
     if device != "cuda":
         return True
@@ -132,12 +128,11 @@ class Rule:
     """One limit of DeepSpeed."""
 
     name: str  # for tests and records
+    reason: str  # one sentence for the user. `{}` stands for the finding.
+    finds: Callable[["Setting"], object]  # returns the finding in a configuration, or anything falsy
     # `refused` if an error ends the trial; `ignored` if the trial runs without the setting; `uneven` if it runs, and
     # its ranks have unequal shares
-    effect: Literal["refused", "ignored", "uneven"]
-    reason: str  # one sentence for the user. `{}` stands for the finding.
-    # Returns the finding in a configuration that breaks the rule, or anything falsy
-    finds: Callable[["Setting"], object]
+    effect: Literal["refused", "ignored", "uneven"] = "refused"
 
 
 def broken_rules(
@@ -150,10 +145,9 @@ def broken_rules(
     slots: int | None = None,
     shape: ModelShape = _UNKNOWN_SHAPE,
 ) -> list[Rule]:
-    """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason.
-
-    The configuration may have the sections of switches and of layouts. None stands for what is not known yet. The
-    code's optimizer is a class as in `optimizers`; empty if it makes none, or if that is not known.
+    """Returns the rules that a complete DeepSpeed configuration breaks, with the finding in each one's reason. The
+    configuration may have the sections of switches and of layouts. None stands for what is not known yet. The code's
+    optimizer is a class as in `optimizers`; empty if it makes none, or if that is not known.
 
     Example:
         >>> [rule.name for rule in broken_rules({"zero_optimization": {"stage": 2}}, "cuda", True, 2)]
@@ -166,9 +160,8 @@ def broken_rules(
 
 @dataclass(frozen=True)
 class Setting:
-    """A DeepSpeed configuration and its place, as the rules read it.
-
-    Values that DeepSpeed reads as its default ("auto", a section that is no mapping) read so here.
+    """A DeepSpeed configuration and its place, as the rules read it. Values that DeepSpeed reads as its default
+    ("auto", a section that is no mapping) read so here.
     """
 
     config: Mapping[str, Any]
@@ -337,190 +330,143 @@ def _zero_plus_plus_below_stage_3(setting: Setting) -> str | None:
 RULES = (
     Rule(
         "pipeline_with_zero_2_or_3",
-        "refused",
         "Pipeline parallelism works with ZeRO stages 0 and 1, not with stage {}.",
-        lambda setting: (setting.pipeline or setting.layout.pipeline > 1) and setting.stage >= 2 and setting.stage,
+        lambda s: (s.pipeline or s.layout.pipeline > 1) and s.stage >= 2 and s.stage,
     ),
-    Rule(
-        "unknown_stage",
-        "refused",
-        "ZeRO has the stages 0 to 3, not {}.",
-        lambda setting: setting.stage == -1 and repr(setting.zero["stage"]),
-    ),
-    Rule("misspelt_zero_key", "refused", "zero_optimization has no key {}.", _misspelt_zero_key),
-    Rule("auto_batch", "refused", '{} is still "auto": DeepSpeed itself needs a number.', _auto_batch),
-    Rule("contradicting_batch", "refused", "The batch does not add up: {}", _contradicting_batch),
-    Rule(
-        "fp16_and_bf16",
-        "refused",
-        "fp16 and bf16 cannot both be enabled.",
-        lambda setting: setting.on("fp16") and setting.on("bf16"),
-    ),
+    Rule("unknown_stage", "ZeRO has the stages 0 to 3, not {}.", lambda s: s.stage == -1 and repr(s.zero["stage"])),
+    Rule("misspelt_zero_key", "zero_optimization has no key {}.", _misspelt_zero_key),
+    Rule("auto_batch", '{} is still "auto": DeepSpeed itself needs a number.', _auto_batch),
+    Rule("contradicting_batch", "The batch does not add up: {}", _contradicting_batch),
+    Rule("fp16_and_bf16", "fp16 and bf16 cannot both be enabled.", lambda s: s.on("fp16") and s.on("bf16")),
     Rule(
         "fp16_on_cpu",
-        "refused",
         "fp16 is not supported on this CPU; bf16 is.",
-        lambda setting: setting.device == "cpu" and setting.on("fp16") and not processor_computes_fp16(),
+        lambda s: s.device == "cpu" and s.on("fp16") and not processor_computes_fp16(),
     ),
     Rule(
         "half_master_weights_at_stage_0",
-        "refused",
         "{} needs ZeRO stage 1, 2 or 3.",
-        lambda setting: setting.stage == 0 and _half_master_weights(setting),
+        lambda s: s.stage == 0 and _half_master_weights(s),
     ),
     Rule(
-        "half_master_weights_without_offload",
-        "refused",
-        "{} needs the optimizer to be offloaded.",
-        _half_master_weights_on_device,
+        "half_master_weights_without_offload", "{} needs the optimizer to be offloaded.", _half_master_weights_on_device
     ),
     Rule(
         "accumulation_dtype_at_stage_0",
-        "refused",
         "Without ZeRO, gradients accumulate in the model's own type: grad_accum_dtype is {}.",
         _accumulation_dtype_at_stage_0,
     ),
     Rule(
         "lamb_on_cpu",
-        "refused",
         "The Lamb optimizer is not implemented on a CPU.",
-        lambda setting: setting.device == "cpu" and setting.optimizer == "lamb",
+        lambda s: s.device == "cpu" and s.optimizer == "lamb",
     ),
     Rule(
         "untested_optimizer_under_zero",
-        "refused",
         'ZeRO takes the optimizer {} only with "zero_allow_untested_optimizer": true.',
-        lambda setting: (
-            setting.stage >= 1
-            and setting.config.get("zero_allow_untested_optimizer") is not True
-            and untested_under_zero(setting.optimizer, setting.code_optimizer)
+        lambda s: (
+            s.stage >= 1
+            and s.config.get("zero_allow_untested_optimizer") is not True
+            and untested_under_zero(s.optimizer, s.code_optimizer)
         ),
     ),
     Rule(
         "quantized_weights_on_cpu",
-        "refused",
         "{} is not implemented on a CPU.",
-        lambda setting: (
-            setting.device == "cpu"
-            and setting.stage == 3
-            and next((key for key in _QUANTIZED_WEIGHTS if setting.zero.get(key) is True), None)
+        lambda s: (
+            s.device == "cpu"
+            and s.stage == 3
+            and next((key for key in _QUANTIZED_WEIGHTS if s.zero.get(key) is True), None)
         ),
     ),
     Rule(
         "quantized_weights_under_autocast",
-        "refused",
         "{} does not work under torch_autocast.",
-        lambda setting: (
-            setting.on("torch_autocast")
-            and setting.zero.get("zero_quantized_weights") is True
-            and "zero_quantized_weights"
-        ),
+        lambda s: s.on("torch_autocast") and s.zero.get("zero_quantized_weights") is True and "zero_quantized_weights",
     ),
     Rule(
         "quantized_gradients_without_reduce_scatter",
-        "refused",
         "zero_quantized_gradients needs reduce_scatter.",
-        lambda setting: (
-            setting.stage == 3
-            and setting.zero.get("zero_quantized_gradients") is True
-            and setting.zero.get("reduce_scatter") is False
+        lambda s: (
+            s.stage == 3 and s.zero.get("zero_quantized_gradients") is True and s.zero.get("reduce_scatter") is False
         ),
     ),
     Rule(
         "muon_with_reduce_scatter",
-        "refused",
         'At ZeRO stage 3 the Muon optimizer needs "reduce_scatter": false.',
-        lambda setting: (
-            setting.stage == 3 and setting.optimizer == "muon" and setting.zero.get("reduce_scatter") is not False
-        ),
+        lambda s: s.stage == 3 and s.optimizer == "muon" and s.zero.get("reduce_scatter") is not False,
     ),
-    Rule(
-        "odd_allgather_bucket",
-        "refused",
-        "allgather_bucket_size has to be even, not {}.",
-        _odd_allgather_bucket,
-    ),
+    Rule("odd_allgather_bucket", "allgather_bucket_size has to be even, not {}.", _odd_allgather_bucket),
     Rule(
         "partial_offload_below_stage_3",
-        "refused",
         "Offloading a part of the optimizer (ratio {}) needs ZeRO stage 3.",
-        lambda setting: setting.stage in (0, 1, 2) and _partial_ratio(setting),
+        lambda s: s.stage in (0, 1, 2) and _partial_ratio(s),
     ),
-    Rule("nvme_without_path", "refused", "{} to NVMe needs an nvme_path.", _nvme_without_path),
+    Rule("nvme_without_path", "{} to NVMe needs an nvme_path.", _nvme_without_path),
     Rule(
         "summed_gradients_at_stage_3",
-        "refused",
         "gradient_allreduce_op {} does not work with ZeRO stage 3.",
-        lambda setting: setting.stage == 3 and setting.config.get("gradient_allreduce_op") == "sum" and "sum",
+        lambda s: s.stage == 3 and s.config.get("gradient_allreduce_op") == "sum" and "sum",
     ),
     Rule(
         "scaled_gradients_with_reduce_scatter",
-        "refused",
         "{} does not work with reduce_scatter at ZeRO stages 2 and 3.",
         _scaled_gradients,
     ),
     Rule(
         "compute_grad_norm_off",
-        "refused",
         "compute_grad_norm can be off at ZeRO stages 1 and 2 without offload, not with {}.",
         _compute_grad_norm_off,
     ),
     Rule(
         "autotuning_enabled",
-        "refused",
         "With autotuning enabled DeepSpeed ends the process after a few steps.",
-        lambda setting: setting.on("autotuning"),
+        lambda s: s.on("autotuning"),
     ),
     Rule(
         "offload_param_below_stage_3",
-        "ignored",
         "Parameters are offloaded at ZeRO stage 3 only, not at {}.",
-        lambda setting: setting.stage in (0, 1, 2) and setting.offload("offload_param") and f"stage {setting.stage}",
+        lambda s: s.stage in (0, 1, 2) and s.offload("offload_param") and f"stage {s.stage}",
+        "ignored",
     ),
     Rule(
         "offload_optimizer_at_stage_0",
-        "ignored",
         "The optimizer is offloaded at ZeRO stages 1 to 3, not at stage 0.",
-        lambda setting: setting.stage == 0 and setting.offload("offload_optimizer"),
+        lambda s: s.stage == 0 and s.offload("offload_optimizer"),
+        "ignored",
     ),
     Rule(
         "nvme_below_stage_3",
-        "ignored",
         "Below ZeRO stage 3 the optimizer is offloaded to CPU memory, not to NVMe.",
-        lambda setting: setting.stage in (1, 2) and setting.offload("offload_optimizer").get("device") == "nvme",
+        lambda s: s.stage in (1, 2) and s.offload("offload_optimizer").get("device") == "nvme",
+        "ignored",
     ),
     Rule(
         "zero_plus_plus_below_stage_3",
-        "ignored",
         "{} has an effect at ZeRO stage 3 only.",
         _zero_plus_plus_below_stage_3,
+        "ignored",
     ),
     Rule(
         "overlap_comm_in_a_pipeline",
-        "ignored",
         "Pipeline parallelism does not overlap communication.",
-        lambda setting: setting.pipeline and setting.stage == 1 and setting.zero.get("overlap_comm") is True,
+        lambda s: s.pipeline and s.stage == 1 and s.zero.get("overlap_comm") is True,
+        "ignored",
     ),
     Rule(
         "undivided_devices",
-        "refused",
         "DeepSpeed cannot divide {}.",
-        lambda setting: undivided_devices(setting.layout, setting.slots) if setting.slots else None,
+        lambda s: undivided_devices(s.layout, s.slots) if s.slots else None,
     ),
     Rule(
         "undivided_heads",
-        "uneven",
         "Tensor parallelism divides {} unevenly, and each step waits for the rank with most.",
-        lambda setting: undivided_heads(setting.layout, setting.shape),
+        lambda s: undivided_heads(s.layout, s.shape),
+        "uneven",
     ),
-    Rule(
-        "undivided_secondary_partition",
-        "refused",
-        "zero_hpz_partition_size cannot divide {}.",
-        _undivided_secondary_partition,
-    ),
-    Rule("unshared_heads", "refused", "Ulysses cannot divide {}.", lambda s: unshared_heads(s.layout, s.shape)),
-    Rule("unshared_tokens", "refused", "Ulysses cannot divide {}.", lambda s: unshared_tokens(s.layout, s.shape)),
-    Rule("empty_stages", "refused", "A pipeline cannot divide {}.", lambda s: empty_stages(s.layout, s.shape)),
-    Rule("undivided_experts", "refused", "DeepSpeed cannot divide {}.", lambda s: undivided_experts(s.layout, s.shape)),
+    Rule("undivided_secondary_partition", "zero_hpz_partition_size cannot divide {}.", _undivided_secondary_partition),
+    Rule("unshared_heads", "Ulysses cannot divide {}.", lambda s: unshared_heads(s.layout, s.shape)),
+    Rule("unshared_tokens", "Ulysses cannot divide {}.", lambda s: unshared_tokens(s.layout, s.shape)),
+    Rule("empty_stages", "A pipeline cannot divide {}.", lambda s: empty_stages(s.layout, s.shape)),
+    Rule("undivided_experts", "DeepSpeed cannot divide {}.", lambda s: undivided_experts(s.layout, s.shape)),
 )

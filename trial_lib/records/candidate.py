@@ -52,10 +52,7 @@ class FrozenRecord(BaseModel):
 
 
 class Candidate(FrozenRecord):
-    """One setting of all knobs.
-
-    Candidates that differ only in the micro-batch size belong to one lineage.
-    """
+    """One setting of all knobs. Candidates that differ only in the micro-batch size belong to one lineage."""
 
     # The overrides other than the batch, in the DeepSpeed configuration's own shape, such as `{"zero_optimization":
     # {"stage": 2}}`. A section `program` has the switches of the program, by their places.
@@ -63,8 +60,7 @@ class Candidate(FrozenRecord):
     micro_batch_size: PositiveInt  # samples that a rank takes in one forward pass
     gradient_accumulation_steps: PositiveInt = 1  # micro-batches in one optimizer step
     slots: PositiveInt = 1  # devices that the trial takes
-    # Model replicas. None before the profile has counted them (a pipeline has fewer than slots).
-    data_parallel_size: PositiveInt | None = None
+    data_parallel_size: PositiveInt | None = None  # model replicas; None before the profile has counted them
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -112,9 +108,8 @@ class Candidate(FrozenRecord):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Candidates that differ only in the batch. One process group measures them one after another.
-
-    The group ends before a size that it predicts not to fit. Each size that it measures is a trial.
+    """Candidates that differ only in the batch. One process group measures them one after another. The group ends
+    before a size that it predicts not to fit. Each size that it measures is a trial.
     """
 
     candidates: tuple[Candidate, ...]  # in ascending order of their micro-batch sizes. The first is known to fit.
@@ -152,9 +147,8 @@ class Purpose(str, Enum):
 
 @dataclass(frozen=True, eq=False)
 class NameOf:
-    """Makes a `str` field take the names of a table: `Annotated[str, NameOf("metric", SEARCH_METRICS)]`.
-
-    The table is read when the field is. A new record in it is accepted at once.
+    """Makes a `str` field take the names of a table: `Annotated[str, NameOf("metric", SEARCH_METRICS)]`. The table is
+    read when the field is. A new record in it is accepted at once.
     """
 
     what: str  # the field, as an error calls it

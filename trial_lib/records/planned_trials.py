@@ -43,10 +43,8 @@ class PlannedTrials(FrozenRecord):
     plan_id: str  # of the plan
     devices: str  # that it was for, such as `h100-80gb:8`
     is_here: bool = False  # whether the study ran on devices of that kind, so that speeds can be compared
-    # Whether memory is that of the steps above initialisation, as on a CPU. Otherwise it is the peak.
-    of_steps: bool = False
-    # Study whose measurements the foreseen speeds come from. Empty if they are those of a data sheet.
-    measured_on: str = ""
+    of_steps: bool = False  # whether memory is that of the steps above initialisation (CPU), not the peak
+    measured_on: str = ""  # study whose measurements the speeds come from; empty for a data sheet's
     trials: tuple[PlannedTrial, ...] = ()  # in the order of their numbers
 
     @classmethod

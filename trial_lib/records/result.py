@@ -16,11 +16,10 @@ from trial_lib.records.units import quantity
 
 
 class Outcome(str, Enum):
-    """How a trial ended. A failed trial is a result like any other and never ends a search.
-
-    A candidate that runs out of memory does so at every larger micro-batch size as well. The same holds for running out
-    of data, which are the same for all settings. `OUT_OF_HOST_MEMORY` says nothing about the device's memory. A CPU
-    slot has only one memory, so the outcome there is `OUT_OF_MEMORY`.
+    """How a trial ended. A failed trial is a result like any other and never ends a search. A candidate that runs out
+    of memory does so at every larger micro-batch size as well. The same holds for running out of data, which are the
+    same for all settings. `OUT_OF_HOST_MEMORY` says nothing about the device's memory. A CPU slot has only one memory,
+    so the outcome there is `OUT_OF_MEMORY`.
     """
 
     COMPLETED = "completed"
@@ -49,17 +48,13 @@ class ModelProfile(FrozenRecord):
     host_mem: int = 0
     data_parallel_size: int  # model replicas that the engine runs
     pipeline_parallel: bool = False  # whether the model is a pipeline
-    # FLOPs of forward and backward of one sample, over all devices of one replica. 0 if they could not be counted.
-    flops_per_sample: float
-    # Names of operators and foreign functions whose work is unknown. Those FLOPs do not include it.
-    uncounted: list[str] = Field(default_factory=list)
+    flops_per_sample: float  # of forward and backward, over a replica's devices; 0 if they cannot be counted
+    uncounted: list[str] = Field(default_factory=list)  # operators and functions of unknown work, not in it
     linear_params: int = 0  # parameters of the linear layers, which tensor parallelism divides
     expert_params: int = 0  # parameters of the experts of DeepSpeed's mixture
     expert_ranks: int = 1  # ranks that these experts were divided over
-    # Attention heads and key-value heads, as far as the model's own configuration says
-    head_counts: list[int] = Field(default_factory=list)
-    # Experts of the layers of DeepSpeed's mixture, each number once
-    expert_counts: list[int] = Field(default_factory=list)
+    head_counts: list[int] = Field(default_factory=list)  # attention and key-value heads, if the model says so
+    expert_counts: list[int] = Field(default_factory=list)  # of the layers of DeepSpeed's mixture, each once
     layer_count: int = 0  # layers that the stages of a pipeline share. 0 for any other model.
     # Mean bytes of a parameter as the code makes it. None if unknown, or if the DeepSpeed configuration decides it
     # (fp16, bf16).
@@ -90,8 +85,7 @@ class ProgramProfile(FrozenRecord):
     # The DeepSpeed configuration that the code handed over, before anything was merged into it. None if it handed over
     # none.
     ds_config: dict[str, Any] | None = None
-    # The batch of the engine that trains when the program runs as typed. None if no such run reached an engine.
-    typed_batch: BatchSizes | None = None
+    typed_batch: BatchSizes | None = None  # of the engine, as the program is typed; None if it made no engine
     # Rows of a batch that one sample takes when the program runs as typed (two in a preference trainer). 0 if a row
     # holds several samples.
     rows_per_sample: int = 1
@@ -100,13 +94,10 @@ class ProgramProfile(FrozenRecord):
     micro_batches_per_step: int | None = None  # micro-batches in its first optimizer step. None if it took no step.
     tokens_per_micro_batch: int | None = None  # tokens in its first micro-batch. None if the batches show no tokens.
     batch_varies: bool = False  # whether the number of samples differs from micro-batch to micro-batch
-    # Why every trial gets the typed micro-batch size, in sentences with the remedy. Empty if it follows the trial.
-    fixed_batch: str = ""
+    fixed_batch: str = ""  # why every trial has the typed micro-batch size, with the remedy; empty if it varies
     divided_among: int = 1  # ranks that divide a batch of the size that is typed, as with Accelerate's `split_batches`
-    # The batch keys that the program itself decides if the configuration leaves them open ("auto")
-    batch: dict[str, int] = Field(default_factory=dict)
-    # The flags of its command line that set batch keys, as far as it was seen to read them
-    arg_mappings: dict[str, str] = Field(default_factory=dict)
+    batch: dict[str, int] = Field(default_factory=dict)  # batch keys that the program decides if they are "auto"
+    arg_mappings: dict[str, str] = Field(default_factory=dict)  # its command line's flags for batch keys
     # Samples that the training's data loader gives a rank before it begins anew. None if they cannot be counted, or if
     # they change with the micro-batch size.
     samples_per_epoch: int | None = None
@@ -114,47 +105,35 @@ class ProgramProfile(FrozenRecord):
     # samples have the same number.
     longest_sequence: int | None = None
     shortest_sequence: int | None = None  # the fewest tokens of a sample there
-    # Whether the program trained on a batch that was stretched to the longest sequence. If so, trials can be measured
-    # on such a batch.
-    is_stretchable: bool = False
-    # Whether the program passes the configuration to DeepSpeed's activation checkpointing. The settings have an effect
-    # only then.
-    reads_activation_checkpointing: bool = False
-    # The class of the optimizer that the code makes, as `optimizers` names it. Empty if it makes none.
-    optimizer: str = ""
+    is_stretchable: bool = False  # whether it trained on a batch stretched to the longest sequence, as trials may
+    reads_activation_checkpointing: bool = False  # whether the code hands the configuration to it
+    optimizer: str = ""  # the class that the code makes, as `optimizers` names it; empty if it makes none
     by_accelerate: bool = False  # whether Accelerate hands that optimizer to DeepSpeed
     by_lightning: bool = False  # whether Lightning's `DeepSpeedStrategy` makes the engine
     partitions_its_model: bool = False  # whether the code makes its model within `deepspeed.zero.Init`
     has_experts: bool = False  # whether the model has layers of a mixture of experts that DeepSpeed knows of
     by_autoep: bool = False  # whether AutoEP has made them of the model's own, and they are not `deepspeed.moe`
-    # Whether the code calls backward more than once for a step that ends an accumulation. It then adds up gradients
-    # itself.
-    repeats_backward: bool = False
+    repeats_backward: bool = False  # whether the code itself accumulates, by several backward calls for a step
     compiles_engine: bool = False  # whether the code calls `engine.compile()`
     steps_elsewhere: int = 0  # optimizer steps that engines other than the measured one have taken
-    # The integer options that the program read when it ran as typed, by name
-    options: dict[str, int] = Field(default_factory=dict)
+    options: dict[str, int] = Field(default_factory=dict)  # the integers that the program read as typed, by name
     # The values of the options that the search varies, as the program's own parser read them when it ran as typed. An
     # option that was not typed has its default.
     switches: dict[str, bool | int | float | str] = Field(default_factory=dict)
     # Options that the search varies and that the program's own parser would refuse, or a value of them, each with the
     # reason as a clause
     refused_options: dict[str, str] = Field(default_factory=dict)
-    # Whether the code hands `deepspeed.initialize` one in its `args` and another as `config`
-    hands_over_two_configs: bool = False
+    hands_over_two_configs: bool = False  # one in the `args` of `deepspeed.initialize` and another as `config`
     # The ZeRO stage of a checkpoint of DeepSpeed's that the code resumes from. None if it resumes from none, from a
     # universal one, or from one that does not say.
     resumed_stage: int | None = None
-    # The assignment by which the code names devices, such as `CUDA_VISIBLE_DEVICES=0`. Mostly empty.
-    devices_in_code: str = ""
+    devices_in_code: str = ""  # how the code names devices, such as `CUDA_VISIBLE_DEVICES=0`; mostly empty
     # The engine's values for settings that may be "auto" (fp16, bf16, amp, the reduce bucket), as a part of a
     # configuration. Empty if unknown.
     settled: dict[str, Any] = Field(default_factory=dict)
-    # Number formats that the model is stored in and computes with, such as `bfloat16` or `tf32`
-    formats: list[str] = Field(default_factory=list)
+    formats: list[str] = Field(default_factory=list)  # number formats, such as `bfloat16` or `tf32`
     loading: Loading | None = None  # the data loader that the code trains from. None if it reads no loader of torch's.
-    # The switches that ZeroTune can turn in the program, by name, each with its values. The program's own is first.
-    turnable: dict[str, list[Any]] = Field(default_factory=dict)
+    turnable: dict[str, list[Any]] = Field(default_factory=dict)  # by switch; the program's own value is first
     not_turnable: dict[str, str] = Field(default_factory=dict)  # the other such switches, each with the reason
     # The options of the Trainer's command line that set such switches. One is left out if the code makes the loader or
     # the optimizer in the Trainer's place.
@@ -177,24 +156,20 @@ class ProgramProfile(FrozenRecord):
 
 
 class Memory(FrozenRecord):
-    """Bytes, one value a rank, in rank order."""
+    """Bytes, one value a rank, in rank order. What CUDA's allocator counts is empty on a CPU."""
 
     # The most in use at any moment. On CUDA that is allocated memory. On a CPU it is VmHWM without pages of files.
     peak: list[int] = Field(default_factory=list)
     after_initialize: list[int] = Field(default_factory=list)  # in use when `deepspeed.initialize` had returned
     # The most in use from then on, if it can be distinguished from the peak of initialisation. Empty on a CPU.
     steps_peak: list[int] = Field(default_factory=list)
-    # The most that CUDA's caching allocator held from then on. Empty on a CPU.
-    peak_reserved: list[int] = Field(default_factory=list)
-    # How often CUDA's allocator had to free its cache and try again. Empty on a CPU.
-    allocator_retries: list[int] = Field(default_factory=list)
-    # How often it had to in the counted steps. Empty on a CPU.
-    counted_retries: list[int] = Field(default_factory=list)
+    peak_reserved: list[int] = Field(default_factory=list)  # the most that CUDA's allocator held from then on
+    allocator_retries: list[int] = Field(default_factory=list)  # how often it freed its cache to try again
+    counted_retries: list[int] = Field(default_factory=list)  # how often it did in the counted steps
     # Free memory when that allocator held most. It assumes that other memory (CUDA's own, NCCL's buffers) was as large
     # then as at the end. Empty on a CPU.
     least_free: list[int] = Field(default_factory=list)
-    # The bytes left for the steps when `deepspeed.initialize` had returned. Empty for a CPU slot without a budget.
-    available: list[int] = Field(default_factory=list)
+    available: list[int] = Field(default_factory=list)  # left for the steps then; empty without a budget
 
     @property
     def above_initialize(self) -> list[int]:
@@ -238,8 +213,7 @@ class WaitedForSlots(FrozenRecord):
 
     seconds: float  # from its arrival to its slots
     place: int  # its first place among those that waited for the same slots, from 1
-    # Who had slots that it could have run on, and since when, at its arrival
-    holders: list[str] = Field(default_factory=list)
+    holders: list[str] = Field(default_factory=list)  # who had slots that it could have run on, and since when
 
 
 class SwapDisk(FrozenRecord):
@@ -259,22 +233,16 @@ class TrialResult(FrozenRecord):
     config_hash: str  # names the complete DeepSpeed configuration that ran
     outcome: Outcome  # how it ended
     reason: str = ""  # one sentence that a person can act on. Empty for a completed trial.
-    # The rank that failed first. None if none failed, and in records of earlier versions.
-    failed_rank: int | None = None
-    # By name; `measure` documents each. Empty unless steps were measured.
-    metrics: dict[str, float] = Field(default_factory=dict)
+    failed_rank: int | None = None  # the one that failed first; None if none did, or in older records
+    metrics: dict[str, float] = Field(default_factory=dict)  # by name, as `measure` documents; empty if not measured
     step_times: list[float] = Field(default_factory=list)  # seconds of each counted optimizer step, on the slowest rank
     # The value that each of the first optimizer steps minimised, from step 1 on. That is mostly the mean loss over
     # micro-batches and ranks. Empty if the code shows none.
     losses: list[float] = Field(default_factory=list)
-    # The steps among these that changed no weight, from 1 on. Loss scaling of fp16 skips some.
-    skipped_steps: list[int] = Field(default_factory=list)
-    # Two sums over some elements of all parameters before the first step. Empty if unknown.
-    initial_weights: list[float] = Field(default_factory=list)
-    # Whether its ranks, their guard or their host were killed from outside. That says nothing about the candidate.
-    from_outside: bool = False
-    # Whether its ranks came to another kind of device than their slots are. That says nothing about it either.
-    elsewhere: bool = False
+    skipped_steps: list[int] = Field(default_factory=list)  # those that changed no weight (fp16's loss scaling)
+    initial_weights: list[float] = Field(default_factory=list)  # two sums over some parameters, if known
+    from_outside: bool = False  # whether it was killed from outside, which says nothing about the candidate
+    elsewhere: bool = False  # whether its ranks came to another kind of device, which says nothing either
     swept: bool = False  # whether the ranks had measured other micro-batch sizes before this one
     micro_batch_arrived: int | None = None  # samples that a rank's forward pass really received. None if none did.
     # Tokens in a sample of the longest micro-batch that a rank trained on. The peak includes its memory. None if the
@@ -293,14 +261,12 @@ class TrialResult(FrozenRecord):
     # How ZeroTune protected the program's files: `layered`, or `intercepted` in Python (`launch.trial_files`). Empty if
     # no rank has measured anything.
     files: str = ""
-    # The kind of device that the ranks trained on, as PyTorch calls it. Empty if no rank recorded it.
-    trained_on: str = ""
+    trained_on: str = ""  # kind of device by PyTorch's name; empty if no rank recorded it
     host: str = ""  # name of the machine
     versions: dict[str, str] = Field(default_factory=dict)  # of python, torch, deepspeed and the device's driver
     started_at: Seconds = 0.0  # seconds since the epoch. The trial had its slots then.
     waited: WaitedForSlots | None = None  # its wait for slots before that. None if it had them at once.
-    # Its devices, in rank order, of one host. Empty if unknown.
-    devices: list[TrialDevice] = Field(default_factory=list)
+    devices: list[TrialDevice] = Field(default_factory=list)  # in rank order, of one host; empty if unknown
     traced: TracedStep | None = None  # where the time of its steps goes. None if it was not to be traced.
     # Why ops of DeepSpeed that the search's arms need cannot be built, by their builders' names (only in a profile
     # trial)
@@ -331,8 +297,7 @@ class Metric:
     # Whether the metric is the samples per second times a constant of the model. The intervals of two such metrics have
     # the same proportions.
     is_throughput: bool = False
-    # The metric that a study goes by if the model shows no figure for this one. Empty if it always does.
-    instead: str = ""
+    instead: str = ""  # the metric to go by if the model shows no figure for this one; empty if it always does
 
     def better(self, value: float, than: float) -> bool:
         return value < than if self.smaller_is_better else value > than
@@ -364,9 +329,7 @@ _LOG = re.compile(r"\s*Log: .*")
 
 
 def as_sentence(reason: str) -> str:
-    """Returns a reason with a full stop, so that another sentence can follow. An exception's message seldom has one.
-
-    No reason stays none.
+    """Returns a reason with a full stop, so that another sentence can follow. No reason stays none.
 
     Example:
         >>> as_sentence("The program raised KeyError: 'labels'"), as_sentence("Did it end?")

@@ -41,8 +41,7 @@ class StepAccount(FrozenRecord):
     basis: AccountBasis  # whether real ranks were traced, or a plan has foreseen it. `none` if neither.
     trial: int | None = None  # the traced trial. None if there is none.
     seconds: float = 0.0  # of the step: measured without the profiler, or foreseen
-    # Of the step by the names of `STEP_PARTS`. They add up to 1. Empty without figures.
-    shares: dict[str, float] = Field(default_factory=dict)
+    shares: dict[str, float] = Field(default_factory=dict)  # by the names of `STEP_PARTS`, of 1; empty if unknown
     slowed: float = 1.0  # how many times as long the step took under the profiler. 1 if it was not traced.
     failure: str = ""  # why there are no figures, in a sentence. Empty if there are.
     advice: str = ""  # what the shares suggest, in a sentence. Empty if nothing.
@@ -73,10 +72,9 @@ class StepAccount(FrozenRecord):
 def advice_on(
     shares: Mapping[str, float], settings: Mapping[str, Any], device: str, measured: Collection[int] = ()
 ) -> str:
-    """Returns what the largest part beside the computation suggests; empty if none is worth saying.
-
-    A setting is suggested only where DeepSpeed reads it, as in `trial_lib/search/catalogue.py`. ZeRO stages that the
-    study has measured to the end are not suggested.
+    """Returns what the largest part beside the computation suggests; empty if none is worth saying. A setting is
+    suggested only where DeepSpeed reads it, as in `trial_lib/search/catalogue.py`. ZeRO stages that the study has
+    measured to the end are not suggested.
     """
     waits = {part: share for part, share in shares.items() if part != "compute" and share >= WORTH_SAYING}
     if not waits:

@@ -53,10 +53,9 @@ def switches_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def own_switches(
     typed: Mapping[str, Any], defaults: Mapping[str, Any], turnable: Mapping[str, Sequence[Any]]
 ) -> dict[str, Any]:
-    """Returns the values of the varied switches in the user's configuration, by their places.
-
-    They are typed, or (None) left to the defaults that the program's own parser has read, and to the first value of
-    what ZeroTune turns. A boolean option that was not typed is off.
+    """Returns the values of the varied switches in the user's configuration, by their places. They are typed, or (None)
+    left to the defaults that the program's own parser has read, and to the first value of what ZeroTune turns. A
+    boolean option that was not typed is off.
     """
     # If the search tries words for a boolean, its own word for the default is not known.
     known = {place: value for place, value in defaults.items() if not isinstance(value, bool)}
@@ -76,9 +75,8 @@ def is_foreseeable(place: str) -> bool:
 
 
 def switch_key(settings: Mapping[str, Any], places: Collection[str] | None = None) -> tuple[tuple[str, str], ...]:
-    """Returns the switches among some settings in the order of their places: place and value, as text.
-
-    A switch as typed is left out, and one whose place is not among the places, if there are any.
+    """Returns the switches among some settings in the order of their places: place and value, as text. A switch as
+    typed is left out, and one whose place is not among the places, if there are any.
     """
     return tuple(
         (place, repr(value))

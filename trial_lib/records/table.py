@@ -59,8 +59,7 @@ class RecordedTable:
     """A table in memory."""
 
     head: TableHead  # its description
-    # By candidate key (`key_of`), in the order of their repeats
-    rows: dict[str, list[TableRow]] = field(default_factory=dict)
+    rows: dict[str, list[TableRow]] = field(default_factory=dict)  # by `key_of`, in the order of repeats
 
     def candidates(self) -> Iterator[Candidate]:
         for rows in self.rows.values():
@@ -73,11 +72,7 @@ def key_of(candidate: Candidate) -> str:
 
 
 def read_table(path: Path) -> RecordedTable:
-    """Reads a table, without a torn last line.
-
-    Raises:
-        InputError: the file does not exist, or is no table.
-    """
+    """Reads a table, without a torn last line. A missing file, or one that is no table, is an `InputError`."""
     try:
         path.stat()  # a reader would wait for a missing file
         lines = [line.content for line in LineReader(path).read()]

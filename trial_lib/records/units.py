@@ -32,12 +32,7 @@ def interval(value: float, low: float, high: float, unit: str, level: str = "") 
 
 
 def percent(share: float) -> str:
-    """Returns a share.
-
-    Example:
-        >>> percent(0.95)
-        '95 %'
-    """
+    """Returns a share as text: `95 %` for 0.95."""
     return f"{100 * share:.3g} %"
 
 
@@ -100,10 +95,9 @@ NONE_CONFIRMED = "Of the configurations that may be faster than yours ({}) none 
 def gain_line(
     gain: float, name: str = "", interval: tuple[float, float] | None = None, error: float = 0.05, by: str = ""
 ) -> str:
-    """Returns the answer of a study with a faster configuration.
-
-    The interval, which misses the true gain with the probability `error`, is None for a gain from one measurement each.
-    `by` is `PROCESSOR_TIME` if that was compared, and not the clock.
+    """Returns the answer of a study with a faster configuration. The interval, which misses the true gain with the
+    probability `error`, is None for a gain from one measurement each. `by` is `PROCESSOR_TIME` if that was compared,
+    and not the clock.
 
     Example:
         >>> gain_line(2.534, "ZeRO 0, micro-batch 64, accumulation 2", (2.185, 2.919))
@@ -122,9 +116,8 @@ def confidence_level(error: float) -> str:
 
 
 def name_of(candidate: Candidate) -> str:
-    """Returns a candidate's name in a sentence, such as `ZeRO 2, optimizer offload, micro-batch 24`.
-
-    Tables use the short names of `CandidateNames`.
+    """Returns a candidate's name in a sentence, such as `ZeRO 2, optimizer offload, micro-batch 24`. Tables use the
+    short names of `CandidateNames`.
     """
     zero = candidate.knobs.get("zero_optimization") or {}
     words = [] if candidate.zero_stage is None else [f"ZeRO {candidate.zero_stage}"]

@@ -9,10 +9,12 @@ to gain enough.
 """
 
 import random
-from collections.abc import Container, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
 from trial_lib.search.cost_model import ONE_WAY, Array, CostModel, Point, SpaceCoordinates
-from trial_lib.search.fine_knobs import fine_trials, propose
+from trial_lib.search.knobs import Arm
 from trial_lib.search.settings import AdaptiveSettings
 from trial_lib.search.sizes import (
     EVEN_ODDS,
@@ -33,6 +35,10 @@ from trial_lib.search.sizes import (
     memory_risk,
     worth_of_sweep,
 )
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 # The models get the best and the latest trials of a long history.
 _BEST_KEPT, LATEST_KEPT = 120, 80
@@ -65,24 +71,9 @@ class InFlight:
     ask: int
 
 
-def completed(point: Point, candidate: Candidate, cost: float, result: TrialResult, asked: bool) -> PointCost:
-    """Returns the record of a completed trial. It may be the answer if the search asked for it."""
-    step = _step_seconds(result)
-    return PossibleAnswer(point, cost, candidate, step, result) if asked else PointCost(point, cost, candidate, step)
-
-
-def stopped(
-    measured: Sequence[PointCost], point: Point, candidate: Candidate, result: TrialResult, by_sample: bool
-) -> PointCost:
-    """Returns the record of a trial that was stopped because it could not win; see `stopped_cost`."""
-    cost = stopped_cost(measured, candidate, result, by_sample)
-    return PointCost(point, cost, candidate, _step_seconds(result))
-
-
 def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
-    """Returns the cost of a trial that was stopped because it could not win, by its steps beside a measured one's.
-
-    The cost then holds for any metric, however lucky the reading to beat was. At least one cost has to be known.
+    """Returns the cost of a trial that was stopped because it could not win, by its steps beside a measured one's. The
+    cost then holds for any metric, however lucky the reading to beat was. At least one cost has to be known.
     """
     step = _step_seconds(result)
     # The steps of an earlier study's trials are unknown.
@@ -118,9 +109,8 @@ def _samples(candidate: Candidate) -> int:
 def best_free_batch(
     best: tuple[Candidate, TrialResult], others: Sequence[Candidate], point: Point, model: CostModel
 ) -> FreeBatchGain | None:
-    """Returns the best of some candidates that differ from the best one only in the batch; None if none is better.
-
-    A larger micro-batch shares the overhead of a pass among more samples, by the cost model. A larger batch shares the
+    """Returns the best of some candidates that differ from the best one only in the batch; None if none is better. A
+    larger micro-batch shares the overhead of a pass among more samples, by the cost model. A larger batch shares the
     optimizer's step among more samples, by the time that the best trial took for it.
     """
     candidate, result = best
@@ -151,10 +141,8 @@ _WORTH_AGAIN = 3.0
 
 
 class AdaptiveSearch(Search):
-    """Weighs the candidates that fit by their expected gain.
-
-    Out of memory bounds the sizes of its arm. Any other failure rules out its lineage, and a second one the arm. Two
-    that fail alike rule out the settings that they share.
+    """Weighs the candidates that fit by their expected gain. Out of memory bounds the sizes of its arm. Any other
+    failure rules out its lineage, and a second one the arm. Two that fail alike rule out the settings that they share.
     """
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
@@ -272,7 +260,8 @@ class AdaptiveSearch(Search):
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
             cost = log(value) if self.metric.smaller_is_better else -log(value)
-            self._measured.append(completed(point, candidate, cost, result, asked))
+            known = point, cost, candidate, _step_seconds(result)
+            self._measured.append(PossibleAnswer(*known, result) if asked else PointCost(*known))
         elif value is None and not asked and result.outcome is Outcome.COMPLETED:  # its speed is not known any more
             limits.ran(point.index, point.size)
             self._failures.ran(point.size)
@@ -280,7 +269,8 @@ class AdaptiveSearch(Search):
             limits.ran(point.index, point.size)
             if self._measured:
                 by_sample = not self.metric.smaller_is_better
-                self._measured.append(stopped(self._measured, point, candidate, result, by_sample))
+                cost = stopped_cost(self._measured, candidate, result, by_sample)
+                self._measured.append(PointCost(point, cost, candidate, _step_seconds(result)))
         elif result.outcome is Outcome.INVALID and self._fitting.own_policy.only_micro_batch not in (None, point.size):
             self._failed.add(point)  # the program fed its only size, which says nothing about the arm
         else:
@@ -366,9 +356,8 @@ class AdaptiveSearch(Search):
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
     def _gains(self, options: Sequence[Point]) -> Array:
-        """Returns the expected gains. The start of a sweep counts for its larger sizes too.
-
-        The probabilities of foreseen arms hold, so they weigh each size. By formulas only the larger ones are weighed.
+        """Returns the expected gains. The start of a sweep counts for its larger sizes too. The probabilities of
+        foreseen arms hold, so they weigh each size. By formulas only the larger ones are weighed.
         """
         larger = self._larger(options)
         weighed: Array = self._model().predict(options).gain.copy()
@@ -401,8 +390,8 @@ class AdaptiveSearch(Search):
             for size in self._policy_of(arm).sizes()[:1]
             for index in self._leading(arm)
         ]
-        allowed = [point for point in self._untried(smallest) if self._may_be_first(point)]
-        return max(map(self._candidate, allowed), key=self._fitting.probability, default=None)
+        allowed = [self._candidate(point) for point in self._untried(smallest) if point.size <= self._bound(point.arm)]
+        return max(filter(self._fitting.host.fits, allowed), key=self._fitting.probability, default=None)
 
     def _planned(self) -> Point | None:
         # The plan's answer, at a smaller size if less fits here; None without a plan, or if it has run.
@@ -418,9 +407,6 @@ class AdaptiveSearch(Search):
             return next(iter(self._untried([Point(arm, index, max(sizes))])), None) if sizes else None
         return None
 
-    def _may_be_first(self, point: Point) -> bool:
-        return point.size <= self._bound(point.arm) and self._fitting.host.fits(self._candidate(point))
-
     def _asked_for(self, point: Point) -> Candidate | Sweep:
         # A candidate, or a sweep to larger ones if it is the largest that surely fits.
         candidate = self._candidate(point)
@@ -432,12 +418,10 @@ class AdaptiveSearch(Search):
         # The number of larger sizes that the next sweep may have.
         return min(_SWEPT_SIZES, self._budget - self._asked - 1) if self._may_sweep else 0
 
-    def _is_swept(self, start: Point) -> bool:
-        # Whether a sweep may start at a point, which is the largest size that surely fits.
-        return self._room > 0 and self._sizes(start.arm, start.index)[:1] == [start.size]
-
     def _larger(self, starts: Sequence[Point]) -> dict[Point, list[tuple[Point, float]]]:
-        beyond = {start: self._foreseeable(start) for start in starts if self._is_swept(start)}
+        # A sweep may start at the largest size that surely fits.
+        may_start = [each for each in starts if self._room > 0 and self._sizes(each.arm, each.index)[:1] == [each.size]]
+        beyond = {start: self._foreseeable(start) for start in may_start}
         points = [point for each in beyond.values() for point in each]
         gains = dict(zip(points, self._model().predict(points).gain.tolist(), strict=True)) if points else {}
         larger: dict[Point, list[tuple[Point, float]]] = {}
@@ -478,11 +462,14 @@ class AdaptiveSearch(Search):
             return range(self._arms[arm].size)
         ours = [measured for measured in known if measured.point.arm == arm]
         at_size = self._model().size_effect(arm, [measured.point.size for measured in ours]).tolist()
-        ran = [(each.point.index, each.cost - expected) for each, expected in zip(ours, at_size, strict=True)]
+        tried = [FineTrial(each.point.index, each.cost - cost) for each, cost in zip(ours, at_size, strict=True)]
+        ran = {trial.index for trial in tried}
         did_not_fit = [point.index for point in self._did_not_fit[-LATEST_KEPT:] if point.arm == arm]
+        # A lineage that fitted only at some sizes has its cost.
+        tried += [FineTrial(index, None) for index in did_not_fit if index not in ran]
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
         leader, held = self._leading(arm)[-1], ONE_WAY[self.problem.device]
-        return propose(self._arms[arm], fine_trials(ran, did_not_fit), seed, _PROPOSALS, leader, held)
+        return propose(self._arms[arm], tried, seed, _PROPOSALS, leader, held)
 
     def _sizes(self, arm: int, index: int, risk: float | None = None) -> list[int]:
         if self._failures.is_out(arm, index):
@@ -518,3 +505,80 @@ class AdaptiveSearch(Search):
 
 def _key(candidate: Candidate) -> tuple[str, int]:
     return candidate.lineage, candidate.micro_batch_size
+
+
+# The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator.
+
+# The estimator draws at random until it has this many trials. Fewer are no distribution.
+_STARTUP_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class FineTrial:
+    """The result of one setting of the fine knobs."""
+
+    index: int  # the lineage in its arm
+    cost: float | None  # to minimise, at a size that is the same for all; None if it did not fit into memory
+
+
+def propose(
+    arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int, leader: int = 0, held: Collection[str] = ()
+) -> list[int]:
+    """Returns lineages of an arm that the estimator would try next, without repetition.
+
+    A held knob keeps the leader's value. Each other value of it is proposed beside the leader, with nothing else
+    changed. Most draws of several such knobs would have a value that is expected to cost.
+
+    The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
+    Optuna's samplers ignore failed trials and would propose the same again.
+    """
+    import optuna  # takes half a second
+
+    leading = {knob.path: position for knob, position in arm.positions(leader)}
+    alone = [
+        _index(arm, {**leading, knob.path: position})
+        for knob in arm.fine
+        if knob.path in held
+        for position in range(len(knob.values))
+    ]
+    knobs = [knob for knob in arm.fine if len(knob.values) > 1 and knob.path not in held]
+    if not knobs:
+        return list(dict.fromkeys([leader, *alone]))
+    # Positions, not values: Optuna's categories may not be lists, and 1 and True would be the same.
+    distributions: dict[str, BaseDistribution] = {
+        knob.path: optuna.distributions.CategoricalDistribution(tuple(range(len(knob.values)))) for knob in knobs
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(sampler=sampler)
+        study.add_trials(_recorded(arm, trial, distributions) for trial in tried)
+        asked = [study.ask(distributions).params for _ in range(proposals)]
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    kept = {path: position for path, position in leading.items() if path in held}
+    return list(dict.fromkeys([*(_index(arm, {**kept, **positions}) for positions in asked), *alone]))
+
+
+def _recorded(arm: Arm, trial: FineTrial, distributions: "dict[str, BaseDistribution]") -> "FrozenTrial":
+    import optuna
+
+    fits = trial.cost is not None
+    return optuna.trial.create_trial(
+        state=optuna.trial.TrialState.COMPLETE if fits else optuna.trial.TrialState.PRUNED,
+        value=trial.cost,
+        params={knob.path: place for knob, place in arm.positions(trial.index) if knob.path in distributions},
+        distributions=distributions,
+        constraints={"memory": 0.0 if fits else 1.0},
+    )
+
+
+def _index(arm: Arm, positions: dict[str, int]) -> int:
+    index, weight = 0, 1
+    for knob in arm.fine:
+        index += weight * positions.get(knob.path, 0)
+        weight *= len(knob.values)
+    return index

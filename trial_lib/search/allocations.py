@@ -29,25 +29,20 @@ _FLAT_COPIES = {"cpu": 1.5, "cuda": 1.0}
 
 @dataclass(frozen=True)
 class Allocations:
-    """Bytes on one device.
-
-    A CPU's memory limit counts an allocation when it is made, and a peak counts written memory. On CUDA the two are the
-    same.
+    """Bytes on one device. A CPU's memory limit counts an allocation when it is made, and a peak counts written memory.
+    On CUDA the two are the same.
     """
 
     initialize: float  # allocated when `deepspeed.initialize` returns
     states: float  # added and kept by the first steps: optimizer states, and gradients until the optimizer's step
-    # Used for a time in each step: buckets, gathered parameters, flat copies of gradients, temporaries of the
-    # optimizer's update
-    buffers: float
+    buffers: float  # buckets, gathered parameters, flat copies of gradients, temporaries of the update
     activations: float  # kept by the forward pass for the backward pass
     # Counted by the limit in the steps beyond the memory that they write. Negative if they write to memory that
     # initialisation has allocated.
     limit_correction: float = 0.0
     early_buffers: float = 0.0  # the buckets in `initialize`
     late_states: float = 0.0  # the part of `states` that grows while the activations shrink: gradients
-    # The part of `buffers` that exists after the activations: flat copies of gradients, temporaries of the update
-    late_buffers: float = 0.0
+    late_buffers: float = 0.0  # the part that exists after the activations: flat copies, temporaries of the update
     passing_buffers: float = 0.0  # the part of `buffers` that is freed with the activations: gathered parameters
     # The part of `activations` that the program still refers to at the optimizer's update, such as the outputs of the
     # model. The formulas know of none.
@@ -61,10 +56,9 @@ class Allocations:
 
 @dataclass(frozen=True)
 class _Case:
-    """One configuration of one model, from which the sizes of all stages follow, in elements.
-
-    Three sizes are in bytes: `size` of a parameter in the model's precision, `gradient_size` of a gradient that ZeRO
-    adds up, and `master` of a parameter in the optimizer's copy. The update takes the gradient in that format too.
+    """One configuration of one model, from which the sizes of all stages follow, in elements. Three sizes are in bytes:
+    `size` of a parameter in the model's precision, `gradient_size` of a gradient that ZeRO adds up, and `master` of a
+    parameter in the optimizer's copy. The update takes the gradient in that format too.
     """
 
     settings: ZeroSettings
@@ -122,16 +116,9 @@ def allocations(
     micro_batch_size: int,
     accumulation: int = 1,
 ) -> Allocations:
-    """Returns the allocations of one configuration.
-
-    Args:
-        settings: the configuration.
-        profiled: the configuration of the profile trial, whose activations are known.
-        profile: the model.
-        slots: devices of a trial.
-        device: `cuda` or `cpu`. On a CPU "offloaded" states are in the same memory.
-        micro_batch_size: samples.
-        accumulation: micro-batches of an optimizer step. A stage of a pipeline may keep several at a time.
+    """Returns the allocations of one configuration. `profiled` is the configuration of the profile trial, whose
+    activations are known. On a CPU "offloaded" states are in the same memory. A stage of a pipeline may keep several
+    micro-batches of an accumulation at a time.
     """
     own, shards = on_a_device(profile, slots, settings.layout, profiled.layout)
     case = _Case(

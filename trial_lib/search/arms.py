@@ -1,7 +1,4 @@
-"""The arms of a search space, from the catalogue, the user's requests, and the effects of settings together.
-
-Pure: standard library only.
-"""
+"""The arms of a search space, from the catalogue, the user's requests, and the effects of settings together."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,26 +76,26 @@ class Refusals:
 def refusals_of(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]:
     """Returns the reasons for which DeepSpeed refuses a configuration here, by the rule's name."""
     device: DeviceName = "cuda" if here.device == "cuda" else "cpu"
-    optimizer = "" if here.by_accelerate else here.code_optimizer
+    optimizer = "" if here.program.by_accelerate else here.program.optimizer
     replicas = here.replicas_of(config)
     broken = broken_rules(config, device, here.pipeline, replicas, optimizer, slots=here.slots, shape=here.shape)
     reasons = {rule.name: rule.reason for rule in broken if rule.effect != "ignored"}
     stage = get_knob(config, STAGE, 0)
-    if here.has_experts and stage == 3:
+    if here.program.has_experts and stage == 3:
         # deepspeed/runtime/engine.py _validate_zero3_moe_compatibility
-        if not here.by_autoep:
+        if not here.program.by_autoep:
             reasons["experts_at_stage_3"] = "DeepSpeed's mixture of experts does not go with stage 3."
         elif any(get_knob(config, path, none) not in (none, 0, "auto") for path, none in _NOT_WITH_AUTOEP.items()):
             reasons["autoep_at_stage_3"] = "At stage 3 AutoEP goes neither with ZeRO++ nor with sequence parallelism."
-    for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.has_experts else ():
+    for key in _NEEDED_BY_EXPERTS.get(stage, ()) if here.program.has_experts else ():
         if get_knob(config, key, True) is False:
             reasons[f"experts_without_{key}"] = f'DeepSpeed\'s mixture of experts needs "{key}": true at stage {stage}.'
-    if here.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
+    if here.program.repeats_backward and (of_repeats := _gradients_of_repeats(config)) != "all":
         reasons[f"keeps_{of_repeats}"] = (
             "The program calls backward more than once for one step. Of such gradients DeepSpeed loses some at ZeRO "
             "stages 1 and 2, and adds up all of them at stages 0 and 3."
         )
-    elif here.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
+    elif here.program.repeats_backward and _gradients_of_repeats(here.base_config) != "all":
         reasons["keeps_all"] = (
             "The program calls backward more than once for one step. At your ZeRO stage DeepSpeed loses some of those "
             "gradients, and here it adds up all of them, so the training would change."
@@ -107,9 +104,9 @@ def refusals_of(config: Mapping[str, Any], here: Surroundings) -> dict[str, str]
         # deepspeed/runtime/zenflow/zenflow_stage_1_and_2.py; at stage 0 the engine has no such optimizer.
         reasons["zenflow_without_offload"] = "ZenFlow works with an optimizer that is offloaded to the CPU."
     is_offloaded = stage != 0 and get_knob(config, OFFLOAD_OPTIMIZER) in ("cpu", "nvme")
-    if not steps_where_it_is(here.code_optimizer, here.device, is_offloaded):
+    if not steps_where_it_is(here.program.optimizer, here.device, is_offloaded):
         place = "offloaded" if is_offloaded else "without offload"
-        reasons["optimizer_where_it_cannot_step"] = f"{here.code_optimizer} cannot step {place}."
+        reasons["optimizer_where_it_cannot_step"] = f"{here.program.optimizer} cannot step {place}."
     return reasons
 
 
@@ -131,10 +128,8 @@ class RequestedKnob:
     values: tuple[Any, ...]  # the values to try. One value fixes it. None, for a switch, is the user's value.
     # Coarse settings, by path. The knob is varied if each of them has one of the values.
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # Whether a switch decides memory or mathematics. None for a DeepSpeed setting, whose path decides that.
-    coarse: bool | None = None
-    # Whether another value of a switch trains differently. Then losses are not compared.
-    changes_mathematics: bool = False
+    coarse: bool | None = None  # whether a switch decides memory or mathematics; None for a DeepSpeed setting
+    changes_mathematics: bool = False  # whether a switch changes the training, so that losses are not compared
     layout: str = ""  # the kind of the groups that a switch is the size of, as in `LAYOUT_KINDS`; empty for any other
 
     @property
@@ -145,10 +140,9 @@ class RequestedKnob:
 def build_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> SearchSpace:
-    """Returns a space, the catalogue's or dsat's, in which the user's requests replace its own knobs.
-
-    In the catalogue's, every knob has its best guess first: the user's value, else DeepSpeed's default, at most the
-    model's size. The stages are those that may be used unless the user requests others.
+    """Returns a space, the catalogue's or dsat's, in which the user's requests replace its own knobs. In the
+    catalogue's, every knob has its best guess first: the user's value, else DeepSpeed's default, at most the model's
+    size. The stages are those that may be used unless the user requests others.
     """
     return SearchSpace.of_arms(arm for _, arm in _arms(zero_stages, here, requests, catalogue))
 
@@ -203,17 +197,16 @@ def _arms(
 
 
 def _resolved(request: RequestedKnob, here: Surroundings) -> RequestedKnob:
-    """Returns a request in which the user's value of a switch has taken the place of None.
-
-    It keeps the values alone that the program can have, if ZeroTune turns the switch, and the groups alone that divide
-    devices and model. There may be none.
+    """Returns a request in which the user's value of a switch has taken the place of None. It keeps the values alone
+    that the program can have, if ZeroTune turns the switch, and the groups alone that divide devices and model. There
+    may be none.
     """
     values = request.values
     if is_switch(request.path):
         own, place = here.own(request.path), place_of(request.path)
         values = tuple(dict.fromkeys(own if value is None else value for value in values))
         if is_turned(place):
-            values = tuple(value for value in values if value in here.turnable.get(place, ()))
+            values = tuple(value for value in values if value in here.program.turnable.get(place, ()))
     if is_layout(request.path, here):
         values = tuple(size for size in values if not undivided(request.path, size, here))
     return replace(request, values=values)
@@ -226,11 +219,13 @@ def _every_arm(
     dsats = SearchSpace.for_model(stages, here.num_params, here.base_config)
     found = []
     for stage, dsats_arm in zip(stages, dsats.arms, strict=True):
-        axes = _coarse_of_catalogue(stage, here) if catalogue else {}
+        coarse = list(_of_catalogue({STAGE: stage}, here, coarse=True)) if catalogue else []
+        axes = {path: values for path, values in coarse if len(values) > 1}
         axes.update({path: asked[path].values for path in asked if asked[path].is_coarse and path != STAGE})
         for values in product(*axes.values()):
             setting = _effective({STAGE: stage, **dict(zip(axes, values, strict=True))}, asked, here)
-            unasked = _fine_of_catalogue(setting, here) if catalogue else dsats_arm.fine
+            own = _of_catalogue(setting, here, coarse=False)
+            unasked = [Knob(*knob) for knob in own] if catalogue else dsats_arm.fine
             arm = Arm(_knobs_of(setting, here), tuple(_fine(setting, here, unasked, asked)))
             if undivided_together(arm.knobs, here):
                 continue
@@ -241,15 +236,10 @@ def _every_arm(
 
 
 def _without_refused(
-    arm: Arm,
-    setting: CoarseSetting,
-    asked: Mapping[str, RequestedKnob],
-    here: Surroundings,
-    refusals: Refusals,
+    arm: Arm, setting: CoarseSetting, asked: Mapping[str, RequestedKnob], here: Surroundings, refusals: Refusals
 ) -> Arm | None:
-    """Returns an arm without the values that DeepSpeed refuses in it; None if it refuses the whole arm.
-
-    The user's requests stay. The trial's reason shows the refusal.
+    """Returns an arm without the values that DeepSpeed refuses in it; None if it refuses the whole arm. The user's
+    requests stay. The trial's reason shows the refusal.
     """
     free = [knob for knob in arm.fine if catalogues_name(knob.path) not in asked]
     paths = {knob.path for knob in arm.fine}
@@ -275,26 +265,13 @@ def _without_refused(
     return Arm(arm.knobs, tuple(fine))
 
 
-def _coarse_of_catalogue(stage: int, here: Surroundings) -> dict[str, tuple[Any, ...]]:
-    axes = {}
+def _of_catalogue(setting: CoarseSetting, here: Surroundings, coarse: bool) -> Iterator[tuple[str, tuple[Any, ...]]]:
     for path, known in KNOBS.items():
-        effect = _effect(path, {STAGE: stage}, here)
-        if known.is_coarse and effect is not None and effect.candidates is not None:
-            values = effect.candidates(here, here.own(path))
-            if len(values) > 1:
-                axes[path] = values
-    return axes
-
-
-def _fine_of_catalogue(setting: CoarseSetting, here: Surroundings) -> list[Knob]:
-    knobs = []
-    for path, known in KNOBS.items():
-        effect = None if known.is_coarse else _effect(path, setting, here)
+        effect = _effect(path, setting, here) if known.is_coarse is coarse else None
         if effect is not None and effect.candidates is not None:
             path = spelled(path, here.base_config)
             if values := effect.candidates(here, here.own(path)):
-                knobs.append(Knob(path, values))
-    return knobs
+                yield path, values
 
 
 def _effective(setting: dict[str, Any], asked: Mapping[str, RequestedKnob], here: Surroundings) -> CoarseSetting:
@@ -317,7 +294,9 @@ def _fine(
     mine = {
         spelled(path, here.base_config): request
         for path, request in asked.items()
-        if not request.is_coarse and _effect_or_unknown(path, setting, here) and _meets(request, setting, here)
+        if not request.is_coarse
+        and (path not in KNOBS or _effect(path, setting, here) is not None)
+        and _meets(request, setting, here)
     }
     named = {spelled(path, here.base_config) for path in asked}
     fixed = KEPT_GATHERED if setting.get(OFFLOAD_PARAM) == "nvme" else ()
@@ -356,12 +335,12 @@ def _permissions(setting: CoarseSetting, here: Surroundings) -> dict[str, bool]:
     named = here.own("optimizer")
     offloads = setting.get(OFFLOAD_OPTIMIZER, "none") != "none"
     does_already = here.own(OFFLOAD_OPTIMIZER) not in (None, "none")
-    if offloads and not does_already and (here.code_optimizer or not named):
+    if offloads and not does_already and (here.program.optimizer or not named):
         # The code makes the optimizer. Unless told to, DeepSpeed refuses to offload any but its own kind. And
         # Accelerate would replace it by an Adam.
         permissions["zero_force_ds_cpu_optimizer"] = False
-    is_permitted = here.by_accelerate or here.own(_ALLOW_UNTESTED) is True
-    optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.code_optimizer)
+    is_permitted = here.program.by_accelerate or here.own(_ALLOW_UNTESTED) is True
+    optimizer = (str(named.get("type", "")).lower() if isinstance(named, Mapping) else "", here.program.optimizer)
     if setting[STAGE] != 0 and not is_permitted and untested_under_zero(*optimizer) and is_elementwise(*optimizer):
         permissions[_ALLOW_UNTESTED] = True
     return permissions
@@ -390,10 +369,6 @@ def _effect(path: str, setting: CoarseSetting, here: Surroundings) -> Effect | N
     return next((effect for effect in known.effects if not _lacks(effect, setting, here)[1]), None)
 
 
-def _effect_or_unknown(path: str, setting: CoarseSetting, here: Surroundings) -> bool:
-    return path not in KNOBS or _effect(path, setting, here) is not None
-
-
 def _acts(path: str, value: Any, setting: CoarseSetting, here: Surroundings) -> bool:
     if path not in KNOBS:
         return True
@@ -413,8 +388,8 @@ def _why(request: RequestedKnob, settings: Sequence[CoarseSetting], here: Surrou
     # The reason that keeps a knob out of all settings. Of several it is the one nearest to an effect.
     place = place_of(request.path)
     if is_turned(place) and not _resolved(request, here).values:
-        values = ", ".join(map(shown, here.turnable.get(place, ())))
-        return here.not_turnable.get(place, f"your program can have {values or 'no value of it'}")
+        values = ", ".join(map(shown, here.program.turnable.get(place, ())))
+        return here.program.not_turnable.get(place, f"your program can have {values or 'no value of it'}")
     known = KNOBS.get(request.path)
     met = [setting for setting in settings if _meets(request, setting, here)]
     if known is None or not met:
@@ -434,9 +409,9 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
     """Returns the facts that decide which knobs have an effect on a program."""
     profile, program = profiled.profile, profiled.program or ProgramProfile()
     assert profile is not None
-    return _surroundings(
-        program,
-        profiled.versions,
+    # The tokens of every sample; 0 if samples differ, or if that is not known.
+    tokens = (program.longest_sequence or 0) if program.longest_sequence == program.shortest_sequence else 0
+    return Surroundings(
         device=device,
         slots=slots,
         replicas=profile.data_parallel_size,
@@ -444,18 +419,17 @@ def surroundings_of(profiled: TrialResult, base_config: Mapping[str, Any], slots
         trainable_num_params=profile.trainable_num_params,
         base_config=base_config,
         pipeline=profile.pipeline_parallel,
-        shape=replace(profile.shape, sequence_length=_fixed_length(program)),
+        deepspeed=profiled.versions.get("deepspeed", ""),
+        program=program,
+        shape=replace(profile.shape, sequence_length=tokens),
     )
 
 
 def foreseen_surroundings(typed: ForeseenRun, base_config: Mapping[str, Any], device: str) -> Surroundings:
-    """Returns the facts that decide which knobs have an effect on a program that has not run yet.
-
-    Nothing is known of the shape of its model, so no rule of divisibility is broken.
+    """Returns the facts that decide which knobs have an effect on a program that has not run yet. Nothing is known of
+    the shape of its model, so no rule of divisibility is broken.
     """
-    return _surroundings(
-        ProgramProfile(**typed.program),
-        typed.versions,
+    return Surroundings(
         device=device,
         slots=typed.world,
         replicas=typed.replicas,
@@ -463,29 +437,9 @@ def foreseen_surroundings(typed: ForeseenRun, base_config: Mapping[str, Any], de
         trainable_num_params=typed.trainable,
         base_config=base_config,
         pipeline=typed.is_pipeline,
+        deepspeed=typed.versions.get("deepspeed", ""),
+        program=ProgramProfile(**typed.program),
     )
-
-
-def _surroundings(program: ProgramProfile, versions: Mapping[str, str], **of_model: Any) -> Surroundings:
-    return Surroundings(
-        **of_model,
-        reads_activation_checkpointing=program.reads_activation_checkpointing,
-        deepspeed=versions.get("deepspeed", ""),
-        code_optimizer=program.optimizer,
-        by_accelerate=program.by_accelerate,
-        has_experts=program.has_experts,
-        by_autoep=program.by_autoep,
-        repeats_backward=program.repeats_backward,
-        compiles_engine=program.compiles_engine,
-        turnable=program.turnable,
-        not_turnable=program.not_turnable,
-    )
-
-
-def _fixed_length(program: ProgramProfile) -> int:
-    # The tokens of every sample; 0 if samples differ, or if that is not known.
-    longest = program.longest_sequence or 0
-    return longest if longest == program.shortest_sequence else 0
 
 
 def left_out_of_space(
@@ -502,9 +456,8 @@ def left_out_of_space(
 
 
 def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> list[str]:
-    """Returns one sentence for each requested value that the program cannot have of a switch that ZeroTune turns.
-
-    A switch without any of the requested values is not among them. `without_effect` has its reason. Neither is one that
+    """Returns one sentence for each requested value that the program cannot have of a switch that ZeroTune turns. A
+    switch without any of the requested values is not among them. `without_effect` has its reason. Neither is one that
     was requested without values, because the program decides which it can have.
     """
     told = []
@@ -512,7 +465,7 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
         place = place_of(request.path)
         if not is_turned(place):
             continue
-        offered = here.turnable.get(place, ())
+        offered = here.program.turnable.get(place, ())
         missing = [value for value in request.values if value is not None and value not in offered]
         if 0 < len(missing) < len(request.values) and request.values != TURNED[place].values:
             known = ", ".join(map(shown, offered))
@@ -526,11 +479,9 @@ _UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 class CandidateNames:
-    """Names the candidates of one study, in the order of their trials.
-
-    A name has the ZeRO stage, the coarse knobs that are on, the program's switches, and the micro-batch. Most
-    candidates have the same fine knobs. So a name shows only the fine knobs that differ from those of the first
-    candidate with the same coarse knobs.
+    """Names the candidates of one study, in the order of their trials. A name has the ZeRO stage, the coarse knobs that
+    are on, the program's switches, and the micro-batch. Most candidates have the same fine knobs. So a name shows only
+    the fine knobs that differ from those of the first candidate with the same coarse knobs.
 
     Example:
         >>> from trial_lib.records.candidate import Candidate

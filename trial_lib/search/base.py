@@ -92,11 +92,7 @@ class SharedReasons:
         self._paths = sorted({path for arm in space.arms for path, _ in leaves(arm.knobs)} - {STAGE})
         self._failed: dict[str, dict[_Settings, _Failed]] = {}
         self._largest_run: dict[_Settings, int] = {}
-        self._found: tuple[SharedReason, ...] = ()
-
-    @property
-    def found(self) -> tuple[SharedReason, ...]:
-        return self._found
+        self.found: tuple[SharedReason, ...] = ()  # the known exclusions, one for each reason and each cause
 
     def tell(self, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
         """Learns from a trial. If the search did not ask for it, only its completion counts."""
@@ -114,14 +110,14 @@ class SharedReasons:
             failed = alike.setdefault(settings, _Failed(candidate.micro_batch_size, [], reason))
             failed.size = min(failed.size, candidate.micro_batch_size)
             failed.numbers.append(result.number)
-        self._found = self._causes()
+        self.found = self._causes()
 
     def largest(self, knobs: Mapping[str, Any]) -> int | None:
         """Returns the largest allowed size (samples) with some knobs; None for any, 0 for none."""
-        if not self._found:
+        if not self.found:
             return None
         settings = self._settings(Candidate(knobs=dict(knobs), micro_batch_size=1, slots=1))
-        covering = [one for one in self._found if one.covers(settings.stage, settings.knobs)]
+        covering = [one for one in self.found if one.covers(settings.stage, settings.knobs)]
         return min((0 if one.size is None else one.size - 1 for one in covering), default=None)
 
     def _settings(self, candidate: Candidate) -> _Settings:
@@ -171,8 +167,7 @@ class ExpectedArm:
     samples_per_s: float = 0.0  # at that micro-batch; 0 if the plan does not say
     is_first: bool = False  # whether it is the plan's answer
     no_room: str = ""  # why it cannot fit here, as a clause; empty if it may
-    # The places of the program's switches that the plan's foreseen runs have set
-    switches: frozenset[str] = frozenset()
+    switches: frozenset[str] = frozenset()  # places of switches that the plan's foreseen runs have set
 
     @property
     def cost(self) -> float:
@@ -186,9 +181,8 @@ def switches_in(expected: Iterable[ExpectedArm]) -> frozenset[str]:
 
 
 def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], foreseen: Collection[str]) -> ArmKey:
-    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's.
-
-    A plan keeps the user's layout, and does not record which switches are layouts.
+    """Returns the key that a plan has of a configuration's arm; an empty one if the layout is not the user's. A plan
+    keeps the user's layout, and does not record which switches are layouts.
     """
     if Layout.of(config) != Layout.of(base_config):
         return ()
@@ -202,9 +196,8 @@ def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] =
 
 
 def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected: Sequence[ExpectedArm]) -> list[float]:
-    """Returns the expected cost of each arm beside the cheapest, as a logarithm.
-
-    The plan's speeds decide. An arm whose speed no plan says has the cost of the formulas, on the level of the others.
+    """Returns the expected cost of each arm beside the cheapest, as a logarithm. The plan's speeds decide. An arm whose
+    speed no plan says has the cost of the formulas, on the level of the others.
     """
     formula = prior_costs(arms)
     planned = {arm.key: arm.cost for arm in expected if arm.samples_per_s > 0}
@@ -221,9 +214,8 @@ def expected_costs(arms: Sequence[Arm], base_config: Mapping[str, Any], expected
 def without_hopeless(
     space: SearchSpace, base_config: Mapping[str, Any], expected: Sequence[ExpectedArm], ran: Container[ArmKey]
 ) -> tuple[SearchSpace, list[str]]:
-    """Returns a space without the arms that cannot fit, and a sentence for each of them.
-
-    The space stays whole if no arm would be left.
+    """Returns a space without the arms that cannot fit, and a sentence for each of them. The space stays whole if no
+    arm would be left.
     """
     cannot = {arm.key: arm.no_room for arm in expected if arm.no_room and arm.key not in ran}
     foreseen = switches_in(expected)
@@ -241,7 +233,6 @@ _LARGEST_FIRST, _GROWTH = 64, 8
 
 def size_limit(largest_run: int, own: object) -> int:
     """Returns the largest micro-batch (samples) that may be tried next, by the largest that has run (0 for none).
-
     Memory may have room for millions of samples, but a data set and a deadline do not.
     """
     return max(_LARGEST_FIRST, _GROWTH * max(largest_run, own if isinstance(own, int) else 0))
@@ -264,11 +255,9 @@ class SearchProblem:
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration, for its precision and gradient accumulation
     slots: int  # devices that a trial takes
     device: str = "cuda"  # `cuda` or `cpu`
-    # Samples of an optimizer step that every candidate must have. None leaves them free.
-    train_batch_size: int | None = None
+    train_batch_size: int | None = None  # samples that each optimizer step must have; None for any
     can_sweep: bool = False  # whether one process group can measure several micro-batch sizes of the program
-    # The only micro-batch size (samples), if the program itself sets its batches. None for any.
-    only_micro_batch: int | None = None
+    only_micro_batch: int | None = None  # the only size (samples), if the program sets its batches; None for any
     foreseen: tuple[ForeseenArm, ...] = ()  # the arms that foreseen runs have found; none if there were no such runs
     expected: tuple[ExpectedArm, ...] = ()  # the arms of the plan that the study begins with; none without one
 
@@ -302,32 +291,22 @@ class Search(ABC):
     @abstractmethod
     def ask(self) -> Candidate | Sweep | None:
         """Returns the next candidate or sweep; None when `finished`, or while it needs the result of a running trial.
-
         Each candidate of a sweep is in flight until `tell` or `withdraw`.
         """
 
     @abstractmethod
     def apply(self, asked: Any) -> None:
-        """Takes an ask from a record instead of asking. The search then is as if it had proposed it.
-
-        `ask` would have proposed the same, unless the record comes from another version or other settings. Such a
-        record is followed too.
+        """Takes an ask from a record instead of asking. The search then is as if it had proposed it. `ask` would have
+        proposed the same, unless the record comes from another version or other settings. Such a record is followed
+        too.
         """
 
     @abstractmethod
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Learns how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
+        """Learns how a candidate's trial ended. One that is not in flight is a `KeyError`."""
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """Learns that a size of a sweep was not measured.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
+        """Learns that a size of a sweep was not measured. One that is not in flight is a `KeyError`."""
         raise NotImplementedError("this method asks for no sweeps")
 
     def keep_size(self, size: int) -> None:
@@ -351,9 +330,8 @@ class Search(ABC):
         return tuple(cause.sentence for cause in self._shared.found)
 
     def expected(self) -> Mapping[int, float]:
-        """Returns the metric that candidates of completed trials are expected to have in training, by trial number.
-
-        For a trial that is missing here, its reading is the expectation. A method without a model returns nothing.
+        """Returns the metric that candidates of completed trials are expected to have in training, by trial number. For
+        a trial that is missing here, its reading is the expectation. A method without a model returns nothing.
         """
         return {}
 
@@ -364,16 +342,14 @@ class Search(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether the search has nothing more to propose and waits for nothing.
-
-        A search that stops early is finished at once. The trials in flight can be cancelled, and may still be told.
+        """Whether the search has nothing more to propose and waits for nothing. A search that stops early is finished
+        at once. The trials in flight can be cancelled, and may still be told.
         """
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
-        """The best completed trial so far, the earlier of equals; None if none has completed.
-
-        A search that has finished without one has failed.
+        """The best completed trial so far, the earlier of equals; None if none has completed. A search that has
+        finished without one has failed.
         """
         return self._best
 

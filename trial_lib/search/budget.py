@@ -12,7 +12,7 @@ from trial_lib.messages.turned import COMPILE_PLACES
 from trial_lib.records.result import ModelProfile
 from trial_lib.records.switches import switches_of
 from trial_lib.search.foreseen_bytes import ForeseenArm
-from trial_lib.search.peak_regression import normal_below
+from trial_lib.search.peak_regression import normal_below, normalised
 
 # Prior of the slack. A CPU's budget counts the memory that a process has asked for, and a peak the memory that it has
 # written. Only the former contains the stack of a thread (8 MiB), which starts with the first backward pass. A CUDA
@@ -45,7 +45,7 @@ class Budget:
         self._on_cpu = device == "cpu"
         far = np.abs(_GRID)
         self._log_slack = np.where(far <= _USUAL, -0.5 * far**2, -_USUAL * (far - 0.5 * _USUAL))
-        self._weights = _normalised(self._log_slack)
+        self._weights = np.array(normalised(self._log_slack))
         # For each arm: the number of trials, and their mean of the available memory plus the formula's
         # initialisation.
         self._seen: dict[Hashable, tuple[int, float]] = {}
@@ -67,10 +67,9 @@ class Budget:
         return Uncertain(mean - initialize, math.hypot(_DIFFERENCE_ERROR * initialize, _LEAST_ERROR * mean))
 
     def limit(self, arm: Hashable, left: Uncertain, headroom: float) -> Uncertain:
-        """Returns the largest peak above initialisation that fits.
-
-        Some memory is unusable for tensors: pieces that the allocator holds, and buffers that are not PyTorch's. It
-        does not count as headroom. Without a headroom the allocator may use its pieces.
+        """Returns the largest peak above initialisation that fits. Some memory is unusable for tensors: pieces that the
+        allocator holds, and buffers that are not PyTorch's. It does not count as headroom. Without a headroom the
+        allocator may use its pieces.
         """
         weights, slack = self._weights, self._slack(left.mean)
         mean = float(weights @ slack)
@@ -111,13 +110,7 @@ class Budget:
     def _learn_slack(self, edges: np.ndarray) -> None:
         # Learns from the distance of each grid point to the observed side, in standard deviations.
         self._log_slack = self._log_slack + np.log([max(normal_below(edge), 1e-12) for edge in edges])
-        self._weights = _normalised(self._log_slack)
-
-
-def _normalised(log_weights: np.ndarray) -> np.ndarray:
-    weights = np.exp(log_weights - log_weights.max())
-    normalised: np.ndarray = weights / weights.sum()
-    return normalised
+        self._weights = np.array(normalised(self._log_slack))
 
 
 @dataclass(frozen=True)
@@ -132,10 +125,9 @@ class MemoryBasis:
 
     @property
     def arms(self) -> tuple[ForeseenArm, ...]:
-        """The foreseen arms, each in the layout of the command as typed, which no foreseen run changes.
-
-        On a CPU the compiler stays in the resident memory of a rank. No foreseen run has it, so the arms do not say
-        there whether they are compiled.
+        """The foreseen arms, each in the layout of the command as typed, which no foreseen run changes. On a CPU the
+        compiler stays in the resident memory of a rank. No foreseen run has it, so the arms do not say there whether
+        they are compiled.
         """
         layouts = self.base_config.get(LAYOUTS) or {}
         typed = {place: switches_of(self.base_config).get(place) for place in layouts}

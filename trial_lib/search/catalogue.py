@@ -1,6 +1,6 @@
 """The known knobs, each with the place where DeepSpeed reads it. A knob without an effect is not searched.
 
-Read from DeepSpeed 0.19.8. Each effect names its place below `deepspeed/runtime`. Pure: standard library only.
+Read from DeepSpeed 0.19.8. Each effect names its place below `deepspeed/runtime`.
 """
 
 import copy
@@ -28,6 +28,19 @@ from trial_lib.search.effects import (
 )
 from trial_lib.search.knobs import STAGE, get_knob, set_knob
 
+
+def _knob(kind: Kind, *effects: Effect, **terms: Any) -> KnownKnob:
+    return KnownKnob(kind, effects, **terms)
+
+
+def _coarse(kind: Kind, *effects: Effect, default: Any = False, **terms: Any) -> KnownKnob:
+    return KnownKnob(kind, effects, default, is_coarse=True, **terms)
+
+
+def _on_gpu(source: str, stages: tuple[int, ...], **terms: Any) -> Effect:
+    return Effect(source, stages, ("cuda",), **terms)
+
+
 # Offload of the optimizer and of parameters.
 
 OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
@@ -51,10 +64,6 @@ def nvme_path(base_config: Mapping[str, Any]) -> str | None:
     """Returns the NVMe device of the user's configuration, the optimizer's if it names two; None if it names none."""
     paths = (get_knob(base_config, path) for path in NVME_PATHS)
     return next((str(path) for path in paths if path), None)
-
-
-def _cpu(here: Surroundings, own: Any) -> tuple[str, ...]:
-    return "none", "cpu"
 
 
 def _cpu_or_nvme(here: Surroundings, own: Any) -> tuple[str, ...]:
@@ -89,104 +98,76 @@ def _pipelined(place: str) -> Effect:
 def _zenflow(key: str, kind: Kind) -> dict[str, KnownKnob]:
     # A setting of ZenFlow (arXiv 2505.12242), whose section turns it on: it updates some gradients later.
     source = "zenflow/zenflow_stage_1_and_2.py, zenflow/engine_stage3.py"
-    effect = Effect(f"{source} {key}", (1, 2, 3), ("cuda",), when=_TO_CPU)
-    known = KnownKnob(kind, (effect,), is_coarse=True, changes_mathematics=True, since="0.17.5")
+    effect = _on_gpu(f"{source} {key}", (1, 2, 3), when=_TO_CPU)
+    known = _coarse(kind, effect, default=None, changes_mathematics=True, since="0.17.5")
     return {f"zero_optimization.zenflow.{key}": known}
 
 
 OFFLOAD: dict[str, KnownKnob] = {
-    OFFLOAD_OPTIMIZER: KnownKnob(
+    OFFLOAD_OPTIMIZER: _coarse(
         _DEVICES,
-        (
-            Effect(f"{STAGE_1_2} cpu_offload", (1, 2), ("cuda",), values=("none", "cpu"), candidates=_cpu),
-            Effect(f"{STAGE_3} _configure_offloading", (3,), ("cuda",), candidates=_cpu_or_nvme),
-            Effect(f"{STAGE_1_2} cpu_offload", (1, 2), ("cpu",), values=("none", "cpu"), candidates=_own),
-            Effect(f"{STAGE_3} _configure_offloading", (3,), ("cpu",), candidates=_own),
+        _on_gpu(
+            f"{STAGE_1_2} cpu_offload", (1, 2), values=("none", "cpu"), candidates=lambda here, own: ("none", "cpu")
         ),
+        _on_gpu(f"{STAGE_3} _configure_offloading", (3,), candidates=_cpu_or_nvme),
+        Effect(f"{STAGE_1_2} cpu_offload", (1, 2), ("cpu",), values=("none", "cpu"), candidates=_own),
+        Effect(f"{STAGE_3} _configure_offloading", (3,), ("cpu",), candidates=_own),
         default="none",
-        is_coarse=True,
     ),
-    OFFLOAD_PARAM: KnownKnob(
+    OFFLOAD_PARAM: _coarse(
         _DEVICES,
-        (
-            Effect(f"{STAGE_3} _configure_offloading", (3,), ("cuda",), candidates=_cpu_or_nvme),
-            Effect(f"{STAGE_3} _configure_offloading", (3,), ("cpu",), candidates=_own),
-        ),
+        _on_gpu(f"{STAGE_3} _configure_offloading", (3,), candidates=_cpu_or_nvme),
+        Effect(f"{STAGE_3} _configure_offloading", (3,), ("cpu",), candidates=_own),
         default="none",
-        is_coarse=True,
     ),
-    "zero_optimization.offload_optimizer.pin_memory": KnownKnob(
+    "zero_optimization.offload_optimizer.pin_memory": _knob(
         "switch",
         # accelerator/cpu_accelerator.py pin_memory does nothing on a CPU.
-        (
-            Effect(
-                f"{STAGE_1_2} cpu_offload_pin_memory, {STAGE_3} offload_optimizer_pin_memory",
-                (1, 2, 3),
-                ("cuda",),
-                when={OFFLOAD_OPTIMIZER: OFFLOADED},
-                candidates=switch(True),
-            ),
+        _on_gpu(
+            f"{STAGE_1_2} cpu_offload_pin_memory, {STAGE_3} offload_optimizer_pin_memory",
+            (1, 2, 3),
+            when={OFFLOAD_OPTIMIZER: OFFLOADED},
+            candidates=switch(True),
         ),
         word="pinned-optimizer",
     ),
-    "zero_optimization.offload_param.pin_memory": KnownKnob(
+    "zero_optimization.offload_param.pin_memory": _knob(
         "switch",
-        (
-            Effect(
-                "zero/partition_parameters.py _partition_param",
-                (3,),
-                ("cuda",),
-                when={OFFLOAD_PARAM: OFFLOADED},
-                candidates=switch(True),
-            ),
+        _on_gpu(
+            "zero/partition_parameters.py _partition_param",
+            (3,),
+            when={OFFLOAD_PARAM: OFFLOADED},
+            candidates=switch(True),
         ),
         word="pinned-parameters",
     ),
-    "zero_optimization.offload_optimizer.ratio": KnownKnob(
+    "zero_optimization.offload_optimizer.ratio": _knob(
         "share",
         # On a CPU the device and the host are one.
-        (
-            Effect(
-                f"{STAGE_3} subgroup_to_device",
-                (3,),
-                ("cuda",),
-                when=_TO_CPU,
-                holds=lambda here: is_deepspeeds_cpu_adam(here.base_config, here.code_optimizer),
-                otherwise="DeepSpeed splits its own Adam only, by the configuration or as DeepSpeedCPUAdam",
-                candidates=_ratios,
-            ),
+        _on_gpu(
+            f"{STAGE_3} subgroup_to_device",
+            (3,),
+            when=_TO_CPU,
+            holds=lambda here: is_deepspeeds_cpu_adam(here.base_config, here.program.optimizer),
+            otherwise="DeepSpeed splits its own Adam only, by the configuration or as DeepSpeedCPUAdam",
+            candidates=_ratios,
         ),
         since="0.12.3",
         word="offloaded",
     ),
-    "zero_optimization.offload_optimizer.pipeline_read": KnownKnob(
-        "switch",
-        (_pipelined("async_swap_in"),),
-        word="pipelined-read",
+    "zero_optimization.offload_optimizer.pipeline_read": _knob(
+        "switch", _pipelined("async_swap_in"), word="pipelined-read"
     ),
-    "zero_optimization.offload_optimizer.pipeline_write": KnownKnob(
-        "switch",
-        (_pipelined("async_swap_out"),),
-        word="pipelined-write",
+    "zero_optimization.offload_optimizer.pipeline_write": _knob(
+        "switch", _pipelined("async_swap_out"), word="pipelined-write"
     ),
     # It is made for a CPU and a GPU that share a fast link, and no fact of a trial tells of one.
-    SUPER_OFFLOAD: KnownKnob(
-        "switch",
-        (Effect("superoffload/superoffload_stage3.py", (3,), ("cuda",), when=_TO_CPU),),
-        default=False,
-        is_coarse=True,
-        since="0.18.0",
+    SUPER_OFFLOAD: _coarse(
+        "switch", _on_gpu("superoffload/superoffload_stage3.py", (3,), when=_TO_CPU), since="0.18.0"
     ),
-    "zero_optimization.offload_optimizer.cpuadam_cores_perc": KnownKnob(
+    "zero_optimization.offload_optimizer.cpuadam_cores_perc": _knob(
         "share",
-        (
-            Effect(
-                "superoffload/superoffload_utils.py _set_cpu_affinity",
-                (3,),
-                ("cuda",),
-                when={**_TO_CPU, SUPER_OFFLOAD: (True,)},
-            ),
-        ),
+        _on_gpu("superoffload/superoffload_utils.py _set_cpu_affinity", (3,), when={**_TO_CPU, SUPER_OFFLOAD: (True,)}),
         since="0.18.0",
         word="adam-cores",
     ),
@@ -219,13 +200,8 @@ def _is_no_pipeline(here: Surroundings) -> bool:
     return not here.pipeline
 
 
-def _sums_rank_by_rank(here: Surroundings) -> bool:
-    return here.own("zero_optimization.use_multi_rank_bucket_allreduce") is False
-
-
 def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
     """Returns an effect of the optimizer of stages 1 and 2, which DeepSpeed does not use for some of stage 1.
-
     `engine._do_optimizer_sanity_check`: bf16 that accumulates in fp32, without offload, uses `BF16_Optimizer`. It has
     no buckets and nothing to overlap.
     """
@@ -241,88 +217,75 @@ def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
 
 
 REDUCTION: dict[str, KnownKnob] = {
-    "zero_optimization.reduce_bucket_size": KnownKnob(
+    "zero_optimization.reduce_bucket_size": _knob(
         "count",
         # Stage 0 sums in its own buckets: engine.py buffered_allreduce_fallback.
-        (
-            *_of_zeros_own(Effect(f"{STAGE_1_2} setup_buckets", (1, 2), candidates=_buckets)),
-            Effect(f"{STAGE_3} ipg_buckets", (3,), candidates=_buckets),
-        ),
+        *_of_zeros_own(Effect(f"{STAGE_1_2} setup_buckets", (1, 2), candidates=_buckets)),
+        Effect(f"{STAGE_3} ipg_buckets", (3,), candidates=_buckets),
         word="bucket",
     ),
-    "zero_optimization.allgather_bucket_size": KnownKnob(
+    "zero_optimization.allgather_bucket_size": _knob(
         "count",
-        (
-            Effect(
-                "utils.py all_gather_dp_groups",
-                (1, 2),
-                holds=lambda here: False,
-                otherwise="with torch 1.13 or later DeepSpeed gathers each partition whole",
-            ),
+        Effect(
+            "utils.py all_gather_dp_groups",
+            (1, 2),
+            holds=lambda here: False,
+            otherwise="with torch 1.13 or later DeepSpeed gathers each partition whole",
         ),
         word="gather-bucket",
     ),
-    "zero_optimization.overlap_comm": KnownKnob(
+    "zero_optimization.overlap_comm": _knob(
         "switch",
-        (
-            *_of_zeros_own(
-                Effect(
-                    f"{STAGE_1_2} reduction_stream",
-                    (1, 2),
-                    ("cuda",),
-                    replicas=2,
-                    holds=_is_no_pipeline,
-                    otherwise=_PIPELINE,
-                    candidates=switch(False),
-                )
-            ),
-            Effect(f"{STAGE_3} reduce_and_partition_stream", (3,), ("cuda",), replicas=2, candidates=switch(True)),
-            # A CPU has no streams to overlap. The setting only allocates a second bucket there.
-            Effect(f"{STAGE_1_2} setup_buckets", (1, 2), ("cpu",), holds=_is_no_pipeline, otherwise=_PIPELINE),
+        *_of_zeros_own(
+            _on_gpu(
+                f"{STAGE_1_2} reduction_stream",
+                (1, 2),
+                replicas=2,
+                holds=_is_no_pipeline,
+                otherwise=_PIPELINE,
+                candidates=switch(False),
+            )
         ),
+        _on_gpu(f"{STAGE_3} reduce_and_partition_stream", (3,), replicas=2, candidates=switch(True)),
+        # A CPU has no streams to overlap. The setting only allocates a second bucket there.
+        Effect(f"{STAGE_1_2} setup_buckets", (1, 2), ("cpu",), holds=_is_no_pipeline, otherwise=_PIPELINE),
         word="overlap",
     ),
-    "zero_optimization.reduce_scatter": KnownKnob(
+    "zero_optimization.reduce_scatter": _knob(
         "switch",
         # Without contiguous_gradients it has no effect.
-        (
-            # Otherwise allreduce_and_scatter also sums whole buckets, and both engines communicate alike.
-            Effect(
-                f"{STAGE_1_2} average_tensor",
-                (1, 2),
-                replicas=2,
-                holds=_sums_rank_by_rank,
-                otherwise="whole buckets are summed either way, while use_multi_rank_bucket_allreduce is on",
-                candidates=switch(True),
-            ),
-            Effect(f"{STAGE_3} __reduce_and_partition_ipg_grads", (3,), replicas=2, candidates=switch(True)),
+        # Otherwise allreduce_and_scatter also sums whole buckets, and both engines communicate alike.
+        Effect(
+            f"{STAGE_1_2} average_tensor",
+            (1, 2),
+            replicas=2,
+            holds=lambda here: here.own("zero_optimization.use_multi_rank_bucket_allreduce") is False,
+            otherwise="whole buckets are summed either way, while use_multi_rank_bucket_allreduce is on",
+            candidates=switch(True),
         ),
+        Effect(f"{STAGE_3} __reduce_and_partition_ipg_grads", (3,), replicas=2, candidates=switch(True)),
         word="reduce-scatter",
     ),
-    "zero_optimization.contiguous_gradients": KnownKnob(
+    "zero_optimization.contiguous_gradients": _knob(
         "switch",
-        (
-            # Offloading the optimizer turns it on.
-            *_of_zeros_own(
-                Effect(f"{STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied)
-            ),
-            Effect(f"{STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=switch(True)),
+        # Offloading the optimizer turns it on.
+        *_of_zeros_own(
+            Effect(f"{STAGE_1_2} setup_buckets", (1, 2), when={OFFLOAD_OPTIMIZER: ("none",)}, candidates=_copied)
         ),
+        Effect(f"{STAGE_3} __add_grad_to_ipg_bucket", (3,), candidates=switch(True)),
         word="contiguous",
     ),
-    "zero_optimization.round_robin_gradients": KnownKnob(
+    "zero_optimization.round_robin_gradients": _knob(
         "switch",
-        (
-            # zero/config.py: made for CPU offloading.
-            Effect(
-                f"{STAGE_1_2} _round_robin_reorder",
-                (1, 2),
-                replicas=2,
-                when={OFFLOAD_OPTIMIZER: OFFLOADED},
-                candidates=switch(False),
-            ),
-            Effect(f"{STAGE_1_2} _round_robin_reorder", (1, 2), replicas=2),
+        # zero/config.py: made for CPU offloading.
+        Effect(
+            f"{STAGE_1_2} _round_robin_reorder",
+            (1, 2),
+            replicas=2,
+            when={OFFLOAD_OPTIMIZER: OFFLOADED},
+            candidates=switch(False),
         ),
+        Effect(f"{STAGE_1_2} _round_robin_reorder", (1, 2), replicas=2),
         word="round-robin",
     ),
 }
@@ -351,12 +314,12 @@ def _sub_groups(here: Surroundings, own: Any) -> tuple[int, ...]:
 
 
 def _stage_3(word: str, source: str, candidates: ValuesOf) -> KnownKnob:
-    return KnownKnob("count", (Effect(source, (3,), candidates=candidates),), word=word)
+    return _knob("count", Effect(source, (3,), candidates=candidates), word=word)
 
 
 def _leaf_modules(key: str) -> dict[str, KnownKnob]:
     # A list of modules that stage 3 gathers whole. Only the user knows which modules there are.
-    known = KnownKnob("names", (Effect(f"zero/leaf_module_config.py {key}", (3,)),), since="0.18.0", word=f"leaf-{key}")
+    known = _knob("names", Effect(f"zero/leaf_module_config.py {key}", (3,)), since="0.18.0", word=f"leaf-{key}")
     return {f"zero_optimization.leaf_module.{key}": known}
 
 
@@ -372,9 +335,9 @@ PARTITIONED_PARAMETERS: dict[str, KnownKnob] = {
     ),
     "zero_optimization.sub_group_size": _stage_3("sub-group", f"{STAGE_3} _create_fp16_sub_groups", _sub_groups),
     # Useful values depend on the modules: the parameters of a module over its inner modules (parameter_offload.py).
-    "zero_optimization.stage3_module_granularity_threshold": KnownKnob(
+    "zero_optimization.stage3_module_granularity_threshold": _knob(
         "count",
-        (Effect("zero/parameter_offload.py _set_z3_leaf_modules_by_threshold", (3,)),),
+        Effect("zero/parameter_offload.py _set_z3_leaf_modules_by_threshold", (3,)),
         since="0.16.0",
         word="granularity",
     ),
@@ -387,46 +350,32 @@ PARTITIONED_PARAMETERS: dict[str, KnownKnob] = {
 # ZeRO++: a second partition within a host, and quantised communication.
 
 ZERO_PLUS_PLUS: dict[str, KnownKnob] = {
-    "zero_optimization.zero_hpz_partition_size": KnownKnob(
+    "zero_optimization.zero_hpz_partition_size": _coarse(
         "count",
         # A second partition over all replicas is the same as the first.
-        (Effect("zero/partition_parameters.py ds_secondary_tensor", (3,), replicas=4),),
+        Effect("zero/partition_parameters.py ds_secondary_tensor", (3,), replicas=4),
         default=1,
-        is_coarse=True,
     ),
-    "zero_optimization.zero_quantized_weights": KnownKnob(
-        "switch",
-        (Effect("zero/partition_parameters.py CUDAQuantizer", (3,), ("cuda",)),),
-        default=False,
-        is_coarse=True,
+    "zero_optimization.zero_quantized_weights": _coarse(
+        "switch", _on_gpu("zero/partition_parameters.py CUDAQuantizer", (3,))
     ),
-    "zero_optimization.zero_quantized_nontrainable_weights": KnownKnob(
+    "zero_optimization.zero_quantized_nontrainable_weights": _coarse(
         "switch",
-        (
-            Effect(
-                "zero/partition_parameters.py CUDAQuantizer",
-                (3,),
-                ("cuda",),
-                holds=lambda here: here.trainable_num_params < here.num_params,
-                otherwise="every parameter of the model trains",
-            ),
+        _on_gpu(
+            "zero/partition_parameters.py CUDAQuantizer",
+            (3,),
+            holds=lambda here: here.trainable_num_params < here.num_params,
+            otherwise="every parameter of the model trains",
         ),
-        default=False,
-        is_coarse=True,
     ),
-    "zero_optimization.zero_quantized_gradients": KnownKnob(
+    "zero_optimization.zero_quantized_gradients": _coarse(
         "switch",
-        (
-            Effect(
-                f"{STAGE_3} __avg_scatter_grads",
-                (3,),
-                ("cuda",),
-                holds=lambda here: here.hosts > 1,
-                otherwise="DeepSpeed quantizes gradients between machines, and a trial has one",
-            ),
+        _on_gpu(
+            f"{STAGE_3} __avg_scatter_grads",
+            (3,),
+            holds=lambda here: here.hosts > 1,
+            otherwise="DeepSpeed quantizes gradients between machines, and a trial has one",
         ),
-        default=False,
-        is_coarse=True,
     ),
 }
 
@@ -445,9 +394,8 @@ _IMPOSSIBLE = (
 
 
 def _tensor_sizes(here: Surroundings, own: Any) -> tuple[int, ...]:
-    """Returns the sizes of tensor-parallel groups to try: the user's, and its divisors.
-
-    Without a request they are tried only if the user trains so. On a node of 8 GPUs a group is never faster by itself
+    """Returns the sizes of tensor-parallel groups to try: the user's, and its divisors. Without a request they are
+    tried only if the user trains so. On a node of 8 GPUs a group is never faster by itself
     (huggingface.co/spaces/nanotron/ultrascale-playbook), and a script may feed its ranks different batches.
     """
     if not isinstance(own, int) or own <= 1:
@@ -486,9 +434,9 @@ def _reasons(config: Mapping[str, Any], here: Surroundings) -> Iterable[str]:
     return (rule.reason for rule in broken if rule.name in _IMPOSSIBLE)
 
 
-def _of_groups(source: str, devices: tuple[str, ...] = ("cpu", "cuda"), **when: tuple[Any, ...]) -> tuple[Effect, ...]:
+def _of_groups(source: str, devices: tuple[str, ...] = ("cpu", "cuda"), **when: tuple[Any, ...]) -> Effect:
     beside = {f"tensor_parallel.{key}": values for key, values in when.items()}
-    return (Effect(source, devices=devices, when=beside, unless={AUTOTP: (0, 1)}),)
+    return Effect(source, devices=devices, when=beside, unless={AUTOTP: (0, 1)})
 
 
 def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:
@@ -504,48 +452,37 @@ def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) ->
 
 
 LAYOUT: dict[str, KnownKnob] = {
-    AUTOTP: KnownKnob(
+    AUTOTP: _coarse(
         "size",
-        (
-            Effect(
-                "engine.py _configure_tensor_parallel",
-                holds=lambda here: not here.pipeline,
-                otherwise="AutoTP does not divide the stages of a pipeline",
-                candidates=_tensor_sizes,
-            ),
+        Effect(
+            "engine.py _configure_tensor_parallel",
+            holds=lambda here: not here.pipeline,
+            otherwise="AutoTP does not divide the stages of a pipeline",
+            candidates=_tensor_sizes,
         ),
         default=1,
-        is_coarse=True,
         since="0.16.4",
     ),
     # DeepSpeed 0.19.8 sums a layer's gradients of the bias over the first dimension alone, so a bias ends the trial.
-    "tensor_parallel.tp_overlap_comm": KnownKnob(
-        "switch",
-        _of_groups("../module_inject/layers.py AsyncColumnParallel"),
-        since="0.16.6",
-        word="tp-overlap",
+    "tensor_parallel.tp_overlap_comm": _knob(
+        "switch", _of_groups("../module_inject/layers.py AsyncColumnParallel"), since="0.16.6", word="tp-overlap"
     ),
     # It takes a `lm_head` and the loss of transformers. Without a value DeepSpeed divides a head that shares its
     # weights with the embedding, if the model's own plan says so.
-    "tensor_parallel.vocab_parallel_lm_head": KnownKnob(
-        "switch",
-        _of_groups("engine.py finalize_autotp"),
-        is_coarse=True,
-        since="0.19.8",
+    "tensor_parallel.vocab_parallel_lm_head": _coarse(
+        "switch", _of_groups("engine.py finalize_autotp"), default=None, since="0.19.8"
     ),
-    "tensor_parallel.vocab_parallel_ce_backend": KnownKnob(
+    "tensor_parallel.vocab_parallel_ce_backend": _coarse(
         ("torch", "liger"),
         _of_groups("../sequence/cross_entropy.py _liger_can_run", ("cuda",), vocab_parallel_lm_head=(True,)),
         default="torch",
-        is_coarse=True,
         since="0.19.8",
     ),
     # Each rank has a batch of its own, and its share of the experts.
-    AUTOEP: KnownKnob(
+    AUTOEP: _coarse(
         "size",
-        (Effect("engine.py _configure_expert_parallel", when={"expert_parallel.enabled": (True,)}),),
+        Effect("engine.py _configure_expert_parallel", when={"expert_parallel.enabled": (True,)}),
         default=1,
-        is_coarse=True,
         since="0.19.2",
     ),
 }
@@ -560,37 +497,30 @@ def _partitioned(here: Surroundings, own: Any) -> tuple[bool, ...]:
     return (True,) if own is True and contiguous else switch(False)(here, own)
 
 
-def _checkpointing(source: str, **takes: Any) -> tuple[Effect, ...]:
+def _checkpointing(source: str, **takes: Any) -> Effect:
     source = f"activation_checkpointing/checkpointing.py {source}"
     not_read = "your code does not configure activation checkpointing by the DeepSpeed configuration"
-    reads = {"holds": lambda here: here.reads_activation_checkpointing, "otherwise": not_read}
-    return (Effect(source, **{**reads, **takes}),)
+    reads = {"holds": lambda here: here.program.reads_activation_checkpointing, "otherwise": not_read}
+    return Effect(source, **{**reads, **takes})
 
 
 ACTIVATIONS: dict[str, KnownKnob] = {
-    "activation_checkpointing.partition_activations": KnownKnob(
+    "activation_checkpointing.partition_activations": _coarse(
         "switch",
         _checkpointing(
             "partition_activations",
-            holds=lambda here: here.reads_activation_checkpointing and here.slots > here.replicas,
+            holds=lambda here: here.program.reads_activation_checkpointing and here.slots > here.replicas,
             otherwise="it takes a model over several devices, whose code configures activation checkpointing by the "
             "DeepSpeed configuration",
             candidates=_partitioned,
         ),
-        default=False,
-        is_coarse=True,
     ),
-    "activation_checkpointing.cpu_checkpointing": KnownKnob(
-        "switch",
-        _checkpointing("CPU_CHECKPOINT", devices=("cuda",), candidates=switch(False)),
-        default=False,
-        is_coarse=True,
+    "activation_checkpointing.cpu_checkpointing": _coarse(
+        "switch", _checkpointing("CPU_CHECKPOINT", devices=("cuda",), candidates=switch(False))
     ),
-    "activation_checkpointing.contiguous_memory_optimization": KnownKnob(
+    "activation_checkpointing.contiguous_memory_optimization": _coarse(
         "switch",
         _checkpointing("CONTIGUOUS_CHECKPOINTING", when={"activation_checkpointing.partition_activations": (True,)}),
-        default=False,
-        is_coarse=True,
     ),
 }
 
@@ -604,23 +534,18 @@ _SOURCE = "engine.py get_optimizer_configuration"
 def _makes_adam(here: Surroundings) -> bool:
     section = here.own("optimizer")
     named = str(section.get("type", "")) if isinstance(section, Mapping) else ""
-    return named.lower() in ("adam", "adamw") and not here.code_optimizer
+    return named.lower() in ("adam", "adamw") and not here.program.optimizer
 
 
 _OTHERWISE = "it takes an Adam or AdamW in the DeepSpeed configuration, and no optimizer of the code's"
 
 ADAM: dict[str, KnownKnob] = {
     # DeepSpeed's kernels are built at their first use, and update in place.
-    TORCH_ADAM: KnownKnob(
-        "switch",
-        (Effect(_SOURCE, holds=_makes_adam, otherwise=_OTHERWISE),),
-        default=False,
-        is_coarse=True,
-    ),
-    "optimizer.params.fused": KnownKnob(
+    TORCH_ADAM: _coarse("switch", Effect(_SOURCE, holds=_makes_adam, otherwise=_OTHERWISE)),
+    "optimizer.params.fused": _knob(
         "switch",
         # DeepSpeed's own Adam refuses the key.
-        (Effect(_SOURCE, when={TORCH_ADAM: (True,)}, holds=_makes_adam, otherwise=_OTHERWISE),),
+        Effect(_SOURCE, when={TORCH_ADAM: (True,)}, holds=_makes_adam, otherwise=_OTHERWISE),
         word="fused",
     ),
 }
@@ -632,28 +557,23 @@ DEEPCOMPILE = "compile.deepcompile"
 _NOT_COMPILED = "DeepCompile acts in code that calls engine.compile(), and yours does not"
 
 
-def _is_compiled(here: Surroundings) -> bool:
-    return here.compiles_engine
-
-
-def _can_be_compiled(here: Surroundings) -> bool:
-    return COMPILE in here.turnable
-
-
 def _of_deepcompile(key: str, **takes: Any) -> dict[str, KnownKnob]:
     # A setting that DeepCompile reads (arXiv 2504.09983).
     when: Mapping[str, tuple[Any, ...]] = {} if key == "deepcompile" else {DEEPCOMPILE: (True,)}
     source, stages = f"../compile/config.py {key}, engine.py get_deepcompile_backend", (1, 2, 3)
     # Either the code compiles the engine, or ZeroTune turns that on.
-    by_code = Effect(source, stages, ("cuda",), when=when, holds=_is_compiled, otherwise=_NOT_COMPILED)
-    by_zerotune = replace(by_code, when={**when, path_of(COMPILE): (True,)}, holds=_can_be_compiled)
-    known: dict[str, Any] = {"kind": "switch", "default": False, "is_coarse": True, **takes}
-    return {f"compile.{key}": KnownKnob(effects=(by_code, by_zerotune), **known)}
+    by_code = _on_gpu(
+        source, stages, when=when, holds=lambda here: here.program.compiles_engine, otherwise=_NOT_COMPILED
+    )
+    by_zerotune = replace(
+        by_code, when={**when, path_of(COMPILE): (True,)}, holds=lambda here: COMPILE in here.program.turnable
+    )
+    return {f"compile.{key}": _coarse("switch", by_code, by_zerotune, **takes)}
 
 
 ENGINE: dict[str, KnownKnob] = {
     # Cycles of objects then stay for the whole training. A trial is too short to see how much memory they come to.
-    "disable_python_gc": KnownKnob("switch", (Effect("engine.py _configure_python_gc"),), since="0.19.8", word="no-gc"),
+    "disable_python_gc": _knob("switch", Effect("engine.py _configure_python_gc"), since="0.19.8", word="no-gc"),
     **_of_deepcompile("deepcompile", since="0.16.6"),
     **_of_deepcompile("free_activation", since="0.16.6"),
     **_of_deepcompile("offload_activation", since="0.16.6"),
@@ -669,55 +589,34 @@ ENGINE: dict[str, KnownKnob] = {
 _MASTER = "bf16.bf16_master_weights_and_grads"
 
 PRECISION: dict[str, KnownKnob] = {
-    "bf16.enabled": KnownKnob("switch", (Effect("engine.py get_data_types"),), default=False, is_coarse=True),
-    "torch_autocast.enabled": KnownKnob(
-        "switch",
-        (Effect("torch_autocast.py autocast_if_enabled"),),
-        default=False,
-        is_coarse=True,
-        since="0.17.2",
-    ),
-    "communication_data_type": KnownKnob(
+    "bf16.enabled": _coarse("switch", Effect("engine.py get_data_types")),
+    "torch_autocast.enabled": _coarse("switch", Effect("torch_autocast.py autocast_if_enabled"), since="0.17.2"),
+    "communication_data_type": _coarse(
         ("fp32", "fp16", "bf16"),
-        (
-            Effect("engine.py allreduce_bucket", (0,), replicas=2),
-            # Under autocast every parameter has its own type.
-            Effect(
-                f"{STAGE_1_2}, {STAGE_3} comm_dtypes",
-                (1, 2, 3),
-                replicas=2,
-                when={"torch_autocast.enabled": (False,)},
-            ),
-        ),
-        is_coarse=True,
+        Effect("engine.py allreduce_bucket", (0,), replicas=2),
+        # Under autocast every parameter has its own type.
+        Effect(f"{STAGE_1_2}, {STAGE_3} comm_dtypes", (1, 2, 3), replicas=2, when={"torch_autocast.enabled": (False,)}),
+        default=None,
     ),
-    _MASTER: KnownKnob(
+    _MASTER: _coarse(
         "switch",
-        (Effect("base_optimizer.py _configure_master_weights", (1, 2, 3), when={"bf16.enabled": (True,)}),),
-        default=False,
-        is_coarse=True,
+        Effect("base_optimizer.py _configure_master_weights", (1, 2, 3), when={"bf16.enabled": (True,)}),
         changes_mathematics=True,
         since="0.18.3",
     ),
-    "bf16.bf16_optimizer_states": KnownKnob(
+    "bf16.bf16_optimizer_states": _coarse(
         "switch",
-        (
-            Effect(
-                "base_optimizer.py _configure_master_weights",
-                (1, 2, 3),
-                when={"bf16.enabled": (True,), _MASTER: (True,)},
-            ),
+        Effect(
+            "base_optimizer.py _configure_master_weights", (1, 2, 3), when={"bf16.enabled": (True,), _MASTER: (True,)}
         ),
-        default=False,
-        is_coarse=True,
         changes_mathematics=True,
         since="0.18.3",
     ),
-    "data_types.grad_accum_dtype": KnownKnob(
+    "data_types.grad_accum_dtype": _coarse(
         ("fp32", "fp16", "bf16"),
         # Stage 0 takes the model's own type only: engine.py _do_optimizer_sanity_check.
-        (Effect(f"{STAGE_1_2}, {STAGE_3} gradient_accumulation_dtype", (1, 2, 3)),),
-        is_coarse=True,
+        Effect(f"{STAGE_1_2}, {STAGE_3} gradient_accumulation_dtype", (1, 2, 3)),
+        default=None,
         changes_mathematics=True,
     ),
 }

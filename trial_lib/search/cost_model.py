@@ -22,7 +22,7 @@ import numpy.typing as npt
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.messages.turned import FUSED, WORKERS, compiles
 from trial_lib.records.switches import is_switch, path_of, switches_of
-from trial_lib.search.knobs import LEFT_OPEN, Arm, SearchSpace, get_knob
+from trial_lib.search.knobs import LEFT_OPEN, STAGE, Arm, SearchSpace, get_knob, leaves
 
 # The expected costs of arms and fine switches before any is measured. The search looks at the cheapest first.
 
@@ -72,9 +72,8 @@ def fine_cost(path: str, value: Any, values: Sequence[Any], device: str) -> floa
 
 
 def prior_costs(arms: Sequence[Arm]) -> list[float]:
-    """Returns the expected cost of each arm of a space beside stage 0 as it is, as a logarithm.
-
-    The user's arm gets no advantage. Every study measures it anyway, so another arm teaches more.
+    """Returns the expected cost of each arm of a space beside stage 0 as it is, as a logarithm. The user's arm gets no
+    advantage. Every study measures it anyway, so another arm teaches more.
     """
     return [_prior_cost(arm) for arm in arms]
 
@@ -103,31 +102,29 @@ _APART = 100.0
 # hand. With 0.1, 0.25 and 0.5 the search is within 3 % on compiled_store after 7, 6 and 4 trials, and on slow_store
 # after 2 (benchmarks/replay, 6 seeds).
 _ONE_WAY_STEP = 0.25
-_STAGE = "zero_optimization.stage"
 _ABSENT = (None, False, "none")
 
 
 class SpaceCoordinates:
-    """Coordinates of every lineage (number of its arm, index there) of a space.
-
-    A numeric knob has the ranks of its values, from 0 to 1. The values of another knob are all equally far apart. NaN
-    means that an arm does not have the knob.
+    """Coordinates of every lineage (number of its arm, index there) of a space. A numeric knob has the ranks of its
+    values, from 0 to 1. The values of another knob are all equally far apart. NaN means that an arm does not have the
+    knob.
     """
 
     def __init__(self, space: SearchSpace, device: str = "cuda") -> None:
         self.arms = space.arms
         self._device = device
-        coarse = [dict(_leaves(arm.knobs)) for arm in self.arms]
-        paths = sorted({path for leaves in coarse for path in leaves})
-        values = {path: [plain(leaves.get(path)) for leaves in coarse] for path in paths}
+        coarse = [dict(leaves(arm.knobs)) for arm in self.arms]
+        paths = sorted({path for settings in coarse for path in settings})
+        values = {path: [plain(settings.get(path)) for settings in coarse] for path in paths}
         self._coarse = np.array(
             [
                 [_distinct(values[path]).index(values[path][arm]) * _APART for path in paths]
                 for arm in range(len(coarse))
             ]
         ).reshape(len(coarse), len(paths))
-        without = [{path: value for path, value in leaves.items() if not is_switch(path)} for leaves in coarse]
-        self._of_deepspeed = np.array([without.index(leaves) for leaves in without], dtype=np.int64)
+        without = [{path: value for path, value in settings.items() if not is_switch(path)} for settings in coarse]
+        self._of_deepspeed = np.array([without.index(settings) for settings in without], dtype=np.int64)
         self._paths = sorted({knob.path for arm in self.arms for knob in arm.fine})
         self._scales = {
             path: _scale(
@@ -136,9 +133,7 @@ class SpaceCoordinates:
             )
             for path in self._paths
         }
-        self._known: dict[tuple[int, int], Array] = {}
-        self._departures: dict[tuple[int, int], int] = {}
-        self._fine_costs: dict[tuple[int, int], float] = {}
+        self._known: dict[tuple[int, int], tuple[Array, int, float]] = {}
 
     def coarse(self, arms: Iterable[int]) -> Array:
         return self._coarse[list(arms)]
@@ -149,78 +144,54 @@ class SpaceCoordinates:
         return numbers
 
     def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
-        return np.array([self._row(*lineage) for lineage in lineages]).reshape(len(lineages), len(self._paths))
+        return np.array([self._of(lineage)[0] for lineage in lineages]).reshape(len(lineages), len(self._paths))
 
     def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
         for number, arm in enumerate(self.arms):
-            if arm.stage == get_knob(knobs, _STAGE) and (index := arm.index(knobs)) is not None:
+            if arm.stage == get_knob(knobs, STAGE) and (index := arm.index(knobs)) is not None:
                 return number, index
         return None
 
     def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go.
-
-        The arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves
-        open counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
+        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go. The
+        arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves open
+        counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
         """
-        leaves = [list(_leaves(arm.knobs)) for arm in self.arms]
+        settings = [list(leaves(arm.knobs)) for arm in self.arms]
         described = [
             number
-            for number, of_arm in enumerate(leaves)
+            for number, of_arm in enumerate(settings)
             if all(plain(get_knob(config, path)) == plain(value) for path, value in of_arm)
         ]
         if not described:
             return None
-        number = max(described, key=lambda each: len(leaves[each]))
-        index = self.arms[number].index(self.arms[number].with_fine(_shared_values(self.arms[number], config)))
-        return number, index or 0
+        number = max(described, key=lambda each: len(settings[each]))
+        arm, shared = self.arms[number], {}
+        for knob in arm.fine:
+            own = get_knob(config, knob.path, LEFT_OPEN.get(knob.path))
+            if own in knob.values:
+                shared[knob.path] = knob.values[knob.values.index(own)]
+        return number, arm.index(arm.with_fine(shared)) or 0
 
     def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
         """Returns for each lineage the number of fine knobs that are not at their best guess."""
-        return np.array([self._departure(*lineage) for lineage in lineages], dtype=float)
+        return np.array([self._of(lineage)[1] for lineage in lineages], dtype=float)
 
     def fine_costs(self, lineages: Iterable[tuple[int, int]]) -> Array:
-        return np.array([self._fine_cost(*lineage) for lineage in lineages], dtype=float)
+        return np.array([self._of(lineage)[2] for lineage in lineages], dtype=float)
 
-    def _fine_cost(self, number: int, index: int) -> float:
-        known = self._fine_costs.get((number, index))
-        if known is None:
-            known, left = 0.0, index
-            for knob in self.arms[number].fine:
-                left, position = divmod(left, len(knob.values))
-                known += fine_cost(knob.path, knob.values[position], knob.values, self._device)
-            self._fine_costs[number, index] = known
-        return known
-
-    def _departure(self, number: int, index: int) -> int:
-        known = self._departures.get((number, index))
-        if known is None:
-            known, left = 0, index
-            for knob in self.arms[number].fine:
-                left, position = divmod(left, len(knob.values))
-                known += position > 0
-            self._departures[number, index] = known
-        return known
-
-    def _row(self, number: int, index: int) -> Array:
-        row = self._known.get((number, index))
-        if row is None:
-            row = np.full(len(self._paths), np.nan)
-            left = index
-            for knob in self.arms[number].fine:
-                left, position = divmod(left, len(knob.values))
-                row[self._paths.index(knob.path)] = self._scales[knob.path][repr(knob.values[position])]
-            self._known[number, index] = row
-        return row
-
-
-def _shared_values(arm: Arm, config: Mapping[str, Any]) -> dict[str, Any]:
-    shared = {}
-    for knob in arm.fine:
-        own = get_knob(config, knob.path, LEFT_OPEN.get(knob.path))
-        if own in knob.values:
-            shared[knob.path] = knob.values[knob.values.index(own)]
-    return shared
+    def _of(self, lineage: tuple[int, int]) -> tuple[Array, int, float]:
+        # The fine coordinates, the knobs away from their best guess, and the expected cost of all fine knobs.
+        if lineage not in self._known:
+            number, index = lineage
+            row, departures, cost = np.full(len(self._paths), np.nan), 0, 0.0
+            for knob, position in self.arms[number].positions(index):
+                value = knob.values[position]
+                row[self._paths.index(knob.path)] = self._scales[knob.path][repr(value)]
+                departures += position > 0
+                cost += fine_cost(knob.path, value, knob.values, self._device)
+            self._known[lineage] = row, departures, cost
+        return self._known[lineage]
 
 
 def _scale(values: Sequence[Any], is_one_way: bool) -> dict[str, float]:
@@ -240,14 +211,6 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 def plain(value: Any) -> Any:
     """Returns a value. All values that switch a setting off, or leave it out, become None."""
     return None if value in _ABSENT or value == 0 else value
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # Prior standard deviations in logarithms: of the level, of a coarse knob, of an arm's own part, of the overhead's share
@@ -337,16 +300,10 @@ class _Process:
 
 
 class CostModel:
-    """The process, given some measured points. `rivals` compete for the answer, the best expectation first.
-
-    Args:
-        coordinates: of the space.
-        prior_costs: the expected cost of each arm above the cheapest, before any is measured.
-        grows: whether the cost grows with the micro-batch size, as the time of a step does if its batch is free.
-        points: the measured ones.
-        costs: of the points.
-        pending: points in flight. They count as measured at their expectation.
-        out: points that cannot be the answer.
+    """The process, given some measured points. `rivals` compete for the answer, the best expectation first. The prior
+    costs are those of arms above the cheapest, before any is measured. The cost `grows` with the micro-batch size, as
+    the time of a step does if its batch is free, or falls with it. Pending points are in flight, and count as measured
+    at their expectation. Points that are `out` cannot be the answer.
     """
 
     def __init__(
@@ -526,9 +483,8 @@ def _alike(left: Array, right: Array) -> Array:
 
 
 def _knowledge_gradient(means: Array, covariance: Array, points: int, noise: float) -> Array:
-    """The expected fall of the lowest expected cost if a point is measured, for each point.
-
-    Means and covariance are of the points, and then of the rivals, which are measured already.
+    """The expected fall of the lowest expected cost if a point is measured, for each point. Means and covariance are of
+    the points, and then of the rivals, which are measured already.
     """
     own = np.maximum(np.diagonal(covariance)[:points], 1e-12)
     readings = np.sqrt(own + noise**2)

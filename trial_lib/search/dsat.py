@@ -37,18 +37,12 @@ class Lineage:
     def has_sizes_left(self) -> bool:
         return self.lo <= self.hi
 
-    def ran(self, micro_batch_size: int) -> None:
-        self.lo = max(self.lo, micro_batch_size + 1)
-
     def ran_out_of_memory(self, micro_batch_size: int) -> None:
         self.out_of_memory = True
         self.end_below(micro_batch_size)
 
     def end_below(self, micro_batch_size: int) -> None:
         self.hi = min(self.hi, micro_batch_size - 1)
-
-    def end(self) -> None:
-        self.hi = self.lo - 1
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,6 @@ class LineageSearch(Search):
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
         super().__init__(settings, problem)
-        self._space = problem.space
         precision = precision_of(problem.base_config, problem.profile.bytes_per_param)
         self._first_guess = {
             stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
@@ -111,7 +104,7 @@ class LineageSearch(Search):
         value = self._value(result)
         is_best = False
         if value is not None:
-            lineage.ran(candidate.micro_batch_size)
+            lineage.lo = max(lineage.lo, candidate.micro_batch_size + 1)
             self._largest_run = max(self._largest_run, candidate.micro_batch_size)
             if lineage.best is None or self.metric.better(value, than=lineage.best):
                 lineage.best = value
@@ -122,7 +115,7 @@ class LineageSearch(Search):
         elif result.outcome is Outcome.OUT_OF_DATA:
             self._ran_out_of_data(candidate.micro_batch_size)
         else:
-            lineage.end()
+            lineage.hi = lineage.lo - 1
         self._shared.tell(candidate, result)
         if self._shared.found:
             for known in self._lineages.values():
@@ -166,11 +159,7 @@ class LineageSearch(Search):
 
     def _stages_for_new_lineages(self) -> Collection[int]:
         # The stages that a new lineage may come from. Those without an unused lineage are skipped.
-        return self._space.stages
-
-    @property
-    def _every_lineage_was_used(self) -> bool:
-        return not any(self._unused.values())
+        return self.space.stages
 
     def _wait(self, lineage: Lineage) -> None:
         if not lineage.in_flight:  # otherwise the end of its next trial does it
@@ -196,7 +185,7 @@ class LineageSearch(Search):
         if not stages:
             return None
         stage = rng.choice(stages)
-        return self._new_lineage(stage, self._space.lineage(stage, rng.choice(unused[stage])))
+        return self._new_lineage(stage, self.space.lineage(stage, rng.choice(unused[stage])))
 
     def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
         lo, hi = self._first_range(stage)
@@ -216,7 +205,7 @@ class LineageSearch(Search):
             return self._unused[stage]
         least = self._allowed(self._first_range(stage)[0])
         is_open: list[bool] = []
-        for arm in (arm for arm in self._space.arms if arm.stage == stage):
+        for arm in (arm for arm in self.space.arms if arm.stage == stage):
             largest = self._shared.largest(arm.lineage(0))
             is_open += [largest is None or least <= largest] * arm.size
         return [index for index in self._unused[stage] if is_open[index]]
@@ -233,7 +222,7 @@ class LineageSearch(Search):
             heapify(self._waiting)
         else:
             self._lineages[candidate.lineage] = lineage
-            index = self._space.index(lineage.knobs)
+            index = self.space.index(lineage.knobs)
             if index is not None:
                 self._unused[lineage.stage].remove(index)
 
@@ -244,10 +233,8 @@ EXACT_COIN_FLIPS = 4096
 
 
 class RandomSearch(LineageSearch):
-    """Draws sizes from the middle of a lineage's range, and leaves lineages that have little to add.
-
-    The upper end of a range doubles when the lower end passes it, until a size has not fitted. Larger sizes would then
-    fail again.
+    """Draws sizes from the middle of a lineage's range, and leaves lineages that have little to add. The upper end of a
+    range doubles when the lower end passes it, until a size has not fitted. Larger sizes would then fail again.
     """
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
@@ -299,10 +286,10 @@ class RandomSearch(LineageSearch):
     def _stages_for_new_lineages(self) -> Collection[int]:
         worked = self._cheaper_stages_that_worked
         if not worked:
-            return self._space.stages
+            return self.space.stages
         if any(self._unused[stage] for stage in worked):
             return worked
-        return [stage for stage in self._space.stages if stage != 3]  # a lineage of stage 3 would stop at once
+        return [stage for stage in self.space.stages if stage != 3]  # a lineage of stage 3 would stop at once
 
     @property
     def _cheaper_stages_that_worked(self) -> list[int]:
@@ -310,10 +297,9 @@ class RandomSearch(LineageSearch):
 
 
 def _heads(flips: int, rng: random.Random) -> int:
-    """Returns a draw of Binomial(flips, 0.5), the number of heads in flips of a fair coin.
-
-    A small model on a large device has ranges of many millions. There the normal distribution of the same mean and
-    variance is indistinguishable, and needs no random bit for each flip.
+    """Returns a draw of Binomial(flips, 0.5), the number of heads in flips of a fair coin. A small model on a large
+    device has ranges of many millions. There the normal distribution of the same mean and variance is
+    indistinguishable, and needs no random bit for each flip.
     """
     if flips <= EXACT_COIN_FLIPS:
         return rng.getrandbits(flips).bit_count() if flips else 0
@@ -322,9 +308,7 @@ def _heads(flips: int, rng: random.Random) -> int:
 
 class BinarySearch(LineageSearch):
     """Tries the middle of a lineage's range. A size that runs raises the lower end, and one that fails lowers the upper
-    end.
-
-    A lineage without a size left gives its place to a new random one.
+    end. A lineage without a size left gives its place to a new random one.
     """
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
@@ -371,9 +355,8 @@ class _Rung:
 
 
 class AshaSearch(BinarySearch):
-    """Gives each lineage few trials. The best 1 / divisor of those with equally many trials get more.
-
-    When no unused lineage is left and the rule would leave places empty, the best unpromoted lineage is promoted.
+    """Gives each lineage few trials. The best 1 / divisor of those with equally many trials get more. When no unused
+    lineage is left and the rule would leave places empty, the best unpromoted lineage is promoted.
     """
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
@@ -407,9 +390,8 @@ class AshaSearch(BinarySearch):
         self._rungs[lineage.rung].add(lineage, score)
 
     def _promote(self) -> Lineage | None:
-        """Promotes the best eligible lineage, and returns it.
-
-        A lineage without a size left completes the rung above at once, and the next one is promoted.
+        """Promotes the best eligible lineage, and returns it. A lineage without a size left completes the rung above at
+        once, and the next one is promoted.
         """
         while (lineage := self._promotable()) is not None:
             lineage.rung += 1
@@ -424,7 +406,7 @@ class AshaSearch(BinarySearch):
             lineage = rung.best_not_promoted(level, among_first=rung.completed // self._divisor)
             if lineage is not None:
                 return lineage
-        if self._every_lineage_was_used:
+        if not any(self._unused.values()):  # every lineage was used
             for level, rung in below_the_top:
                 lineage = rung.best_not_promoted(level, among_first=rung.completed)
                 if lineage is not None:

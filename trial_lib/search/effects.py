@@ -1,13 +1,11 @@
-"""The terms of the catalogue: when a knob has an effect.
+"""The terms of the catalogue: when a knob has an effect."""
 
-Pure: standard library only.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trial_lib.deepspeed_config.layout import ModelShape, Replicas
+from trial_lib.records.result import ProgramProfile
 from trial_lib.records.switches import is_switch
 from trial_lib.search.knobs import STAGE, get_knob, withdrawn
 
@@ -25,27 +23,14 @@ class Surroundings:
 
     device: str  # `cpu` or `cuda`
     slots: int  # devices of a trial
-    # Model replicas with the user's configuration; fewer than the slots if a model is spread over several
-    replicas: int
+    replicas: int  # of the model with the user's configuration; fewer than slots if one is spread over several
     num_params: int  # parameters of the whole model
     trainable_num_params: int  # those that the optimizer may change
     base_config: Mapping[str, Any] = field(default_factory=dict)  # the user's DeepSpeed configuration
     hosts: int = 1  # machines of a trial
     pipeline: bool = False  # whether the model is a pipeline
-    # Whether the code configures DeepSpeed's activation checkpointing by the DeepSpeed configuration
-    reads_activation_checkpointing: bool = False
     deepspeed: str = ""  # the version of DeepSpeed that the ranks have; empty if it is not known
-    # The class of the optimizer that the code makes, as in `optimizers`; empty if it makes none, or if that is not
-    # known
-    code_optimizer: str = ""
-    by_accelerate: bool = False  # whether Accelerate hands the optimizer to DeepSpeed. It permits any under ZeRO.
-    has_experts: bool = False  # whether the model has layers of a mixture of experts that DeepSpeed knows of
-    by_autoep: bool = False  # whether AutoEP has made them of the model's own
-    repeats_backward: bool = False  # whether the code calls backward more than once for one step of its engine
-    compiles_engine: bool = False  # whether the code calls `engine.compile()`
-    # The switches that ZeroTune can turn in the program, by name, with their values
-    turnable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    not_turnable: Mapping[str, str] = field(default_factory=dict)  # the other such switches, with the reasons
+    program: ProgramProfile = field(default_factory=ProgramProfile)  # what the profile trial has found of the code
     shape: ModelShape = field(default_factory=ModelShape)  # the numbers of the model that groups of ranks divide
 
     def replicas_of(self, settings: Mapping[str, Any]) -> int:
@@ -97,15 +82,12 @@ class Effect:
     stages: tuple[int, ...] = (0, 1, 2, 3)  # ZeRO stages
     devices: tuple[str, ...] = ("cpu", "cuda")  # of the ranks
     replicas: int = 1  # the least number of model replicas
-    # Settings of coarse knobs, by path. Each has one of the values.
-    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # Settings of coarse knobs, by path. Each has none of the values.
-    unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # by path: coarse knobs have one of the values
+    unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # by path: coarse knobs have none of these
     values: tuple[Any, ...] | None = None  # the values with an effect; None for all
     holds: Callable[[Surroundings], bool] | None = None  # whether further conditions hold
     otherwise: str = ""  # the message if they do not, in words that follow "has no effect: "
-    # The values that a search tries without a request; None for a knob that only a request varies
-    candidates: ValuesOf | None = None
+    candidates: ValuesOf | None = None  # the values that a search tries by itself; None if only a request varies it
 
     def lacks(self, setting: CoarseSetting, here: Surroundings, value_of: Callable[[str], Any]) -> tuple[int, str]:
         """Returns the missing condition, as (how near it came, message); (9, "") if none is missing."""
@@ -135,8 +117,7 @@ class KnownKnob:
     effects: tuple[Effect, ...]  # the circumstances in which it has an effect
     default: Any = None  # DeepSpeed's own value; None if it depends, or if nothing uses it
     is_coarse: bool = False  # whether it decides memory or mathematics, and so the arm of a candidate
-    # Whether another value trains another way, and not only at another place or time. Only a request varies it.
-    changes_mathematics: bool = False
+    changes_mathematics: bool = False  # whether another value trains another way; then only a request varies it
     since: str = ""  # the first version of DeepSpeed that has it
     word: str = ""  # the word for a fine knob in a candidate's name. Empty for the last part of its path.
 

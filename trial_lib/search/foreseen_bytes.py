@@ -60,9 +60,8 @@ class ForeseenArm:
 
 
 def nearest_arm(arms: Sequence[ForeseenArm], ds_config: Mapping[str, Any]) -> ForeseenArm:
-    """Returns the foreseen arm that differs least from a configuration's own.
-
-    It is the same arm if that was foreseen. Otherwise fewer different settings are nearer, then the nearer stage.
+    """Returns the foreseen arm that differs least from a configuration's own. It is the same arm if that was foreseen.
+    Otherwise fewer different settings are nearer, then the nearer stage.
     """
     own = switches_of(ds_config)
 
@@ -75,9 +74,8 @@ def nearest_arm(arms: Sequence[ForeseenArm], ds_config: Mapping[str, Any]) -> Fo
 
 
 def foreseen_allocations(arm: ForeseenArm, by_formula: Allocations, needed: Allocations, samples: int) -> Allocations:
-    """Returns the allocations of a configuration: those of a foreseen arm, and the formulas' difference to it.
-
-    A foreseen run counts allocated bytes. A CPU's peak counts written ones, so the arm's `limit_correction` is
+    """Returns the allocations of a configuration: those of a foreseen arm, and the formulas' difference to it. A
+    foreseen run counts allocated bytes. A CPU's peak counts written ones, so the arm's `limit_correction` is
     subtracted.
     """
     written = -by_formula.limit_correction

@@ -15,7 +15,7 @@ from trial_lib.records.switches import switches_of
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.foreseen_bytes import nearest_arm
-from trial_lib.search.knobs import Arm, Knob, get_knob
+from trial_lib.search.knobs import Arm, get_knob
 from trial_lib.search.zero_settings import MASTER_BYTES, ArmKey, ZeroSettings, arm_key, on_a_device
 
 # DeepSpeed's memory on the host for a rank that offloads states from a GPU.
@@ -49,26 +49,17 @@ class HostBytes:
     params_on_disk: float = 0.0  # of parameters, written below the `nvme_path` of `offload_param`
 
     @property
-    def on_disk(self) -> float:
-        return self.optimizer_on_disk + self.params_on_disk
-
-    @property
     def moved(self) -> float:
-        """Both together. Initialisation fills them, and every step goes through them."""
-        return self.held + self.on_disk
+        """All together. Initialisation fills them, and every step goes through them."""
+        return self.held + (self.optimizer_on_disk + self.params_on_disk)
 
 
 def host_bytes(
-    ds_config: Mapping[str, Any],
-    profile: ModelProfile,
-    slots: int,
-    accumulates: bool,
-    profiled: Layout | None = None,
+    ds_config: Mapping[str, Any], profile: ModelProfile, slots: int, accumulates: bool, profiled: Layout | None = None
 ) -> HostBytes:
-    """Returns the bytes that a configuration moves off a rank's device; none if it offloads nothing.
-
-    Every rank may build the model on its host first. That is not counted, because the profile trial has shown that
-    there is room, and it is freed before states are offloaded.
+    """Returns the bytes that a configuration moves off a rank's device; none if it offloads nothing. Every rank may
+    build the model on its host first. That is not counted, because the profile trial has shown that there is room, and
+    it is freed before states are offloaded.
     """
     settings = ZeroSettings.of(ds_config, profile.bytes_per_param)
     if settings.offload_optimizer == "none" and settings.offload_param == "none":
@@ -78,7 +69,7 @@ def host_bytes(
     if settings.stage < 3:
         return _partitioned_states(case, accumulates)
     optimizer, params = _optimizer_of_stage_3(case), _params_of_stage_3(case)
-    return HostBytes(optimizer.held + params.held, optimizer.on_disk, params.on_disk)
+    return HostBytes(optimizer.held + params.held, optimizer.optimizer_on_disk, params.params_on_disk)
 
 
 @dataclass(frozen=True)
@@ -181,11 +172,9 @@ RESERVE = 0.1
 
 
 class HostMemory:
-    """The host's memory as a budget of its own.
-
-    A trial that ran out of it bounds its arm by the memory on the host, and says nothing about the device. A CPU's slot
-    has one memory, and no such budget. The bytes of a foreseen arm count, and the formulas give the difference to its
-    other settings.
+    """The host's memory as a budget of its own. A trial that ran out of it bounds its arm by the memory on the host,
+    and says nothing about the device. A CPU's slot has one memory, and no such budget. The bytes of a foreseen arm
+    count, and the formulas give the difference to its other settings.
     """
 
     def __init__(self, basis: MemoryBasis) -> None:
@@ -201,8 +190,10 @@ class HostMemory:
         self._failed: dict[ArmKey, float] = {}
         steps = base_config.get(ACCUMULATION)
         accumulates = isinstance(steps, int) and steps > 1
+        # The bytes that a rank keeps there with the user's configuration, which has run
         self.own = self._held(base_config, accumulates) if self._on_cuda else 0.0
-        # The states that the user's configuration offloads were there while the rest was free.
+        # The bytes that a rank may offload; None if that is not known, or if there is no such budget. The states that
+        # the user's configuration offloads were there while the rest was free.
         self.limit = (1 - RESERVE) * profile.host_mem + self.own if self._on_cuda and profile.host_mem else None
 
     def needed(self, candidate: Candidate) -> float:
@@ -231,10 +222,11 @@ class HostMemory:
         """Yields a sentence for each arm without a setting that fits."""
         for arm in arms:
             asked = [knob for knob in arm.fine if knob.path in HOST_KNOBS]
-            settings = (dict(zip((knob.path for knob in asked), values, strict=True)) for values in _values(asked))
-            candidates = [
-                Candidate(knobs=arm.with_fine(values), micro_batch_size=1, slots=self._slots) for values in settings
+            settings = [
+                arm.with_fine(dict(zip((knob.path for knob in asked), values, strict=True)))
+                for values in product(*(knob.values for knob in asked))
             ]
+            candidates = (Candidate(knobs=knobs, micro_batch_size=1, slots=self._slots) for knobs in settings)
             least = min(candidates, key=self.needed)
             if self.lack(least):
                 yield f"{arm.label} is not tried: {self.lack(least)}"
@@ -277,7 +269,3 @@ class HostMemory:
 def _names_offload(config: Mapping[str, Any]) -> bool:
     zero = config.get("zero_optimization")
     return isinstance(zero, Mapping) and any("offload" in key for key in zero)
-
-
-def _values(knobs: Iterable[Knob]) -> Iterator[tuple[Any, ...]]:
-    return product(*(knob.values for knob in knobs))

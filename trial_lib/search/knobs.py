@@ -4,7 +4,6 @@ Pure: standard library only.
 """
 
 import copy
-import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,9 +48,8 @@ class Knob:
 
 @dataclass(frozen=True)
 class Arm:
-    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it.
-
-    A lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
+    """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it. A
+    lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
     """
 
     knobs: Mapping[str, Any]  # the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage
@@ -72,11 +70,18 @@ class Arm:
     def size(self) -> int:
         return prod(len(knob.values) for knob in self.fine)
 
+    def positions(self, index: int) -> list[tuple[Knob, int]]:
+        """Returns for each fine knob the place of a lineage's value among its values."""
+        positions = []
+        for knob in self.fine:
+            index, position = divmod(index, len(knob.values))
+            positions.append((knob, position))
+        return positions
+
     def lineage(self, index: int) -> dict[str, Any]:
         """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration."""
         lineage = copy.deepcopy(dict(self.knobs))
-        for knob in self.fine:
-            index, position = divmod(index, len(knob.values))
+        for knob, position in self.positions(index):
             set_knob(lineage, knob.path, knob.values[position])
         return lineage
 
@@ -103,10 +108,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The lineages that a search may draw from: those of some arms.
-
-    A lineage has an arm and an index there, or a ZeRO stage and an index below `size(stage)`. The search chooses its
-    micro-batch size.
+    """The lineages that a search may draw from: those of some arms. A lineage has an arm and an index there, or a ZeRO
+    stage and an index below `size(stage)`. The search chooses its micro-batch size.
     """
 
     arms: tuple[Arm, ...]  # in the order of the ZeRO stages. No two have the same coarse knobs.
@@ -119,21 +122,15 @@ class SearchSpace:
     def for_model(
         cls, zero_stages: Iterable[int], num_params: int, base_config: Mapping[str, Any] | None = None
     ) -> "SearchSpace":
-        """Returns dsat's space for a model: one arm for each stage, in ascending order.
-
-        DeepSpeed allocates a whole bucket, although one larger than the model has the effect of the model's size. So
-        bucket sizes are clamped to the model's, and equal ones are one value.
+        """Returns dsat's space for a model: one arm for each stage, in ascending order. DeepSpeed allocates a whole
+        bucket, although one larger than the model has the effect of the model's size. So bucket sizes are clamped to
+        the model's, and equal ones are one value.
         """
-        buckets = clamped_buckets(num_params)
-        return cls(
-            tuple(
-                Arm(
-                    {"zero_optimization": {"stage": stage, **withdrawn(stage, base_config or {})}},
-                    _knobs_of_stage(stage, buckets),
-                )
-                for stage in sorted(set(zero_stages))
-            )
-        )
+        # DeepSpeed refuses an odd allgather bucket ("must be a multiple of nccl_start_alignment_factor, 2").
+        most = num_params + num_params % 2
+        buckets = tuple(sorted({min(elements, most) for elements in BUCKET_ELEMENTS}))
+        zero = {stage: {"stage": stage, **withdrawn(stage, base_config or {})} for stage in sorted(set(zero_stages))}
+        return cls(tuple(Arm({"zero_optimization": zero[stage]}, _knobs_of_stage(stage, buckets)) for stage in zero))
 
     @cached_property
     def coarse_switches(self) -> frozenset[str]:
@@ -169,16 +166,6 @@ class SearchSpace:
                 return before + index
             before += arm.size
         return None
-
-    def draw(self, stage: int, rng: random.Random) -> dict[str, Any]:
-        return self.lineage(stage, rng.randrange(self.size(stage)))
-
-
-def clamped_buckets(num_params: int) -> tuple[int, ...]:
-    """Returns the bucket sizes worth trying for a model, in elements, ascending."""
-    # DeepSpeed refuses an odd allgather bucket ("must be a multiple of nccl_start_alignment_factor, 2").
-    most = num_params + num_params % 2
-    return tuple(sorted({min(elements, most) for elements in BUCKET_ELEMENTS}))
 
 
 def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:

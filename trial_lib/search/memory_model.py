@@ -51,8 +51,7 @@ class ArmRecord:
 
     measured: int = 0  # completed trials
     largest: dict[str, int] = field(default_factory=dict)  # the largest completed micro-batch size, by lineage
-    # The smallest size that ran out of memory, with its allocations, by lineage
-    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)
+    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)  # smallest size out of memory, by lineage
     bound: float | None = None  # bytes that do not fit, including initialisation; None until they are computed again
 
     def decided(self, lineage: str, size: int) -> float | None:
@@ -117,15 +116,9 @@ def measured_above_initialize(memory: Memory) -> int | None:
     return max(memory.above_initialize, default=None)
 
 
-def _foreseen_priors(device: str) -> tuple[Prior, ...]:
-    means, far = _FORESEEN_MEANS[device], _FAR[device]
-    return Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
-
-
 class MemoryModel:
-    """The memory of a model's candidates. It depends only on its arguments and on the observations, in their order.
-
-    The prior is the foreseen arms, or else the formulas. The coarse switches are places of the program's switches that
+    """The memory of a model's candidates. It depends only on its arguments and on the observations, in their order. The
+    prior is the foreseen arms, or else the formulas. The coarse switches are places of the program's switches that
     decide memory. Trials with other values of them bound a candidate's memory if these keep more activations or fewer.
     Otherwise they say nothing of it.
     """
@@ -139,8 +132,10 @@ class MemoryModel:
         self._profiled = ZeroSettings.of(self._base, profile.bytes_per_param)
         self._unit = float(_WORKSPACE[device])
         self._foreseen = foreseen
-        usual = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
-        priors: tuple[Prior, ...] = _foreseen_priors(device) if foreseen else usual
+        priors: tuple[Prior, ...] = (*_PRIORS, _IN_PIECES) if device == "cpu" else _PRIORS
+        if foreseen:
+            means, far = _FORESEEN_MEANS[device], _FAR[device]
+            priors = Prior(1 - far, means, _FORESEEN_DEVIATIONS[device]), Prior(far, means, _FAR_DEVIATIONS)
         self._means: tuple[float, ...] = priors[0].means
         self._coarse_switches = frozenset(coarse_switches)
         self._priors = priors
@@ -197,11 +192,10 @@ class MemoryModel:
         return None if left is None else int(left.mean)
 
     def probability_fits(self, candidate: Candidate, headroom: float) -> float:
-        """Returns the probability that a candidate runs without going out of memory.
-
-        It is 0 if a trial of its arm with no larger need ran out of memory. It is 1 if a trial of its lineage with no
-        smaller need completed, with or without the headroom. The same holds of trials with switches that keep fewer or
-        more activations, if no trial with its own decides. Until one has completed, their expectations are bounds too.
+        """Returns the probability that a candidate runs without going out of memory. It is 0 if a trial of its arm with
+        no larger need ran out of memory. It is 1 if a trial of its lineage with no smaller need completed, with or
+        without the headroom. The same holds of trials with switches that keep fewer or more activations, if no trial
+        with its own decides. Until one has completed, their expectations are bounds too.
         """
         described = self._describe(candidate.knobs)
         asked = described.lineage, candidate.micro_batch_size, headroom
@@ -260,9 +254,8 @@ class MemoryModel:
         return min(moment.below(limit.mean - needed.limit_correction, limit.deviation) for moment in moments)
 
     def group_headroom(self, candidate: Candidate, headroom: float) -> float:
-        """Returns the share of the memory left by initialisation that a sweep's process group should keep free.
-
-        The group sees the memory that is left and the needs of its sizes, but not the slack.
+        """Returns the share of the memory left by initialisation that a sweep's process group should keep free. The
+        group sees the memory that is left and the needs of its sizes, but not the slack.
         """
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate)

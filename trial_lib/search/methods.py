@@ -20,19 +20,16 @@ class Method:
     """A search method."""
 
     name: str  # as in `--method` and a study's record
-    # For `--help`. The first sentence is its line in the list of commands: at most 45 characters, imperative.
-    help: str
+    help: str  # for `--help`; its first sentence has at most 45 characters and is imperative
     search: str  # its class, as `module:Class`
     settings: type[SearchSettings] = SearchSettings  # the class of its settings
     has_catalogue: bool = False  # whether it searches the catalogue's knobs, or else those of dsat
-    # Whether it keeps to a global batch, to multiples of a micro-batch and to a memory headroom
-    has_batch_policy: bool = False
+    has_batch_policy: bool = False  # whether it keeps to a global batch, to divisors and to a memory headroom
     ends_hopeless_trials: bool = False  # whether a trial may end before it is measured because it cannot win any more
     # Whether it ends with one winner, which is measured again beside the user's configuration. Else its answer is the
     # table of its trials, and it has a command of its own.
     confirms_winner: bool = True
-    # Modules that it imports between two trials, if no thread has loaded them while a trial ran
-    loaded_ahead: tuple[str, ...] = ()
+    loaded_ahead: tuple[str, ...] = ()  # modules to import while a trial runs, as its first ask needs them
 
     @property
     def stages(self) -> tuple[ZeroStage, ...]:

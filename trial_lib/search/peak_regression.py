@@ -80,9 +80,8 @@ class _Peak(NamedTuple):
 
 
 class PeakRegression:
-    """The largest of some sums of features times weights. Each group adds its own weights to the first shared ones.
-
-    A peak is the largest of several moments, each with its own features. The larger of two uncertain sums is treated as
+    """The largest of some sums of features times weights. Each group adds its own weights to the first shared ones. A
+    peak is the largest of several moments, each with its own features. The larger of two uncertain sums is treated as
     normal, with the mean and variance of Clark (Operations Research 9 (1961) 145). An observation updates the weights
     of each sum by the probability that it is the larger one. It costs the square of the number of weights, however many
     came before it.
@@ -99,7 +98,7 @@ class PeakRegression:
         covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
         self._log_weights = np.repeat(np.log([prior.weight for prior in priors]), levels)
-        self._weights = _normalised(self._log_weights)
+        self._weights = normalised(self._log_weights)
         apart = levels * sum(not prior.at_once for prior in priors)
         self._apart, self._at_once = slice(apart), slice(apart, None)
 
@@ -111,14 +110,9 @@ class PeakRegression:
         only: int | None = None,
         noise_share: float = 1.0,
     ) -> Mixture:
-        """Returns the distribution of an observation. A new group is as likely above the others as below.
-
-        Args:
-            moments: the features of each moment, as many as there are shared weights.
-            group: its group.
-            scale: the scale of the noise.
-            only: the place of one moment, if only that is predicted. Default: all.
-            noise_share: the part of a measurement's standard deviation that the prediction has.
+        """Returns the distribution of an observation. A new group is as likely above the others as below. Each moment
+        has as many features as there are shared weights. `only` is the place of the one moment that is predicted,
+        `scale` that of the noise, `noise_share` the part of a measurement's deviation that the prediction has.
         """
         peak = self._peak(moments, group, only)
         deviations = np.sqrt(peak.variance + np.square(noise_share * self._noise * scale))
@@ -136,10 +130,8 @@ class PeakRegression:
     def observe_above(
         self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, bound: float, deviation: float
     ) -> None:
-        """Learns that a value was above a bound, which has a standard deviation.
-
-        The posterior is not normal. The normal distribution with the same mean and variance replaces it (assumed
-        density filtering).
+        """Learns that a value was above a bound, which has a standard deviation. The posterior is not normal. The
+        normal distribution with the same mean and variance replaces it (assumed density filtering).
         """
         self._join(group)
         peak = self._peak(moments, group)
@@ -159,7 +151,7 @@ class PeakRegression:
 
     def _weigh(self, log_likelihoods: np.ndarray) -> None:
         self._log_weights += log_likelihoods
-        self._weights = _normalised(self._log_weights)
+        self._weights = normalised(self._log_weights)
 
     def _peak(self, moments: Sequence[Sequence[float]], group: Hashable, only: int | None = None) -> _Peak:
         first, *others = moments if only is None else [moments[only]]
@@ -216,7 +208,8 @@ def _larger(one: _Peak, other: _Peak) -> _Peak:
     return _Peak(weight * one.rows + rest * other.rows, weight * one.along + rest * other.along, mean, variance)
 
 
-def _normalised(log_weights: np.ndarray) -> tuple[float, ...]:
+def normalised(log_weights: np.ndarray) -> tuple[float, ...]:
+    """Returns weights that sum to 1."""
     weights = np.exp(log_weights - log_weights.max())
     return tuple((weights / weights.sum()).tolist())
 

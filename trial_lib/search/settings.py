@@ -8,12 +8,8 @@ from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.result import MetricName
 from trial_lib.search.knobs import ZeroStage
 
-
-def _ascending(stages: tuple[ZeroStage, ...]) -> tuple[ZeroStage, ...]:
-    return tuple(sorted(set(stages)))
-
-
-ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), AfterValidator(_ascending)]
+_ASCENDING = AfterValidator(lambda stages: tuple(sorted(set(stages))))
+ZeroStages = Annotated[tuple[ZeroStage, ...], Field(min_length=1), _ASCENDING]
 
 
 class SearchSettings(FrozenRecord):

@@ -124,10 +124,8 @@ _EARLY = 4
 
 
 def memory_risk(asked: int, ran_out: int, in_flight: int, is_foreseen: bool = False) -> float:
-    """Returns the probability of running out of memory that the next trial may have.
-
-    If memory was foreseen, the first trials have the most, because a larger size gains most there. Later ones gain
-    little by it.
+    """Returns the probability of running out of memory that the next trial may have. If memory was foreseen, the first
+    trials have the most, because a larger size gains most there. Later ones gain little by it.
     """
     left = _SHARE * (asked + 1) - ran_out - USUAL_RISK * in_flight
     if ran_out and left <= 0:
@@ -139,9 +137,8 @@ def memory_risk(asked: int, ran_out: int, in_flight: int, is_foreseen: bool = Fa
 
 
 def worth_of_sweep(gain: float, fits: float, larger: Sequence[tuple[float, float]]) -> float:
-    """Returns the expected gain of a sweep, whose group goes on while the next size fits.
-
-    Each larger size has its gain and its probability to fit, in ascending order.
+    """Returns the expected gain of a sweep, whose group goes on while the next size fits. Each larger size has its gain
+    and its probability to fit, in ascending order.
     """
     worth, reached = gain, 1.0
     for next_gain, next_fits in larger:
@@ -202,21 +199,21 @@ class FittingSizes:
         return self._of(self.policy(knobs), knobs, size)
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
-        """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller.
-
-        The name is the lineage's key in the cache, the risk the highest allowed probability of running out of memory.
+        """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller. The name is
+        the lineage's key in the cache, the risk the highest allowed probability of running out of memory.
         """
         policy = self.policy(knobs)
         sizes = policy.sizes(at_most)
         asked = name[0], name[1], at_most, risk
         known = self._largest.get(asked)
         if known is None:
+
+            def may_run(place: int) -> bool:
+                sized = self._of(policy, knobs, sizes[place])
+                return self.probability(sized) >= _LIKELY and self.memory.probability_fits(sized, 0.0) >= 1 - risk
+
             # A trial changes the answer by few sizes, if at all.
-            known = leading(
-                lambda place: self._may_run(self._of(policy, knobs, sizes[place]), risk),
-                len(sizes),
-                near=self._last.get(name, len(sizes) // 2),
-            )
+            known = leading(may_run, len(sizes), near=self._last.get(name, len(sizes) // 2))
             self._largest[asked] = self._last[name] = known
         fitting = sizes[:known][::-1]
         return [*fitting[:_FITTING_SIZES_LARGEST], *fitting[_FITTING_SIZES_LARGEST::_EVERY]]
@@ -231,10 +228,9 @@ class FittingSizes:
         return larger[: bisect_left(larger, True, key=is_out)]
 
     def steps(self, knobs: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
-        """Returns the larger sizes that a sweep should try, ascending.
-
-        The last is the largest with any hope. A group that has measured only one size mostly predicts that it will not
-        fit. The largest size with even odds then covers most of the way.
+        """Returns the larger sizes that a sweep should try, ascending. The last is the largest with any hope. A group
+        that has measured only one size mostly predicts that it will not fit. The largest size with even odds then
+        covers most of the way.
         """
 
         def is_unlikely(size: int) -> bool:
@@ -264,14 +260,10 @@ class FittingSizes:
             data_parallel_size=policy.data_parallel_size,
         )
 
-    def _may_run(self, candidate: Candidate, risk: float) -> bool:
-        return self.probability(candidate) >= _LIKELY and self.memory.probability_fits(candidate, 0.0) >= 1 - risk
-
 
 def leading(holds: Callable[[int], bool], count: int, near: int) -> int:
-    """Returns how many places from the first on hold. No place holds after one that does not.
-
-    It asks about two places if the guess is right, and goes on in steps that double if it is not.
+    """Returns how many places from the first on hold. No place holds after one that does not. It asks about two places
+    if the guess is right, and goes on in steps that double if it is not.
     """
     low, high, place, step = 0, count, near - 1, 1
     while low < high:
@@ -298,15 +290,13 @@ class ArmLimits:
     # The smallest size that a sweep predicted not to fit, until the arm has run again. No sweep goes there, but a
     # single trial may, if the memory model allows it. None if there is none.
     withdrawn: int | None = None
-    # The smallest size that failed in a lineage whose smaller sizes had run. None if there is none.
-    failing: int | None = None
+    failing: int | None = None  # the smallest size that failed where smaller ones had run; None if there is none
     largest: dict[int, int] = field(default_factory=dict)  # the largest size that ran, by lineage
 
     @property
     def bound(self) -> int | None:
-        """The smallest size that is ruled out; None if none is.
-
-        If nothing has run, that is half of the size that did not fit, because the arm's prediction was wrong.
+        """The smallest size that is ruled out; None if none is. If nothing has run, that is half of the size that did
+        not fit, because the arm's prediction was wrong.
         """
         too_large = self.too_large
         if too_large is not None and not self.largest:
@@ -331,10 +321,9 @@ class ArmLimits:
 
 
 class Failures:
-    """Lineages that failed for another reason than memory, and of which no size has run.
-
-    Either the settings or the size are the cause. If two arms failed and nothing has run at such sizes, the size is
-    taken as the cause. Otherwise a failure of large batches would rule out one arm after another.
+    """Lineages that failed for another reason than memory, and of which no size has run. Either the settings or the
+    size are the cause. If two arms failed and nothing has run at such sizes, the size is taken as the cause. Otherwise
+    a failure of large batches would rule out one arm after another.
     """
 
     def __init__(self) -> None:
@@ -351,9 +340,8 @@ class Failures:
         return size_limit(self._largest_run, own)
 
     def say_nothing(self, point: Point, result: TrialResult) -> bool:
-        """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time.
-
-        A second kill counts as a failure, so that the search does not ask for the candidate again and again. After one
+        """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time. A
+        second kill counts as a failure, so that the search does not ask for the candidate again and again. After one
         candidate has been killed twice, a kill at a size that nothing has run counts at once.
         """
         is_known = bool(self._killed) and point.size > self._largest_run
@@ -374,9 +362,8 @@ class Failures:
 
     @property
     def bound(self) -> int | None:
-        """The smallest size (samples) that no arm may use; None if there is none.
-
-        It is the size for which the data were too few, or half of a size that failed or was killed.
+        """The smallest size (samples) that no arm may use; None if there is none. It is the size for which the data
+        were too few, or half of a size that failed or was killed.
         """
         killed = [size for size in self._killed.values() if size > self._largest_run]
         doubtful = [self._failed[lineage] for lineage in self._blamed_on_size] + (killed if len(killed) > 1 else [])

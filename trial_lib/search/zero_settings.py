@@ -36,24 +36,23 @@ HALF = Precision(bytes_per_param=2, master_copies=True, gradient_bytes=2)
 
 
 def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> Precision:
-    """Returns the precision of a DeepSpeed configuration, or that of the code if the configuration has none.
-
-    fp16 and bf16 (also under its older name `bfloat16`) are 16-bit if they are enabled. "auto" counts as not enabled,
-    because only the user's code can resolve it. ZeRO can keep master copies and optimizer states in 16 bits, and add
-    up gradients in 32.
+    """Returns the precision of a DeepSpeed configuration, or that of the code if the configuration has none. fp16 and
+    bf16 (also under its older name `bfloat16`) are 16-bit if they are enabled. "auto" counts as not enabled, because
+    only the user's code can resolve it. ZeRO can keep master copies and optimizer states in 16 bits, and add up
+    gradients in 32.
     """
-    fp16, bf16, older = (_section_states(ds_config, name) for name in ("fp16", "bf16", "bfloat16"))
+    fp16, bf16, older = (_section(ds_config, name) for name in ("fp16", "bf16", "bfloat16"))
     bf16 = bf16 or older
     if fp16.get("enabled") is True or bf16.get("enabled") is True:
         precision = HALF
     else:
         precision = FULL if bytes_per_param is None else Precision(bytes_per_param, master_copies=False)
-    zero = _section_states(ds_config, "zero_optimization")
+    zero = _section(ds_config, "zero_optimization")
     if zero.get("stage") not in (1, 2, 3):
         return precision
     if adds_up_in_32_bits(ds_config):
         precision = replace(precision, gradient_bytes=GRADIENT_BYTES)
-    offloads = _section_states(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
+    offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
     if is_bf16_with_32_bit_sums(ds_config) and zero["stage"] == 1 and not offloads:
         # `BF16_Optimizer` knows no 16-bit copies.
         return replace(precision, sums_apart=True)
@@ -63,20 +62,14 @@ def precision_of(ds_config: Mapping[str, Any], bytes_per_param: int | None) -> P
     return replace(precision, master_bytes=2 if masters else MASTER_BYTES, state_bytes=2 if states else STATE_BYTES)
 
 
-def _section_states(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, Mapping) else {}
-
-
 def on_a_device(
     profile: ModelProfile, slots: int, layout: Layout | None = None, profiled: Layout | None = None
 ) -> tuple[ModelProfile, float]:
-    """Returns the part of a model on one device, and the number of devices that ZeRO partitions it over.
-
-    A stage of a pipeline has its share of the parameters. Layers may differ, so it is the mean. Tensor parallelism
-    divides the linear layers, and each device has all other parameters. Under Ulysses each device has all parameters,
-    and ZeRO partitions over all of its ranks. Experts are divided over their groups, and ZeRO partitions those of a
-    device over the groups. So the number of devices is no whole one.
+    """Returns the part of a model on one device, and the number of devices that ZeRO partitions it over. A stage of a
+    pipeline has its share of the parameters. Layers may differ, so it is the mean. Tensor parallelism divides the
+    linear layers, and each device has all other parameters. Under Ulysses each device has all parameters, and ZeRO
+    partitions over all of its ranks. Experts are divided over their groups, and ZeRO partitions those of a device over
+    the groups. So the number of devices is no whole one.
     """
     profiled = profiled or Layout()
     layout = layout or profiled
@@ -84,7 +77,9 @@ def on_a_device(
     share = 1 - 1 / layout.tensor
     whole = max(1, profile.num_params)
     kept = whole - (profile.linear_params * share if layout.tensor > 1 else 0)
-    elsewhere = profile.expert_params * (1 - 1 / _expert_ranks(profile, layout, profiled))
+    # The devices that experts are divided over. If no switch sets them, the profile trial shows them.
+    expert_ranks = max(1, profile.expert_ranks * layout.expert // profiled.expert)
+    elsewhere = profile.expert_params * (1 - 1 / expert_ranks)
     kept -= elsewhere
     # The devices that ZeRO partitions over have the experts of all groups together.
     of_groups = kept / max(1.0, kept + elsewhere)
@@ -93,11 +88,6 @@ def on_a_device(
         "trainable_num_params": ceil(profile.trainable_num_params * kept / whole / depth),
     }
     return profile.model_copy(update=own), max(1.0, slots // (layout.tensor * depth) * of_groups)
-
-
-def _expert_ranks(profile: ModelProfile, layout: Layout, profiled: Layout) -> int:
-    # The devices that experts are divided over. If no switch sets them, the profile trial shows them.
-    return max(1, profile.expert_ranks * layout.expert // profiled.expert)
 
 
 def pipeline_depth(profile: ModelProfile, slots: int, layout: Layout, profiled: Layout) -> int:
@@ -109,19 +99,17 @@ def pipeline_depth(profile: ModelProfile, slots: int, layout: Layout, profiled: 
 
 
 def activation_share(tensor_parallel: int) -> float:
-    """Returns the part of a layer's activations that a device keeps under tensor parallelism.
-
-    Of 34 bytes for each number of a layer's input, 10 are of norms and dropout, which each device has. 24 are of linear
-    layers and attention, which are divided (Korthikanti et al., arXiv 2205.05198, section 4.2.1). The matrix of the
-    attention itself is left out, because fused kernels do not keep it.
+    """Returns the part of a layer's activations that a device keeps under tensor parallelism. Of 34 bytes for each
+    number of a layer's input, 10 are of norms and dropout, which each device has. 24 are of linear layers and
+    attention, which are divided (Korthikanti et al., arXiv 2205.05198, section 4.2.1). The matrix of the attention
+    itself is left out, because fused kernels do not keep it.
     """
     return (10 + 24 / tensor_parallel) / 34
 
 
 def state_bytes(stage: int, num_params: int, trainable_num_params: int, precision: Precision, slots: float) -> int:
-    """Returns the bytes of parameters, gradients and Adam's states on one device, without activations.
-
-    Stage 1 partitions the optimizer's states over the slots, 2 also the gradients, 3 also the parameters.
+    """Returns the bytes of parameters, gradients and Adam's states on one device, without activations. Stage 1
+    partitions the optimizer's states over the slots, 2 also the gradients, 3 also the parameters.
     """
     params = num_params * precision.bytes_per_param
     # dsat counts 32-bit gradients, as the optimizer's update takes them.
@@ -138,10 +126,9 @@ def state_bytes(stage: int, num_params: int, trainable_num_params: int, precisio
 
 
 def first_guess(stage: int, profile: ModelProfile, precision: Precision, slots: int) -> int:
-    """Returns a first guess of the largest micro-batch (samples) that fits on a device.
-
-    It is the memory beside the states, divided by the activations of one sample. It is at least 1, which ran in the
-    profile trial, and 1 if the profile has no activations.
+    """Returns a first guess of the largest micro-batch (samples) that fits on a device. It is the memory beside the
+    states, divided by the activations of one sample. It is at least 1, which ran in the profile trial, and 1 if the
+    profile has no activations.
     """
     if profile.activation_mem_per_gpu <= 0:
         return 1
@@ -176,8 +163,7 @@ class ZeroSettings:
     offload_param: str  # the place of parameters that are not needed. `none` below stage 3, which ignores it.
     precision: Precision  # of the parameters
     optimizer_bytes: int  # bytes of the optimizer's states for one trainable parameter, without master copies
-    # Whether the optimizer is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do
-    torch_adam: bool
+    torch_adam: bool  # whether it is PyTorch's Adam, which does not update in place as DeepSpeed's kernels do
     reduce_bucket_size: int  # elements of a gradient bucket
     overlap_comm: bool  # whether two such buckets take turns
     contiguous_gradients: bool  # whether gradients are copied into the bucket
@@ -212,10 +198,9 @@ class ZeroSettings:
 
 
 def arm_key(ds_config: Mapping[str, Any], switches: Collection[str] | None = None) -> ArmKey:
-    """Returns the coarse settings of memory and time, which all configurations of one arm have in common.
-
-    Settings that change the result of a training alone are not among them, such as a learning rate. The switches are
-    the places of those that make an arm; None for all that the configuration has.
+    """Returns the coarse settings of memory and time, which all configurations of one arm have in common. Settings that
+    change the result of a training alone are not among them, such as a learning rate. The switches are the places of
+    those that make an arm; None for all that the configuration has.
     """
     settings = ZeroSettings.of(ds_config)
     return (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trial_lib.records.result import ProgramProfile
 from trial_lib.search.arms import RequestedKnob, build_space, without_effect
 from trial_lib.search.effects import Surroundings
 from trial_lib.search.knobs import Arm, SearchSpace
@@ -13,7 +14,9 @@ LARGE = 7 * 10**9
 
 def here(device="cuda", slots=8, replicas=8, num_params=LARGE, trainable=None, base=None, **more) -> Surroundings:
     base = {"optimizer": {"type": "AdamW"}} if base is None else base
-    return Surroundings(device, slots, replicas, num_params, trainable or num_params, base, **more)
+    found = {name: more.pop(name) for name in ProgramProfile.model_fields.keys() & more.keys()}
+    program = ProgramProfile(**found)
+    return Surroundings(device, slots, replicas, num_params, trainable or num_params, base, program=program, **more)
 
 
 def adaptive(*requests: RequestedKnob, at: Surroundings | None = None, stages=ALL) -> SearchSpace:

@@ -8,9 +8,8 @@ from adaptive_world import FINE, SPACE, ended, problem
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive import PointCost, stopped_cost
+from trial_lib.search.adaptive import FineTrial, PointCost, propose, stopped_cost
 from trial_lib.search.cost_model import CostModel, Point, SpaceCoordinates
-from trial_lib.search.fine_knobs import FineTrial, propose
 from trial_lib.search.knobs import Arm, Knob, SearchSpace
 from trial_lib.search.sizes import BatchPolicy, FittingSizes
 

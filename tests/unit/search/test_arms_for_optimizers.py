@@ -25,45 +25,45 @@ FUSED_ADAM, ADAMW = "deepspeed.ops.adam.fused_adam.FusedAdam", "torch.optim.adam
 
 @pytest.mark.parametrize(
     "at",
-    [here(base={}, code_optimizer=SGD), here(base={"optimizer": {"type": "SGD"}}), here(base={}, code_optimizer=ADAMW)],
+    [here(base={}, optimizer=SGD), here(base={"optimizer": {"type": "SGD"}}), here(base={}, optimizer=ADAMW)],
 )
 def test_zero_is_permitted_for_an_optimizer_that_does_the_same_to_a_tensors_pieces(at: Surroundings) -> None:
     space = adaptive(at=at)
     assert {arm.stage for arm in space.arms} == {0, 1, 2, 3}
-    needs = at.code_optimizer != ADAMW
+    needs = at.program.optimizer != ADAMW
     told = {arm.label: arm.knobs.get("zero_allow_untested_optimizer", False) for arm in space.arms}
     assert told == {label: needs and label != "z0" for label in told}
 
 
 def test_zero_is_left_out_for_an_optimizer_that_it_would_change_and_the_user_is_told() -> None:
-    lamb = here(base={}, code_optimizer="train.Lamb")
+    lamb = here(base={}, optimizer="train.Lamb")
     assert labels(adaptive(at=lamb)) == ["z0"]
     assert stages_not_tried(ALL, lamb, []) == [
         "ZeRO stage 1 and 2 and 3 is not tried: ZeRO takes the optimizer train.Lamb only with "
         '"zero_allow_untested_optimizer": true.'
     ]
-    permitted = here(base={"zero_allow_untested_optimizer": True}, code_optimizer="train.Lamb")
+    permitted = here(base={"zero_allow_untested_optimizer": True}, optimizer="train.Lamb")
     assert labels(adaptive(at=permitted)) == labels(adaptive())
     # Accelerate permits any.
-    prepared = here(base={}, code_optimizer="train.Lamb", by_accelerate=True)
+    prepared = here(base={}, optimizer="train.Lamb", by_accelerate=True)
     assert labels(adaptive(at=prepared)) == labels(adaptive())
     assert stages_not_tried(ALL, prepared, []) == []
 
 
 def test_deepspeeds_optimizer_for_offload_is_tried_with_offload_alone() -> None:
     base = {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-    at = here(base=base, code_optimizer=CPU_ADAM)
+    at = here(base=base, optimizer=CPU_ADAM)
     assert labels(adaptive(at=at)) == [
         *("z1-offload-optimizer", "z2-offload-optimizer", "z3-offload-optimizer"),
         "z3-offload-optimizer-offload-param",
     ]
     assert stages_not_tried(ALL, at, []) == [f"ZeRO stage 0 is not tried: {CPU_ADAM} cannot step without offload."]
-    on_cpu = here(base=base, code_optimizer=CPU_ADAM, device="cpu")
+    on_cpu = here(base=base, optimizer=CPU_ADAM, device="cpu")
     assert "z1" in labels(adaptive(at=on_cpu))
 
 
 def test_an_optimizer_with_kernels_of_cudas_is_not_offloaded() -> None:
-    at = here(base={}, code_optimizer=FUSED_ADAM)
+    at = here(base={}, optimizer=FUSED_ADAM)
     assert labels(adaptive(at=at)) == ["z0", "z1", "z2", "z3", "z3-offload-param"]
 
 
@@ -85,16 +85,16 @@ def test_a_mixture_of_experts_keeps_the_contiguous_gradients_that_it_needs_at_st
 
 def test_of_an_optimizer_in_the_code_and_one_in_the_configuration_the_first_decides() -> None:
     # deepspeed/runtime/engine.py _configure_optimizer
-    sgd = adaptive(at=here(base={"optimizer": {"type": "Adam"}}, code_optimizer=SGD), stages=(2,))
+    sgd = adaptive(at=here(base={"optimizer": {"type": "Adam"}}, optimizer=SGD), stages=(2,))
     assert arm(sgd, "z2").knobs["zero_allow_untested_optimizer"] is True
     assert arm(sgd, "z2-offload-optimizer").knobs["zero_force_ds_cpu_optimizer"] is False
-    adam = adaptive(at=here(base={"optimizer": {"type": "Lamb"}}, code_optimizer=ADAMW), stages=(2,))
+    adam = adaptive(at=here(base={"optimizer": {"type": "Lamb"}}, optimizer=ADAMW), stages=(2,))
     assert "zero_allow_untested_optimizer" not in arm(adam, "z2").knobs
 
 
 def test_what_the_user_asks_for_may_be_what_deepspeed_wants() -> None:
     permission = RequestedKnob("zero_allow_untested_optimizer", (True,))
-    asked = adaptive(permission, at=here(base={}, code_optimizer="train.Lamb"))
+    asked = adaptive(permission, at=here(base={}, optimizer="train.Lamb"))
     assert labels(asked) == labels(adaptive())
     assert arm(asked, "z2").fine[-1] == Knob("zero_allow_untested_optimizer", (True,))
 

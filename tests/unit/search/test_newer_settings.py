@@ -45,7 +45,7 @@ def test_a_part_of_the_optimizer_stays_on_the_device_if_it_has_sub_groups() -> N
 def test_only_deepspeeds_own_adam_is_split(at: dict[str, Any], is_split: bool) -> None:
     base = {**CPU, "optimizer": at.get("optimizer", CPU["optimizer"])}
     asked = RequestedKnob(RATIO, (0.5,))
-    assert (told(asked, at=here(base=base, code_optimizer=at.get("code_optimizer", ""))) == []) == is_split
+    assert (told(asked, at=here(base=base, optimizer=at.get("code_optimizer", ""))) == []) == is_split
 
 
 def test_the_users_ratio_comes_first_and_is_withdrawn_below_stage_3() -> None:

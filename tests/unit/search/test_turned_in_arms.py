@@ -1,7 +1,5 @@
 """Switches that ZeroTune turns in a search space: a program has the values that its profile trial found."""
 
-from dataclasses import replace
-
 from arms_of_space import here, labels
 
 from trial_lib.messages.turned import ATTENTION as PLACE
@@ -15,8 +13,9 @@ BASE = {"optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1}, "prog
 
 
 def test_only_what_the_program_can_have_is_tried_and_the_rest_is_told_with_its_reason() -> None:
-    found = replace(
-        here("cpu", base=BASE),
+    found = here(
+        "cpu",
+        base=BASE,
         turnable={"model:attention": ["sdpa", "eager"]},
         not_turnable={"model:compile": "torch.compile needs a C++ compiler such as g++"},
     )
@@ -29,7 +28,7 @@ def test_only_what_the_program_can_have_is_tried_and_the_rest_is_told_with_its_r
 
 
 def test_a_requested_value_that_the_program_cannot_have_is_told() -> None:
-    found = replace(here("cpu", base=BASE), turnable={WORKERS: [0, 1, 2], PLACE: ["sdpa", "eager"]})
+    found = here("cpu", base=BASE, turnable={WORKERS: [0, 1, 2], PLACE: ["sdpa", "eager"]})
     workers = RequestedKnob(f"program.{WORKERS}", (None, 2, 8), coarse=False)
     assert values_not_tried([workers], found) == ["loader:num_workers=8 is not tried: your program can have 0, 1, 2."]
     without_values = RequestedKnob(f"program.{PLACE}", TURNED[PLACE].values, coarse=True)
@@ -50,7 +49,7 @@ def test_the_answer_names_what_differs_from_the_program() -> None:
 
 
 def test_deepcompile_also_acts_in_arms_that_zerotune_compiles() -> None:
-    found = replace(here("cuda", base=BASE), turnable={"model:compile": [False, True]})
+    found = here("cuda", base=BASE, turnable={"model:compile": [False, True]})
     deepcompile = RequestedKnob("compile.deepcompile", (True, False))
     found_labels = labels(build_space((1,), found, (COMPILE, deepcompile), catalogue=True))
     assert "z1-compile-deepcompile" in found_labels or "z1-deepcompile-compile" in found_labels
