@@ -75,12 +75,14 @@ def complaints_in(text: str) -> list[Complaint]:
 
 def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots: int) -> tuple[str, str]:
     """Returns the fault and the remedy. Known keys are suggested for one that does not exist."""
+    # Batch sizes that contradict each other.
     names, value = " and ".join(refusal.keys), refusal.value
     if TRAIN_BATCH in refusal.keys and len(refusal.keys) > 1 and all(type(each) is int for each in value.values()):
         parts = " * ".join(f"{key} ({value[key]})" for key in (MICRO_BATCH, ACCUMULATION) if key in value)
         what = f"{TRAIN_BATCH} ({value[TRAIN_BATCH]}) is not {parts} {_OF_REPLICAS[0]} {slots} slot(s) allow "
         what += f"{slots} at most." if slots > 1 else "one."
         return what, f"Change one of them, or leave {TRAIN_BATCH} out: it follows from the others."
+    # One key: it does not exist, or its value has the wrong form.
     if refusal.is_unknown_key:
         near = difflib.get_close_matches(names.rpartition(".")[2], known, n=1, cutoff=0.8)
         return f"{names}: {deepspeed} has no such key.", f'Did you mean "{near[0]}"?' if near else "Remove it."
@@ -92,6 +94,7 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
     if isinstance(value, str) and (value.strip().lower() in ("true", "false") or _is_number(value)):
         remedy = f"Write it without quotes: {value.strip().lower()}."
         return f'{names}: {deepspeed} takes no text here, and "{value}" is one.', remedy
+    # Anything else in DeepSpeed's own words.
     own_words = refusal.said.removeprefix("DeepSpeedConfigError: ")
     said = (refusal.what or _LINK.sub("", own_words)).strip().rstrip(".")[:_LONGEST]
     if len(refusal.keys) > 1:

@@ -74,7 +74,6 @@ class TrialPaths:
         return self.root / f"rank{rank}.measurement.json"
 
     def failure(self, rank: int) -> Path:
-        """The exception that ended a rank, if one did."""
         return self.root / f"rank{rank}.failure.json"
 
     def engine_built(self, rank: int) -> Path:
@@ -149,7 +148,6 @@ class StudyPaths(DrivenFolder, AnswerFolder):
 
     @property
     def full_experiment(self) -> TrialPaths:
-        """The training at full length with the winner."""
         return TrialPaths(self.root / "full_experiment")
 
     trials = PathBelow("trials")  # one folder for each trial

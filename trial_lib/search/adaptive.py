@@ -255,6 +255,7 @@ class AdaptiveSearch(Search):
         self._fitting.forget()
         if point is None or self._failures.say_nothing(point, result):
             return
+        # A trial that ran teaches its cost, and that its size fits.
         limits, value = self._limits[point.arm], self._value(result)
         if value is not None and value > 0:
             limits.ran(point.index, point.size)
@@ -323,12 +324,14 @@ class AdaptiveSearch(Search):
         return self._proposed[1]
 
     def _weigh(self) -> Candidate | Sweep | None:
+        # The plan's answer comes first, then whatever is likeliest to be cheap.
         planned = None if self._asks else self._planned()
         if planned is not None:
             return self._asked_for(planned)
         options = self._racing(risk=None)
         if not self._measured:
             return self._first(options)
+        # Race the arms, and tune fine knobs once the race is settled.
         gains = self._gains(options)
         if gains.max(initial=0.0) < _SETTLED:
             fine = self._untried(self._fine_options())
@@ -337,6 +340,7 @@ class AdaptiveSearch(Search):
             # Failures for memory have lowered all probabilities. Candidates with even odds are still worth a trial.
             options = self._racing(risk=EVEN_ODDS)
             gains = self._gains(options)
+        # Or measure a possible answer again.
         again = self._again()
         gains_again = self._model().predict(again).gain
         most, most_again = float(gains.max(initial=0.0)), float(gains_again.max(initial=0.0))

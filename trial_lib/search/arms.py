@@ -246,6 +246,7 @@ def _without_refused(
     wanted = [{knob.path: value} for knob in arm.fine if knob not in free for value in knob.values]
     accepted = (one for one in ({}, *wanted) if not refusals.has(arm.knobs, one))
     mended: dict[str, Any] | None = next(accepted, None)
+    # One setting beside the arm may make DeepSpeed accept it.
     if mended is None:
         mends = [{knob.path: value} for knob in free for value in knob.values]
         if REDUCE_SCATTER not in asked.keys() | paths:
@@ -255,6 +256,7 @@ def _without_refused(
             unasked = {path: value for path, value in setting.items() if path == STAGE or path not in asked}
             is_asked_for = len(unasked) < len(setting) and not refusals.has(_knobs_of(unasked, here), {})
             return arm if is_asked_for else None
+    # Leave out single values that are refused beside it.
     fine = [Knob(path, (value,)) for path, value in mended.items() if path == REDUCE_SCATTER and path not in paths]
     for knob in arm.fine:
         values = knob.values

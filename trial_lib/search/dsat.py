@@ -116,6 +116,7 @@ class LineageSearch(Search):
             self._ran_out_of_data(candidate.micro_batch_size)
         else:
             lineage.hi = lineage.lo - 1
+        # Two failures of one reason may rule out sizes of other lineages.
         self._shared.tell(candidate, result)
         if self._shared.found:
             for known in self._lineages.values():

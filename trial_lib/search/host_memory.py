@@ -88,7 +88,6 @@ class _Case:
 
     @property
     def size(self) -> int:
-        """Bytes of a parameter."""
         return self.settings.precision.bytes_per_param
 
     @property
@@ -219,7 +218,6 @@ class HostMemory:
             self._failed[arm] = min(needed, self._failed.get(arm, needed))
 
     def without_room(self, arms: Iterable[Arm]) -> Iterator[str]:
-        """Yields a sentence for each arm without a setting that fits."""
         for arm in arms:
             asked = [knob for knob in arm.fine if knob.path in HOST_KNOBS]
             settings = [

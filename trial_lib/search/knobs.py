@@ -134,7 +134,6 @@ class SearchSpace:
 
     @cached_property
     def coarse_switches(self) -> frozenset[str]:
-        """The places of the program's switches that decide memory or mathematics."""
         return frozenset(place for arm in self.arms for place in switches_of(arm.knobs))
 
     @cached_property

@@ -288,7 +288,6 @@ class MemoryModel:
         return fits
 
     def bytes_per_sample(self, candidate: Candidate) -> float:
-        """Returns the memory of one more sample in the micro-batch."""
         described = self._describe(candidate.knobs)
         needed = self._allocations(described, candidate)
         # If the update is the peak, a sample seems to take nothing, but larger sizes do. So the backward pass

@@ -46,7 +46,6 @@ class Mixture:
         return min(1.0, below)
 
     def quantile(self, share: float) -> float:
-        """Returns the value that a share of the distribution is below."""
         low = min(mean - 9 * sd for mean, sd in zip(self.means, self.deviations, strict=True))
         high = max(mean + 9 * sd for mean, sd in zip(self.means, self.deviations, strict=True))
         for _ in range(50):

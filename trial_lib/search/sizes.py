@@ -219,7 +219,6 @@ class FittingSizes:
         return [*fitting[:_FITTING_SIZES_LARGEST], *fitting[_FITTING_SIZES_LARGEST::_EVERY]]
 
     def foreseeable(self, knobs: Mapping[str, Any], above: int, at_most: int) -> list[int]:
-        """Returns larger sizes that may fit as well, ascending."""
         larger = [size for size in self.policy(knobs).sizes(at_most) if size > above]
 
         def is_out(size: int) -> bool:

@@ -110,16 +110,16 @@ def test_a_disk_takes_the_states_and_the_host_its_buffers() -> None:
     found = host_bytes(
         {**BF16, "zero_optimization": {"stage": 3, "offload_optimizer": nvme}}, profile(), SLOTS, accumulates=False
     )
-    assert found.on_disk == (4 + 8 + 4) * SHARE
+    assert found.optimizer_on_disk == (4 + 8 + 4) * SHARE
     assert found.held == 2 * SHARE + (1 + 5) * 4 * SHARE
     params = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 3, "buffer_size": 1000, "max_in_cpu": 0}
     found = host_bytes(
         {**BF16, "zero_optimization": {"stage": 3, "offload_param": params}}, profile(), SLOTS, accumulates=False
     )
-    assert found.on_disk == 2 * SHARE
+    assert found.params_on_disk == 2 * SHARE
     # On their way to the disk whole parameters have room, and not a rank's share of them.
     assert found.held == 3 * 1000 * 2 + 2 * PARAMS
-    assert found.moved == found.held + found.on_disk
+    assert found.moved == found.held + found.params_on_disk
     assert held(3, offload_param={**params, "max_in_cpu": PARAMS}) == 3 * 1000 * 2 + 2 * SHARE
     assert held(3, offload_param=params, sub_group_size=1000) == 3 * 1000 * 2 + SLOTS * 1000 * 2
 
