@@ -5,7 +5,7 @@ Every figure in them is foreseen, and the sentences say so.
 
 from collections.abc import Mapping, Sequence
 
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices
 from trial_lib.records.units import bytes_shown, percent
 
 EQUAL = 1.01
@@ -45,7 +45,6 @@ TIME_WORDS = {
 }
 """Parts of a step in the words of an answer."""
 
-
 TIME_BRIEFLY = {
     "compute": "compute",
     "launches": "launches",
@@ -59,6 +58,16 @@ TIME_BRIEFLY = {
     "data": "data",
 }
 """Parts of a step in the words of a table."""
+
+
+MOMENT_WORDS = {
+    "initialize": "while DeepSpeed initialises",
+    "load": "while a batch is loaded",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "update": "in the optimizer's update",
+    "between": "between the passes",
+}
 
 
 def grouped(memory: Mapping[str, float]) -> dict[str, float]:
@@ -82,8 +91,8 @@ def time_bound(seconds: Mapping[str, float]) -> str:
 
 
 def answer_of(devices: PlannedDevices) -> str:
-    on = _on(devices)
-    arm = devices.chosen
+    hosts = "" if devices.nodes == 1 else f" ({devices.nodes} hosts of {devices.per_node})"
+    on, arm = f"On {devices.count} {devices.device}{hosts}", devices.chosen
     if devices.contradiction:
         return (
             f"{on}: no answer, because the foreseen speeds contradict themselves. {devices.contradiction} "
@@ -92,7 +101,9 @@ def answer_of(devices: PlannedDevices) -> str:
     if arm is None:
         return _nothing_fits(devices, on)
     said = "by measurements of this device" if devices.measured_on else "foreseen"
-    figures = [f"{said} {_range(arm.samples_per_s, 'samples/s')}"] if arm.samples_per_s else []
+    figures = []
+    if speed := arm.samples_per_s:
+        figures.append(f"{said} {_three(speed.value)} samples/s ({_three(speed.low)} to {_three(speed.high)})")
     if arm.tokens_per_s:
         figures.append(f"{arm.tokens_per_s.value:,.0f} tokens/s")
     if arm.mfu:
@@ -121,9 +132,10 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
         total = sum(arm.memory.values()) or 1.0
         parts = [f"{bytes_shown(size)} {MEMORY_WORDS.get(name, name)}" for name, size in grouped(arm.memory).items()]
         largest = next(iter(grouped(arm.memory).values()))
+        moment = MOMENT_WORDS.get(arm.peak_moment, MOMENT_WORDS["between"])
         sentences.append(
             f"Memory: {bytes_shown(arm.peak.value)} of {bytes_shown(devices.usable)} at the peak, "
-            f"{_moment(arm.peak_moment)}: {_listed(parts[:4])}. The largest part is {_share(largest, total)} of it."
+            f"{moment}: {_listed(parts[:4])}. The largest part is {_share(largest, total)} of it."
         )
     if arm.host > 0.01 * (devices.host_memory or 0.0):
         room = "" if devices.host_memory is None else f" of {bytes_shown(devices.host_memory)}"
@@ -221,32 +233,12 @@ def _nothing_fits(devices: PlannedDevices, on: str) -> str:
     return f"{on}: nothing fits. The nearest is {configuration(nearest)}: {lacks}. {fewest_sentence(devices)}"
 
 
-def _on(devices: PlannedDevices) -> str:
-    hosts = "" if devices.nodes == 1 else f" ({devices.nodes} hosts of {devices.per_node})"
-    return f"On {devices.count} {devices.device}{hosts}"
-
-
-def _range(figure: ForeseenRange, unit: str) -> str:
-    return f"{_three(figure.value)} {unit} ({_three(figure.low)} to {_three(figure.high)})"
-
-
 def _three(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _share(part: float, whole: float) -> str:
     return percent(round(part / whole, 2))
-
-
-def _moment(name: str) -> str:
-    words = {
-        "initialize": "while DeepSpeed initialises",
-        "load": "while a batch is loaded",
-        "forward": "in the forward pass",
-        "backward": "in the backward pass",
-        "update": "in the optimizer's update",
-    }
-    return words.get(name, "between the passes")
 
 
 def _listed(parts: Sequence[str]) -> str:

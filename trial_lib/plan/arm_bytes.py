@@ -4,7 +4,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
 from trial_lib.plan.allocator import rounded
@@ -12,8 +11,7 @@ from trial_lib.plan.live_bytes import live_bytes
 from trial_lib.plan.scaling import have_same_events, scaled_run
 from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
 
-# A replay of a run's allocations through a model of the C library's heap, for runs whose device is a processor.
-
+# A model of the C library's heap, for runs whose device is a processor.
 
 _HEADER, _UNIT, _SMALLEST = 8, 16, 32
 _ALIGNMENT, _PAGE = 64, 4096
@@ -183,7 +181,10 @@ def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None
     activations and batches are taken as growing. A processor has one memory, in which offloaded states and data sets
     lie too.
     """
-    whole = sorted((run for run in runs if not run.stopped and _has_step(run)), key=lambda run: run.micro_batch)
+    whole = sorted(
+        (run for run in runs if not run.stopped and any(moment.name == _UPDATE for moment in run.moments)),
+        key=lambda run: run.micro_batch,
+    )
     if not whole:
         return None
     small, large = whole[0], whole[-1]
@@ -197,7 +198,7 @@ def foreseen_arm(runs: Sequence[ForeseenRun], device: str) -> ForeseenArm | None
         initialize=SizeLine(levels[max(levels)].initialize),
         backward=_line({size: each.backward for size, each in levels.items()}),
         update=_line({size: each.update for size, each in levels.items()}),
-        host=0.0 if device == "cpu" else host_peak(whole[-1]).held,
+        host=0.0 if device == "cpu" else host_peak(large).held,
     )
 
 
@@ -206,10 +207,6 @@ def _line(levels: Mapping[int, _Level]) -> SizeLine:
         return SizeLine.near({size: level.bytes_ for size, level in levels.items()})
     ((size, level),) = levels.items()
     return SizeLine(level.bytes_ - level.of_samples, level.of_samples / max(1, size))
-
-
-def _has_step(run: ForeseenRun) -> bool:
-    return any(moment.name == _UPDATE for moment in run.moments)
 
 
 def _levels(run: ForeseenRun, device: str) -> _Levels:
@@ -269,6 +266,6 @@ def _levels_on_processor(run: ForeseenRun) -> _Levels:
 
 def _parts(run: ForeseenRun) -> Iterator[tuple[str, Sequence[MemoryEvent]]]:
     last = max((place for place, moment in enumerate(run.moments) if moment.name == _INITIALIZE), default=-1)
-    for place, (moment, following) in enumerate(zip_longest(run.moments, run.moments[1:])):
+    for place, (moment, events) in enumerate(run.events_by_moment()):
         part = "initialize" if place <= last else "update" if moment.name == _UPDATE else "backward"
-        yield part, run.events[moment.event : following.event if following else len(run.events)]
+        yield part, run.events[events.start : events.stop]

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, Moment, Operation, Storage
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, Moment, Operation
 from trial_lib.plan.arms import PlanArm
 from trial_lib.plan.devices import COLLECTIVES, DISK
 from trial_lib.plan.scaling import have_same_events, scaled_run
 from trial_lib.plan.work import kind_of
 from trial_lib.records.switches import switch_key
 
-# A foreseen run at a micro-batch size that was not run, from two that were. Pure.
+# The operations at a micro-batch that was not run, from two that were, and on another number of ranks.
 
 
 def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
@@ -31,9 +31,9 @@ def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulati
     operations: list[Operation] = []
     starts: list[int] = []
     if len(small.moments) == len(large.moments):
-        for low, high, near in zip(*(_stretches(run) for run in (small, large, nearer)), strict=True):
+        for low, high, near in zip(*(run.operations_by_moment() for run in (small, large, nearer)), strict=True):
             starts.append(len(operations))
-            operations += _between(low, high, near, weight)
+            operations += _between(low[1], high[1], near[1], weight)
     else:
         operations = _between(small.operations, large.operations, nearer.operations, weight)
         starts = [moment.operation for moment in nearer.moments]
@@ -62,10 +62,6 @@ def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
             moments.append(moment._replace(operation=len(operations)))
             operations += stretch
     return replace(run, moments=tuple(moments), operations=tuple(operations))
-
-
-def _stretches(run: ForeseenRun) -> list[tuple[Operation, ...]]:
-    return [operations for _, operations in run.operations_by_moment()]
 
 
 def _between(
@@ -113,9 +109,6 @@ def _loading(small: ForeseenRun, large: ForeseenRun, micro_batch: int, weight: f
     return (_line(low, high, weight),)
 
 
-# A foreseen run on another number of ranks. Pure.
-
-
 # What an operation of the host moves for a number at most: it reads two of 32 bits and writes one. A copy moves one.
 _TOUCHED_BYTES, _COPIED_BYTES = 12, 4
 _COPIES = ("to_host", "to_device")
@@ -134,30 +127,21 @@ def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
     share, world = run.replicas / replicas, run.world // run.replicas * replicas
     # Stages of a pipeline send to each other in the group of all ranks.
     grown = {run.world: world, run.zero_ranks: replicas * run.sequence_ranks}
-    starts = [moment.operation for moment in run.moments]
-    names = [MOMENTS[moment.name] for moment in run.moments]
     operations: list[Operation] = []
     moments = []
-    for index, moment in enumerate(run.moments):
-        end = starts[index + 1] if index + 1 < len(starts) else len(run.operations)
+    for moment, stretch in run.operations_by_moment():
         moments.append(moment._replace(operation=len(operations)))
-        for operation in run.operations[moment.operation : end]:
+        for operation in stretch:
             kind = kind_of(operation)
             if kind in COLLECTIVES:
                 ranks = grown.get(operation.ranks, operation.ranks)
                 if ranks > 1 or operation.ranks == 1:
                     operations.append(operation._replace(ranks=ranks))
-            elif _is_of_a_partition(operation, kind, names[index], run):
+            elif _is_of_a_partition(operation, kind, MOMENTS[moment.name], run):
                 operations.append(operation.with_work(operation.flops * share, operation.moved * share))
             else:
                 operations.append(operation)
-    return replace(
-        run,
-        world=world,
-        replicas=replicas,
-        operations=tuple(operations),
-        moments=tuple(moments),
-    )
+    return replace(run, world=world, replicas=replicas, operations=tuple(operations), moments=tuple(moments))
 
 
 def _is_of_a_partition(operation: Operation, kind: str, moment: str, run: ForeseenRun) -> bool:
@@ -219,10 +203,6 @@ class ArmRuns:
         """Whether nothing is known about other micro-batches."""
         return self.large is None or bool(self.large.stopped)
 
-    def is_scaled(self, replicas: int) -> bool:
-        """Whether no run was of so many replicas, so that the states are divided anew."""
-        return replicas != self.small.replicas
-
     def at_replicas(self, replicas: int) -> tuple[ForeseenRun, ForeseenRun | None]:
         """The runs at the small and at the larger micro-batch on a number of replicas of the model."""
         large = None if self.is_of_one_size else self.large
@@ -244,7 +224,8 @@ class ArmRuns:
         """The run whose operations are those of a micro-batch on a number of replicas."""
         run = self._at_size(micro_batch)
         if run.replicas != replicas:
-            run = at_world(run, replicas) if run.replicas > 1 else _alone(run, replicas)
+            alone = replace(run, replicas=replicas, world=run.world * replicas)
+            run = at_world(run, replicas) if run.replicas > 1 else alone
         return replace(run, accumulation=accumulation)
 
     @cached_property
@@ -272,7 +253,8 @@ def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
     """Divides partitioned states over other replicas, by formula. Buffers and what a pass gathers stay."""
     partitioned, share = partitioned_states(run), run.replicas / replicas
     storages = tuple(
-        _divided(storage, share) if index in partitioned else storage for index, storage in enumerate(run.storages)
+        storage._replace(size=round(storage.size * share)) if index in partitioned else storage
+        for index, storage in enumerate(run.storages)
     )
     return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)
 
@@ -303,7 +285,6 @@ def persistent(run: ForeseenRun) -> set[int]:
 
 def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
     """One rank's share on device and host. A share that is made anew in each step counts once."""
-    device = host = 0.0
     most: dict[tuple[int, int], float] = {}
     live: dict[tuple[int, int], float] = {}
     states = partitioned_states(run)
@@ -314,20 +295,8 @@ def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
         key = storage.kind, storage.place
         live[key] = live.get(key, 0.0) + (storage.size if event.is_made else -storage.size)
         most[key] = max(most.get(key, 0.0), live[key])
-    for (_, place), size in most.items():
-        if place == _DEVICE:
-            device += size
-        else:
-            host += size
-    return device, host
-
-
-def _divided(storage: Storage, share: float) -> Storage:
-    return storage._replace(size=round(storage.size * share))
-
-
-def _alone(run: ForeseenRun, replicas: int) -> ForeseenRun:
-    return replace(run, replicas=replicas, world=run.world * replicas)
+    device = sum(size for (_, place), size in most.items() if place == _DEVICE)
+    return device, sum(most.values()) - device
 
 
 def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:

@@ -105,6 +105,7 @@ class ArmWork:
         self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
         self._typed = typed
         self._growths: dict[str, Growth | None] = {}
+        self._others: list[AskedDevices] = []  # devices of another number, one at most
 
     @property
     def small(self) -> list[WantedRun]:
@@ -204,13 +205,6 @@ class ArmWork:
                     return grown
         return None
 
-    @property
-    def _others(self) -> list[AskedDevices]:
-        # Other devices of another number, one at most.
-        return [self._other] if self._other is not None else []
-
-    _other: AskedDevices | None = None
-
     def also_on(self, asked: Sequence[AskedDevices]) -> None:
         """Adds the first other number of devices, which shows how states are divided.
 
@@ -218,7 +212,7 @@ class ArmWork:
         """
         for each in asked:
             if 1 < each.count != self._base.count and self._sizes[0] in self._policies[each.count].sizes():
-                self._other = replace(each, cluster=replace(each.cluster, device=self._base.cluster.device))
+                self._others = [replace(each, cluster=replace(each.cluster, device=self._base.cluster.device))]
                 return
 
     def _run(self, arm: PlanArm, size: int, asked: AskedDevices | None = None) -> WantedRun:

@@ -20,7 +20,6 @@ from trial_lib.search.zero_settings import arm_key
 
 _COARSE = (STAGE, "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 _PERMISSIONS = ("zero_force_ds_cpu_optimizer", "zero_allow_untested_optimizer")
-_WHERE = "the DeepSpeed configuration"
 
 
 @dataclass(frozen=True)
@@ -177,13 +176,14 @@ def _without_groups(arm: Arm) -> Arm:
 def _is_asked_for(arm: Arm, asked: Iterable[str]) -> bool:
     asked = set(asked)
     return all(
-        path.startswith(_COARSE) or path in _PERMISSIONS or path in asked or is_switch(path) or _is_neutral(value)
+        path.startswith(_COARSE)
+        or path in _PERMISSIONS
+        or path in asked
+        or is_switch(path)
+        # It is neutral.
+        or (value is not True and value in (None, False, "none", 1))
         for path, value in leaves(arm.knobs)
     )
-
-
-def _is_neutral(value: Any) -> bool:
-    return value is not True and value in (None, False, "none", 1)
 
 
 def check_groups(config: Mapping[str, Any], count: int, where: str) -> None:
@@ -208,12 +208,8 @@ def check_count(config: Mapping[str, Any], count: int, where: str) -> None:
         raise InputError(
             f"a global batch of {batch} samples cannot be divided over {replicas} replicas of the model.",
             where=where,
-            remedy=f"Ask for a number of devices that divides it, or give another batch by --{_dashed(TRAIN_BATCH)}.",
+            remedy="Ask for a number of devices that divides it, or give another batch by --train-batch-size.",
         )
-
-
-def _dashed(key: str) -> str:
-    return key.replace("_", "-")
 
 
 def batch_policy(
@@ -283,8 +279,7 @@ def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int
         return typed.micro_batch * typed.accumulation * replicas
 
 
-# The values of a program's switches that a plan foresees apart. Pure.
-
+# The values of a program's switches that a plan foresees apart.
 
 _ONE_LAYOUT = "because a plan counts the replicas of one layout."
 

@@ -50,7 +50,9 @@ def counted(
             continue
         known = _arms_on(evaluations, devices, partial(policy_on, devices.count, size))
         if known:
-            found.append(_best(known).model_copy(update={"other_batch": known[0].samples_of_a_step}))
+            policy, first = known[0].policy, known[0].sizes[0]
+            samples = first * max(1, policy.accumulation(first)) * policy.data_parallel_size
+            found.append(_best(known).model_copy(update={"other_batch": samples}))
     return tuple(found)
 
 
@@ -118,11 +120,6 @@ class _AtCount:
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.base.sizes_of(self.policy)
-
-    @property
-    def samples_of_a_step(self) -> int:
-        size = self.sizes[0]
-        return size * max(1, self.policy.accumulation(size)) * self.policy.data_parallel_size
 
     def forecast(self, size: int) -> PeakForecast:
         before, cluster = self.base.asked, self.devices.cluster

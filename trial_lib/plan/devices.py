@@ -279,8 +279,7 @@ def device_speeds(studies: Path) -> Mapping[str, DeviceSpeed]:
     return {each.device: each for each in in_order}
 
 
-# Seconds of a transfer: bytes over the slowest link of its way, and the latency of each hop. Pure.
-
+# Seconds of a transfer: bytes over the slowest link of its way, and the latency of each hop.
 
 _BASE, _HOP_WITHIN, _HOP_BETWEEN = 8.4e-6, 3.4e-6, 14e-6
 # How often a whole tensor goes around a ring.
@@ -362,8 +361,7 @@ def swap_seconds(kind: str, size: float, cluster: Cluster, efficiencies: Efficie
     return size / (cluster.device.disk * efficiencies.disk.value * (_WRITTEN if kind == "to_disk" else 1.0))
 
 
-# Seconds of an operation on a device or its host: the slower of arithmetic and memory. Pure.
-
+# Seconds of an operation on a device or its host: the slower of arithmetic and memory.
 
 ON_MATRIX_UNITS = ("matmul", "convolution", "attention", "whole_attention")
 """The names in `OPERATIONS` of what counts by its FLOPs as well as by its bytes."""

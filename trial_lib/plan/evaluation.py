@@ -1,6 +1,7 @@
 """One arm on one cluster: whether it fits, its fastest micro-batch, its speed and its price. Pure."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -146,7 +147,8 @@ class Evaluation:
             memory=memory,
             host=self.host,
             memory_bound=memory_bound(memory),
-            is_scaled=self.runs.is_scaled(self.policy.data_parallel_size),
+            # Then the states are divided anew.
+            is_scaled=self.policy.data_parallel_size != self.runs.small.replicas,
             runs=self.runs.names,
             **({} if step is None else self._speed(step)),
         )
@@ -162,6 +164,7 @@ class Evaluation:
         def rate(value: float | None) -> ForeseenRange | None:
             return None if value is None else ForeseenRange(value=value, low=value / wide[0], high=value * wide[1])
 
+        without_data = max(step.seconds - step.parts["data"], 1e-9)
         tokens, price = rate(step.tokens_per_s), self.asked.price
         cost = None
         if tokens is not None and price is not None and tokens.value > 0:
@@ -171,7 +174,7 @@ class Evaluation:
             "samples_per_s": rate(step.samples_per_s),
             "tokens_per_s": tokens,
             "mfu": rate(step.mfu),
-            "without_loading": step.samples_per_s * _without_data(step) if step.parts["data"] else None,
+            "without_loading": step.samples_per_s * step.seconds / without_data if step.parts["data"] else None,
             "cost": cost,
             "seconds": dict(step.parts),
             "hidden_s": step.hidden,
@@ -187,19 +190,8 @@ class Evaluation:
 
     def _largest_at(self, likely: float) -> int:
         # The largest of the sizes that fits with a probability; 0 if none does.
-        low, high = 0, len(self.sizes)
-        while low < high:
-            middle = (low + high) // 2
-            if self.fits(self.sizes[middle]) >= likely:
-                low = middle + 1
-            else:
-                high = middle
-        return self.sizes[low - 1] if low else 0
-
-
-def _without_data(step: ForeseenStep) -> float:
-    # How many times as fast a step is if no device waits for data.
-    return step.seconds / max(step.seconds - step.parts["data"], 1e-9)
+        fitting = bisect_left(self.sizes, True, key=lambda size: self.fits(size) < likely)
+        return self.sizes[fitting - 1] if fitting else 0
 
 
 def fastest_of_pipeline(sizes: Sequence[int], step: Callable[[int], ForeseenStep]) -> tuple[int, ForeseenStep]:

@@ -36,10 +36,7 @@ from trial_lib.search.arms import RequestedKnob
 from trial_lib.search.knobs import ZERO_STAGES
 from trial_lib.search.sizes import BatchPolicy
 
-# How far a plan is: sentences every few seconds, the seconds of its parts, and no collector in its way.
-
-
-_WORD_S = 4.0
+_WORD_S = 4.0  # between two sentences on how far a plan is
 
 
 @contextlib.contextmanager
@@ -100,22 +97,9 @@ class PlanProgress:
         self._tell(text)
 
 
-class PlanWatch:
-    """The seconds of each part of a planning."""
-
-    def __init__(self) -> None:
-        self.shares: dict[str, float] = {}
-        self._at = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.shares[name], self._at = now - self._at, now
-
-
 _POLL_S = 0.1
 _LONG_S = 3.0  # of a run without its imports
 _ALIKE = 1.05  # lengths that differ less are told as one
-
 
 Foresee = Callable[[WantedRun], ForeseenRun]
 """Foresees a run. It is called from several threads at once."""
@@ -186,6 +170,7 @@ class Planned:
     notes: tuple[str, ...] = ()  # sentences on the program's switches
 
 
+@paused_collector()
 def plan(
     problem: PlanProblem,
     foresee: Foresee,
@@ -200,23 +185,19 @@ def plan(
     ends the runs that are under way then, and `end` one that is of no use. Raises ProgramNotForeseenError if the
     program cannot be foreseen, and InputError if its batch cannot be divided over the devices.
     """
-    with paused_collector():
-        said = PlanProgress(tell)
-        return _planned(
-            problem, lambda wanted: _all(wanted, foresee, problem.processes, said, check, stop, end), said, check
-        )
+    said, begun_at = PlanProgress(tell), time.monotonic()
+    shares: dict[str, float] = {}
 
+    def foresee_all(wanted: Sequence[WantedRun]) -> Mapping[str, ForeseenRun]:
+        return _all(wanted, foresee, problem.processes, said, check, stop, end)
 
-def _planned(
-    problem: PlanProblem,
-    foresee_all: Callable[[Sequence[WantedRun]], Mapping[str, ForeseenRun]],
-    said: PlanProgress,
-    check: Callable[[], None],
-) -> Planned:
-    watch = PlanWatch()
+    def end_part(name: str) -> None:
+        shares[name] = time.monotonic() - begun_at - sum(shares.values())
+
+    # The first run finds out what the program is.
     base = max(problem.asked, key=lambda each: each.count)
     typed, runs = _first(problem, base, foresee_all)
-    watch.lap("the program")
+    end_part("the program")
     if not problem.base_config:
         problem = replace(problem, base_config=typed.program.get("ds_config") or typed.ds_config)
     policies = {each.count: problem.policy(typed, each.count) for each in problem.asked}
@@ -225,6 +206,7 @@ def _planned(
         missing = [each for each in wanted if each.name not in runs]
         runs.update(foresee_all(missing) if missing else {})
 
+    # The program's switches, and the arms.
     program = typed.program
     own = own_switches(problem.switches, program.get("switches", {}), program.get("turnable", {}))
     policy = policies[base.count]
@@ -246,7 +228,9 @@ def _planned(
     run_all(work.more(runs, problem.processes))
     while unlike := work.unlike(runs):
         run_all(unlike)
-    watch.lap("arms")
+    end_part("arms")
+
+    # The tables.
     foreseen = with_common_loading(work.foreseen(runs))
     devices = tuple(
         _table(
@@ -261,9 +245,9 @@ def _planned(
         )
         for asked in problem.asked
     )
-    watch.lap("memory and time")
+    end_part("memory and time")
     notes = (*notes, *_of_lengths(typed, foreseen))
-    return Planned(typed, problem.base_config, policies, devices, runs, watch.shares, notes)
+    return Planned(typed, problem.base_config, policies, devices, runs, shares, notes)
 
 
 def _of_lengths(typed: ForeseenRun, arms: Sequence[ArmRuns]) -> list[str]:
@@ -314,15 +298,12 @@ def _first(
         runs = dict(run([replace(wanted, is_first=True)]))
     first = runs[wanted.name]
     if first.stopped:
-        raise ProgramNotForeseenError(first.stopped if _would_stop_a_trial(first) else f"{first.stopped} {_INSTEAD}")
+        would_stop_a_trial = first.stopped.partition(":")[0] in _OWN_ERRORS
+        raise ProgramNotForeseenError(first.stopped if would_stop_a_trial else f"{first.stopped} {_INSTEAD}")
     # A run that was stopped says so when it is run again.
     use = _is_of_use_beside(first)
     runs = {name: each for name, each in runs.items() if name == wanted.name or (use and not each.stopped)}
     return replace(first, accumulation=accumulation or first.accumulation), runs
-
-
-def _would_stop_a_trial(first: ForeseenRun) -> bool:
-    return first.stopped.partition(":")[0] in _OWN_ERRORS
 
 
 def _is_of_use_beside(first: ForeseenRun) -> bool:

@@ -1,6 +1,6 @@
 """The seconds of an optimizer step on a cluster that is not there. Pure.
 
-The operations of a foreseen run are laid on the clocks of `timeline.py` as DeepSpeed 0.19.8 does: stages 1 and 2 reduce
+The operations of a foreseen run are laid on the clocks of a `Timeline` as DeepSpeed 0.19.8 does: stages 1 and 2 reduce
 buckets behind the backward pass if `overlap_comm` is on, stage 3 gathers ahead by the size of its prefetch bucket, an
 offloaded optimizer waits for the gradients on the host. The absolute figure is *foreseen* until the device has been
 measured; order and fit are what it is for.
@@ -39,8 +39,7 @@ from trial_lib.plan.work import (
 )
 from trial_lib.records.switches import switches_of
 
-# The operations of a compiled model: those that inductor fuses are one pass over the memory. Pure.
-
+# The operations of a compiled model: those that inductor fuses are one pass over the memory.
 
 # Of the classes in `OPERATIONS`. Products, attention and embeddings are kernels of their own.
 _FUSIBLE = ("norm", "elementwise", "reduction", "copy", "loss")
@@ -90,7 +89,7 @@ def _is_fusible(operation: Operation) -> bool:
     return kind_of(operation) in _FUSIBLE and not operation.on_host
 
 
-# The clocks of a step: the host issues, the device computes, links carry. Pure.
+# The clocks of a step: the host issues, the device computes, links carry.
 
 
 PARTS = ("compute", "launches", *(part for part in STEP_PARTS if part not in ("compute", "launches", "other")))
@@ -240,7 +239,7 @@ class ForeseenStep:
     # The ratio of that interval's ends to the median, without what all steps on a device have in common
     # (`Efficiencies.whole`)
     apart: float
-    parts: Mapping[str, float]  # seconds by the names of `timeline.PARTS`; they add up to `seconds`
+    parts: Mapping[str, float]  # seconds by the names of `PARTS`; they add up to `seconds`
     shares: Mapping[str, float]  # of the step that each constant decides, by its name in `Efficiencies`
     hidden: float  # seconds of transfers that go on beside the computation
     bound: str  # the largest part

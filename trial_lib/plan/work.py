@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Moment, Operation
+from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun, Operation
 from trial_lib.plan.devices import ON_MATRIX_UNITS
 
 
@@ -58,12 +58,15 @@ def step_of(run: ForeseenRun) -> StepWork:
     without what stages 0 and 1 reduce at the end of a step. If a run shows too many, the first are left out. Raises
     ValueError if the run has no step.
     """
-    stretches = _stretches(run)
     whole = {moment.step for moment in run.moments if MOMENTS[moment.name] == "update" and moment.step > 0}
     steps = whole or {moment.step for moment in run.moments if moment.step > 0}
     if not steps:
         raise ValueError("the foreseen run has no optimizer step")
-    last = [stretch for moment, stretch in stretches if moment.step == max(steps)]
+    last = [
+        Stretch(MOMENTS[moment.name], operations, moment.micro_batch)
+        for moment, operations in run.operations_by_moment()
+        if moment.step == max(steps)
+    ]
     shown = sorted({each.micro_batch for each in last})
     lacking = run.accumulation - len(shown)
     if lacking <= 0:
@@ -111,13 +114,6 @@ def multiplied_in(run: ForeseenRun) -> str | None:
                 flops[each.dtype] = flops.get(each.dtype, 0.0) + each.flops
     most = run.dtypes[max(flops, key=lambda dtype: flops[dtype])] if flops and run.dtypes else None
     return None if most == "float64" else most
-
-
-def _stretches(run: ForeseenRun) -> list[tuple[Moment, Stretch]]:
-    return [
-        (moment, Stretch(MOMENTS[moment.name], operations, moment.micro_batch))
-        for moment, operations in run.operations_by_moment()
-    ]
 
 
 def kind_of(operation: Operation) -> str:

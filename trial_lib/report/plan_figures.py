@@ -52,15 +52,6 @@ MOMENT_NAMES = {
 }
 """Moments of a run. Code between them has no name."""
 
-MOMENT_PHRASES = {
-    "load": "while a batch is loaded",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "update": "in the optimizer's update",
-    "between": "between the passes",
-}
-"""Moments of a step in a sentence."""
-
 PART_NAMES = {
     "compute": "computing",
     "launches": "launches",

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from trial_lib.plan.allocator import rounded
+from trial_lib.plan.answer import MOMENT_WORDS
 from trial_lib.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.figures import GREY, RED, Drawn, empty_figure
@@ -18,7 +19,6 @@ from trial_lib.report.plan_figures import (
     KIND_NAMES,
     LEGEND,
     MOMENT_NAMES,
-    MOMENT_PHRASES,
     OCHRE,
     OLIVE,
     VIOLET,
@@ -259,7 +259,7 @@ def places(line: StepLine) -> Callable[[float], float]:
 
 def _peak_sentence(line: StepLine) -> str:
     part = line.peak_part
-    where = MOMENT_PHRASES.get(part.name, part.name)
+    where = MOMENT_WORDS.get(part.name, part.name)
     which = f" of micro-batch {part.micro_batch + 1}" if line.micro_batches > 1 and part.name != "update" else ""
     most = sorted(zip(line.bytes[line.peak], line.kinds, strict=True), reverse=True)
     parts = [f"{bytes_shown(count)} {KIND_NAMES.get(kind, kind)}" for count, kind in most[:3] if count]
