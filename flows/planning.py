@@ -26,7 +26,7 @@ from flows.terminal import print_document, say, say_error, say_ways, telling_sti
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.messages.errors import InputError, plain
-from trial_lib.plan.answer import TIME_BRIEFLY, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
+from trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
 from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
@@ -315,7 +315,7 @@ def _cells(
 
 def _bound(arm: PlannedArm) -> str:
     if arm.is_likely:
-        longest = TIME_BRIEFLY.get(max(arm.seconds, key=arm.seconds.__getitem__, default=""), "")
+        longest = TIME_WORDS.get(max(arm.seconds, key=arm.seconds.__getitem__, default=""), ("", ""))[1]
         return f"{longest} ({arm.without_loading:,.3g}/s without)" if is_bound_by_loading(arm) else longest
     return f"memory: {next(iter(grouped(arm.memory)), '')}"
 

@@ -32,33 +32,18 @@ MEMORY_WORDS = {
 """Kinds of memory in the words of an answer. `states` stands for `STATES`."""
 
 TIME_WORDS = {
-    "compute": "computing",
-    "launches": "launching many small operations",
-    "gathering": "gathering parameters",
-    "reducing": "reducing gradients",
-    "exchanging": "waiting for activations of other devices",
-    "update": "the optimizer's update",
-    "host_update": "the optimizer's update on the host (Adam)",
-    "transfers": "copies between device and host",
-    "disk": "reading and writing NVMe drives",
-    "data": "loading data",
+    "compute": ("computing", "compute"),
+    "launches": ("launching many small operations", "launches"),
+    "gathering": ("gathering parameters", "gathers"),
+    "reducing": ("reducing gradients", "reduction"),
+    "exchanging": ("waiting for activations of other devices", "exchange"),
+    "update": ("the optimizer's update", "update"),
+    "host_update": ("the optimizer's update on the host (Adam)", "host Adam"),
+    "transfers": ("copies between device and host", "copies"),
+    "disk": ("reading and writing NVMe drives", "NVMe"),
+    "data": ("loading data", "data"),
 }
-"""Parts of a step in the words of an answer."""
-
-TIME_BRIEFLY = {
-    "compute": "compute",
-    "launches": "launches",
-    "gathering": "gathers",
-    "reducing": "reduction",
-    "exchanging": "exchange",
-    "update": "update",
-    "host_update": "host Adam",
-    "transfers": "copies",
-    "disk": "NVMe",
-    "data": "data",
-}
-"""Parts of a step in the words of a table."""
-
+"""Parts of a step in the words of an answer, and of a table."""
 
 MOMENT_WORDS = {
     "initialize": "while DeepSpeed initialises",
@@ -87,7 +72,7 @@ def memory_bound(memory: Mapping[str, float]) -> str:
 def time_bound(seconds: Mapping[str, float]) -> str:
     """What takes most of a step, in words; empty if nothing is known."""
     longest = max(seconds, key=lambda part: seconds[part], default="")
-    return TIME_WORDS.get(longest, longest)
+    return TIME_WORDS.get(longest, (longest,))[0]
 
 
 def answer_of(devices: PlannedDevices) -> str:
@@ -144,7 +129,9 @@ def why_of(devices: PlannedDevices) -> tuple[str, ...]:
         total = sum(arm.seconds.values()) or 1.0
         longest = sorted(arm.seconds.items(), key=lambda each: -each[1])
         parts = [
-            f"{TIME_WORDS.get(part, part)} {_share(size, total)}" for part, size in longest if size >= 0.01 * total
+            f"{TIME_WORDS.get(part, (part,))[0]} {_share(size, total)}"
+            for part, size in longest
+            if size >= 0.01 * total
         ]
         sentences.append(f"Time: a step takes {total:.3g} s, of which {_listed(parts[:4])}.")
     if is_bound_by_loading(arm):

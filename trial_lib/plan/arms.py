@@ -387,14 +387,12 @@ def _is_tried(request: RequestedKnob) -> bool:
     return is_planned(request) and not request.when and not is_turned(place_of(request.path))
 
 
-def _is_like(one: tuple[Any, ForeseenRun], other: tuple[Any, ForeseenRun], place: str) -> bool:
+def _is_like(mine: tuple[Any, ForeseenRun], its: tuple[Any, ForeseenRun], place: str) -> bool:
     # Whether two values of a switch have the same rows. A compiled model runs as it is written.
-    return compiles({place: one[0]}) == compiles({place: other[0]}) and _does_the_same(one[1], other[1])
-
-
-def _does_the_same(one: ForeseenRun, other: ForeseenRun) -> bool:
+    (value, one), (other_value, other) = mine, its
     return (
-        (one.parameters, one.trainable, one.micro_batch) == (other.parameters, other.trainable, other.micro_batch)
+        compiles({place: value}) == compiles({place: other_value})
+        and (one.parameters, one.trainable, one.micro_batch) == (other.parameters, other.trainable, other.micro_batch)
         and one.storages == other.storages
         and one.events == other.events
         and one.operations == other.operations

@@ -177,7 +177,6 @@ def _plain(name: str) -> str:
 
 # The devices of this host, as a plan knows devices.
 
-
 _TERA = 1e12
 _ALIKE = 0.1
 

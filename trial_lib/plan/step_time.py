@@ -91,7 +91,6 @@ def _is_fusible(operation: Operation) -> bool:
 
 # The clocks of a step: the host issues, the device computes, links carry.
 
-
 PARTS = ("compute", "launches", *(part for part in STEP_PARTS if part not in ("compute", "launches", "other")))
 """The parts of a step. Beside `compute` and `update` they are waiting times of the device.
 

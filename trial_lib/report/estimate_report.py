@@ -8,7 +8,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION
 from trial_lib.device.this_host import kind_of
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.result import Outcome
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.host_memory import HostMemory
 from trial_lib.search.knobs import ZERO_STAGES
@@ -175,18 +175,14 @@ def _measured(model: MemoryModel, known: KnownTrials, config: dict[str, Any]) ->
     if not completed and not failed and not of_host:
         return None
     largest = max(completed, key=lambda trial: trial[0].micro_batch_size, default=None)
+    steps = None if largest is None else measured_above_initialize(largest[1].memory)
     return MeasuredArm(
         completed=len(completed),
         largest_micro_batch=None if largest is None else largest[0].micro_batch_size,
         smallest_out_of_memory=min(failed, default=None),
         out_of_host_memory=of_host,
-        total=None if largest is None else _total(model, *largest),
+        total=None if largest is None or steps is None else int(model.allocations(largest[0]).initialize + steps),
     )
-
-
-def _total(model: MemoryModel, candidate: Candidate, result: TrialResult) -> int | None:
-    steps = measured_above_initialize(result.memory)
-    return None if steps is None else int(model.allocations(candidate).initialize + steps)
 
 
 def _own_size(base: dict[str, Any], replicas: int) -> int:

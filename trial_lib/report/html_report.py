@@ -23,8 +23,6 @@ from trial_lib.report.read_study import read_study
 from trial_lib.report.study_view import StudyView, failure_groups, setting_text
 from trial_lib.report.tables import planned_rows
 
-# The parts that all pages share: templates, filters, and plotly's drawing code.
-
 
 def drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
     """Plotly's data, by the figures' keys."""
@@ -47,28 +45,16 @@ def page_template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "number": _number, "interval": _interval, "bytes": _bytes}
-    environment.filters["setting"] = setting_text
+    filters = environment.filters
+    filters |= {"duration": duration, "setting": setting_text}
+    filters["number"] = lambda value, unit="": "-" if value is None else quantity(value, unit).rstrip()
+    filters["interval"] = lambda ends: f"{ends[0]:.2f} to {ends[1]:.2f}"
+    filters["bytes"] = lambda count: "-" if count is None else bytes_shown(count)
     return environment.get_template(name)
 
 
-def _number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else quantity(value, unit).rstrip()
-
-
-def _interval(ends: Sequence[float]) -> str:
-    return f"{ends[0]:.2f} to {ends[1]:.2f}"
-
-
-def _bytes(count: float | None) -> str:
-    return "-" if count is None else bytes_shown(count)
-
-
-REPORT, FIGURE = "report.html.j2", "figure.html.j2"
-
-
 def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
-    return page_template(REPORT).render(
+    return page_template("report.html.j2").render(
         view=view,
         figures=figures,
         drawings=drawings(figures),
@@ -84,12 +70,11 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
 
 def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
     """An HTML page for each figure with a drawing, by its key."""
-    drawn = [figure for figure in figures if figure.figure is not None]
+    page = page_template("figure.html.j2")
     return {
-        figure.key: page_template(FIGURE).render(
-            view=view, figures=[figure], drawings=drawings([figure]), plotly=packed_plotly()
-        )
-        for figure in drawn
+        each.key: page.render(view=view, figures=[each], drawings=drawings([each]), plotly=packed_plotly())
+        for each in figures
+        if each.figure is not None
     }
 
 
@@ -98,9 +83,6 @@ def _compared(view: StudyView) -> list[tuple[str, str, str]]:
     shown = {name: SEARCH_METRICS[name].shown for name in dict.fromkeys((view.metric, "throughput"))}
     after: Mapping[str, float] = view.after
     return [(name, show(view.before.get(name)), show(after[name])) for name, show in shown.items() if name in after]
-
-
-# Writes a study's report and its figures into its folder.
 
 
 # MLflow imports them, in a thread of its own. Plotly looks for them among the modules that are there, and fails if one

@@ -73,11 +73,8 @@ def knob_effects(view: StudyView) -> list[KnobEffect]:
 
 def measured_trials(view: StudyView) -> list[TrialView]:
     """The trials that effects are computed from: the latest that measured the study's metric."""
-    return [trial for trial in view.trials if _is_measured(trial)][-_MOST_TRIALS:]
-
-
-def _is_measured(trial: TrialView) -> bool:
-    return not trial.is_profile and trial.row.value is not None and trial.row.value > 0
+    measured = (trial for trial in view.trials if not trial.is_profile and (trial.row.value or 0) > 0)
+    return list(measured)[-_MOST_TRIALS:]
 
 
 def _columns(trials: Sequence[TrialView]) -> dict[str, list[Any]]:
@@ -89,7 +86,10 @@ def _columns(trials: Sequence[TrialView]) -> dict[str, list[Any]]:
     for name, column in columns.items():
         if len(_distinct(column)) > 1:
             together.setdefault(tuple(_numbered(column)), []).append(name)
-    return {", ".join(map(_short, names)): columns[names[0]] for names in together.values()}
+    return {
+        ", ".join(place_of(name).removeprefix("zero_optimization.") for name in names): columns[names[0]]
+        for names in together.values()
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -103,10 +103,6 @@ def _distinct(column: Sequence[Any]) -> list[Any]:
 def _numbered(column: Sequence[Any]) -> list[int]:
     distinct = [repr(value) for value in _distinct(column)]
     return [-1 if value is None else distinct.index(repr(value)) for value in column]
-
-
-def _short(path: str) -> str:
-    return place_of(path).removeprefix("zero_optimization.")
 
 
 def _likeness(name: str, left: Sequence[Any], right: Sequence[Any]) -> Array:

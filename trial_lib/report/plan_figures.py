@@ -14,32 +14,22 @@ from trial_lib.report.figures import COLOURS, GREY, RED, Drawn, empty_figure, er
 from trial_lib.report.study_view import Interval
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS
-BROWN = "#96694c"
 
-KIND_NAMES = {
-    "parameter": "parameters",
-    "optimizer": "optimizer states",
-    "gradient": "gradients",
-    "buffer": "DeepSpeed's buffers",
-    "input": "batch",
-    "activation": "activations",
-    "logits": "logits and loss",
-    "temporary": "temporary",
-    "overhead": "context and fragments",
+_KINDS = {
+    "parameter": ("parameters", BLUE),
+    "optimizer": ("optimizer states", VIOLET),
+    "gradient": ("gradients", GREEN),
+    "buffer": ("DeepSpeed's buffers", OCHRE),
+    "input": ("batch", OLIVE),
+    "activation": ("activations", ORANGE),
+    "logits": ("logits and loss", CORAL),
+    "temporary": ("temporary", PINK),
+    # What the allocator, the context and libraries add.
+    "overhead": ("context and fragments", GREY),
 }
-"""Kinds of memory as people read them. `overhead` is what the allocator, the context and libraries add."""
-
-KIND_COLOURS = {
-    "parameter": BLUE,
-    "optimizer": VIOLET,
-    "gradient": GREEN,
-    "buffer": OCHRE,
-    "input": OLIVE,
-    "activation": ORANGE,
-    "logits": CORAL,
-    "temporary": PINK,
-    "overhead": GREY,
-}
+KIND_NAMES = {kind: name for kind, (name, _) in _KINDS.items()}
+"""Kinds of memory as people read them."""
+KIND_COLOURS = {kind: colour for kind, (_, colour) in _KINDS.items()}
 """One colour for a kind, in all figures of a page."""
 
 MOMENT_NAMES = {
@@ -52,33 +42,19 @@ MOMENT_NAMES = {
 }
 """Moments of a run. Code between them has no name."""
 
-PART_NAMES = {
-    "compute": "computing",
-    "launches": "launches",
-    "gathering": "gathering parameters",
-    "reducing": "reducing gradients",
-    "exchanging": "waiting for activations",
-    "transfers": "copies to and from the host",
-    "disk": "NVMe drives",
-    "update": "update",
-    "host_update": "update on the host",
-    "data": "loading data",
+_PARTS = {
+    "compute": ("computing", BLUE),
+    "launches": ("launches", PINK),
+    "gathering": ("gathering parameters", ORANGE),
+    "reducing": ("reducing gradients", GREEN),
+    "exchanging": ("waiting for activations", CORAL),
+    "transfers": ("copies to and from the host", OCHRE),
+    "disk": ("NVMe drives", "#96694c"),
+    "update": ("update", VIOLET),
+    "host_update": ("update on the host", OLIVE),
+    "data": ("loading data", GREY),
 }
-"""Parts of a step's time."""
-
-PART_COLOURS = {
-    "compute": BLUE,
-    "launches": PINK,
-    "gathering": ORANGE,
-    "reducing": GREEN,
-    "exchanging": CORAL,
-    "transfers": OCHRE,
-    "disk": BROWN,
-    "update": VIOLET,
-    "host_update": OLIVE,
-    "data": GREY,
-}
-"""One colour for a part, in all figures of a page."""
+"""Parts of a step's time: name and colour, in all figures of a page."""
 
 
 def faint(colour: str, opacity: float) -> str:
@@ -87,7 +63,6 @@ def faint(colour: str, opacity: float) -> str:
 
 
 # The parts that several figures of a plan share.
-
 
 FAR = 4
 """Times what is drawn. A device with more memory is written, not drawn, because it would flatten the rest."""
@@ -247,10 +222,14 @@ def arms_time_figure(devices: PlannedDevices) -> Drawn:
     scale, unit = axis_unit(max(sum(arm.seconds.values()) / divisors[arm.label] for arm in arms), "s")
     words = {"s": "seconds", "ms": "milliseconds"}[unit]
     figure = _bars(f"{words} of a step" if is_same else f"{words} for each sample of a device", arms)
-    parts = [part for part in _ordered([arm.seconds for arm in arms], PART_NAMES) if _is_seen(part, arms)]
-    for part in parts:
+    parts = _ordered([arm.seconds for arm in arms], _PARTS)
+    parts = [
+        each for each in parts if any(arm.seconds.get(each, 0.0) > 1e-3 * sum(arm.seconds.values()) for arm in arms)
+    ]
+    names = [_PARTS.get(part, (part, GREY)) for part in parts]
+    for part, (name, colour) in zip(parts, names, strict=True):
         seconds = [arm.seconds.get(part, 0.0) / divisors[arm.label] / scale for arm in arms]
-        _add_bars(figure, PART_NAMES.get(part, part), PART_COLOURS.get(part, GREY), seconds, arms, unit)
+        _add_bars(figure, name, colour, seconds, arms, unit)
     says = (
         "The time of an optimizer step, by part. Besides computing and the update, a part is the time that the device "
         "waits for it. The table has the transfers that go on beside the computation."
@@ -266,15 +245,11 @@ def arms_time_figure(devices: PlannedDevices) -> Drawn:
         )
         for arm in arms
     )
-    columns = ("arm", *(PART_NAMES.get(part, part) for part in parts), "step", "hidden transfers")
+    columns = ("arm", *(name for name, _ in names), "step", "hidden transfers")
     return Drawn(key, title, says, figure, columns, rows)
 
 
-def _is_seen(part: str, arms: Sequence[PlannedArm]) -> bool:
-    return any(arm.seconds.get(part, 0.0) > 1e-3 * sum(arm.seconds.values()) for arm in arms)
-
-
-def _ordered(splits: Sequence[Mapping[str, float]], known: Mapping[str, str]) -> list[str]:
+def _ordered(splits: Sequence[Mapping[str, float]], known: Mapping[str, object]) -> list[str]:
     given = dict.fromkeys(name for split in splits for name, size in split.items() if size)
     return [name for name in known if name in given] + [name for name in given if name not in known]
 
@@ -317,7 +292,6 @@ def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, ForeseenRange
 
 
 # A plan over the number of devices: speed and memory, and the fewest devices on which the program trains.
-
 
 _FAILING = "nothing fits"
 

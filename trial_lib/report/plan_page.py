@@ -32,10 +32,6 @@ StepLines = tuple[StepLine | None, StepLine | None]
 """A step in the memory of a device and in that of the host."""
 
 
-# The share of a device's memory.
-_SHOWN_ON_HOST = 0.01
-
-
 def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
     """`lines` has the step of the chosen arm, by the labels of devices. Those that have none are missing."""
     of_devices = [(each, _figures(each, lines.get(each.label, (None, None)))) for each in _best_first(record)]
@@ -63,7 +59,7 @@ def render_plan(record: PlanRecord, lines: Mapping[str, StepLines]) -> str:
         ends=_ends,
         why=_why,
         has_host=keeps_on_host,
-        share=_share,
+        share=lambda value: f"{100 * value:.2g}",
     )
 
 
@@ -90,7 +86,7 @@ def _figures(devices: PlannedDevices, lines: StepLines) -> list[Drawn]:
 
 def keeps_on_host(devices: PlannedDevices) -> bool:
     """Whether any arm keeps enough in the host's memory to be shown. Each keeps a few counters there."""
-    return any(arm.host > _SHOWN_ON_HOST * devices.usable for arm in devices.arms)
+    return any(arm.host > 0.01 * devices.usable for arm in devices.arms)
 
 
 def _count_figures(record: PlanRecord) -> list[Drawn]:
@@ -133,10 +129,6 @@ def _why(arm: PlannedArm) -> list[str]:
     return [f"{name}: {bound.partition(' (')[0]}" for name, bound in bounds.items() if bound]
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.2g}"
-
-
 def _ends(figure: ForeseenRange) -> str:
     return f"{figure_text(figure.low)} to {figure_text(figure.high)}"
 
@@ -157,21 +149,13 @@ def _facts(record: PlanRecord) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-# Writes the page of a plan into its folder.
-
-
 def write_plan_page(paths: PlanPaths) -> None:
     """Raises OSError if a file is missing, or the disk is full."""
     secrets = KnownSecrets.of(paths.experiment, paths.record)
     record = PlanRecord.model_validate_json(paths.record.read_text())
-    lines = {each.label: found for each in record.devices if (found := step_lines(paths, each)) is not None}
+    runs = {each.label: run for each in record.devices if (run := step_run(paths, each)) is not None}
+    lines = {label: (step_line(run, DEVICE), step_line(run, HOST)) for label, run in runs.items()}
     write_whole(paths.report, render_plan(shown_view(record, secrets), lines))
-
-
-def step_lines(paths: PlanPaths, devices: PlannedDevices) -> StepLines | None:
-    """The chosen arm's step in the memory of a device and of the host; None without runs of it."""
-    run = step_run(paths, devices)
-    return None if run is None else (step_line(run, DEVICE), step_line(run, HOST))
 
 
 def step_run(paths: PlanPaths, devices: PlannedDevices) -> ForeseenRun | None:

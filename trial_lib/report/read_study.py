@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,6 @@ from trial_lib.study.folder import read_own_text, read_record
 from trial_lib.study.foreseen_arms import foreseen_in
 from trial_lib.study.history import StudyState, read_history, waiting_trials
 from trial_lib.study.program import completed_config, learned_switches
-
-# The circumstances of a study: versions, hosts, devices, the model, the arguments.
 
 
 def study_facts(paths: StudyPaths, record: StudyRecord, results: Iterable[TrialResult]) -> dict[str, str]:
@@ -92,14 +90,11 @@ def _values(found: Iterable[str]) -> str:
 def _arguments(arguments: Mapping[str, Any]) -> str:
     shown = redact({name: value for name, value in arguments.items() if name not in ("command", "settings")})
     words = {**shown, **redact(arguments.get("settings") or {})}
-    return " ".join(f"{name}={_word(value)}" for name, value in words.items() if value not in (None, [], {}, (), ""))
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-# The configurations that were measured again, for the report and the terminal.
+    return " ".join(
+        f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for name, value in words.items()
+        if value not in (None, [], {}, (), "")
+    )
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
@@ -135,9 +130,7 @@ def _throughput_confirmed_view(confirmed: Confirmed, metric: str) -> Interval | 
     return Interval(value, value * estimate.low / estimate.value, value * estimate.high / estimate.value)
 
 
-# The ends of trials' logs: enough for a failed trial, and no more than a page can hold for all together.
-
-
+# Of the ends of logs: enough for a failed trial, and no more than a page can hold for all together.
 _FAILED, _COMPLETED = (50, 6000), (10, 1200)  # lines, characters
 _ALL_CHARACTERS = 1_000_000
 
@@ -195,13 +188,9 @@ def _end(text: str, lines: int, characters: int) -> str:
 
 _RESTORE = "Restore the file."
 _LARGEST = 1e300  # No figure is larger.
-
-
-@dataclass(frozen=True)
-class _Answer:
-    measured: dict[str, Any]
-    config: dict[str, Any]
-    command: str
+# The measurements, the winning configuration, and the command to train with it.
+_Answer = tuple[dict[str, Any], dict[str, Any] | None, str]
+_NO_ANSWER: _Answer = {}, None, ""
 
 
 def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
@@ -214,9 +203,8 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
     state = StudyState(read_history(paths.history))
     shown = dict if secrets is None else redact
     base = _base_config(record, state.profile)
-    answer = _answer(paths) if record.status is StudyStatus.COMPLETED else None
-    measured = {} if answer is None else answer.measured
-    best_config = None if answer is None else shown(answer.config)
+    measured, config, command = _answer(paths) if record.status is StudyStatus.COMPLETED else _NO_ANSWER
+    best_config = None if config is None else shown(config)
     best = None if best_config is None else shown(_with_switches(best_config, record, state))
     finding = _finding(measured)
     metric = SEARCH_METRICS[record.metric]
@@ -235,13 +223,13 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
         smaller_is_better=metric.smaller_is_better,
         headline=_headline(record, status, trials),
         notes=() if finding is None else tuple(finding.lines),
-        gain=None if answer is None else record.gain,
-        gain_interval=None if answer is None else record.gain_interval,
+        gain=None if config is None else record.gain,
+        gain_interval=None if config is None else record.gain_interval,
         best_number=record.best_number,
         before=_figures(measured, "submitted"),
         after=_figures(measured, "metrics"),
         best_config=best_config,
-        best_command="" if answer is None else answer.command,
+        best_command=command,
         changes=() if best is None else _changes(shown(base), best, state.profile),
         trials=trials,
         # A study that was ended asks for its last trials again when it is resumed.
@@ -296,13 +284,13 @@ def _base_config(record: StudyRecord, profile: TrialResult | None) -> dict[str, 
     return {**complete, PROGRAM: switches, **layouts}
 
 
-def _answer(paths: StudyPaths) -> _Answer | None:
-    """A study's answer; None if one of its files is missing. Raises InputError if a file is damaged."""
+def _answer(paths: StudyPaths) -> _Answer:
+    """Nothing if one of the answer's files is missing. Raises InputError if a file is damaged."""
     try:
         command = read_own_text(paths.best_command, "the study's answer", _RESTORE).rstrip()
-        return _Answer(_document(paths.best_ds_metrics), _document(paths.best_ds_config), command)
+        return _document(paths.best_ds_metrics), _document(paths.best_ds_config), command
     except FileNotFoundError:
-        return None
+        return _NO_ANSWER
 
 
 def _document(file: Path) -> dict[str, Any]:
@@ -431,8 +419,9 @@ def _throughput(result: TrialResult) -> Interval | None:
     times = sorted(result.step_times)
     if len(times) < 2:
         return Interval(value, value, value)
-    middle, quarter = _quantile(times, 0.5), 0.25
-    return Interval(value, value * middle / _quantile(times, 1 - quarter), value * middle / _quantile(times, quarter))
+    # The range of the middle half of its steps.
+    quick, middle, slow = (_quantile(times, share) for share in (0.25, 0.5, 0.75))
+    return Interval(value, value * middle / slow, value * middle / quick)
 
 
 def _quantile(ordered: list[float], share: float) -> float:

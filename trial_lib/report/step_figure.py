@@ -32,9 +32,6 @@ from trial_lib.report.plan_figures import (
     name_above,
 )
 
-# The memory of one optimizer step over its events, for a picture.
-
-
 DEVICE, HOST = ("device",), ("host", "pinned")
 
 # What lies longest is drawn lowest, so that what comes and goes rests on a flat floor.

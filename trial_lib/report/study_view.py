@@ -21,8 +21,6 @@ from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
 
-# The trials of a study as rows, best first.
-
 
 class LeaderboardRow(FrozenRecord):
     trial: int  # its number
@@ -241,19 +239,15 @@ class StudyView:
     def document(self) -> dict[str, Any]:
         """As JSON. It shares the names of `zerotune METHOD --json`."""
         best = next((trial for trial in self.trials if trial.number == self.best_number), None)
+
+        def own(*names: str) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in names}
+
         return {
             "study": self.study_id,
-            "name": self.name,
-            "folder": self.folder,
-            "status": self.status,
-            "reason": self.reason,
-            "regression": self.regression,
-            "method": self.method,
-            "metric": self.metric,
-            "headline": self.headline,
+            **own("name", "folder", "status", "reason", "regression", "method", "metric", "headline"),
             "notes": list(self.notes),
-            "gain": self.gain,
-            "gain_interval": self.gain_interval,
+            **own("gain", "gain_interval"),
             "best": None if best is None else _trial_document(best),
             "before": dict(self.before),
             "after": dict(self.after),
@@ -261,12 +255,7 @@ class StudyView:
             "command": self.best_command or None,
             "changes": [asdict(change) for change in self.changes],
             "confirmed": [asdict(confirmed) for confirmed in self.confirmed],
-            "searched": self.searched,
-            "max_trials": self.max_trials,
-            "stopped": self.stopped,
-            "failed": self.failed,
-            "withdrawn": self.withdrawn,
-            "seconds": self.seconds,
+            **own("searched", "max_trials", "stopped", "failed", "withdrawn", "seconds"),
             "running": [
                 {"trial": number, "label": label, "waits_for": self.waiting.get(number)}
                 for number, label in self.running.items()
@@ -326,9 +315,6 @@ def _shown(value: Any, secrets: KnownSecrets | None) -> Any:
     return value
 
 
-# Groups the trials that did not complete by the cause of their end.
-
-
 @dataclass(frozen=True)
 class FailureGroup:
     """Trials that ended the same way."""
@@ -355,9 +341,6 @@ def failure_groups(trials: Iterable[TrialView]) -> list[FailureGroup]:
             groups.setdefault((trial.row.outcome, cause_of(trial.row.reason)), []).append(trial)
     found = [FailureGroup(outcome, same[0].row.reason, tuple(same)) for (outcome, _), same in groups.items()]
     return sorted(found, key=lambda group: (-len(group.trials), group.trials[0].number))
-
-
-# The memory model's prediction of each trial and the trial's actual memory. The model replays the trials in order.
 
 
 # After this many trials the predictions hardly differ from the measurements.

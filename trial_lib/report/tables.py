@@ -13,9 +13,6 @@ from trial_lib.records.units import bytes_shown, duration, quantity
 from trial_lib.report.knob_effects import knob_effects, percent
 from trial_lib.report.study_view import Interval, StudyView, failure_groups, setting_text
 
-# The foreseen figures of a study's trials beside the measured ones, as people read them.
-
-
 _NONE = "-"
 
 
