@@ -210,38 +210,20 @@ def _line(levels: Mapping[int, _Level]) -> SizeLine:
 
 
 def _levels(run: ForeseenRun, device: str) -> _Levels:
-    if device == "cpu":
-        return _levels_on_processor(run)
-    sizes = [rounded(each.size, PLACES[each.place]) for each in run.storages]
-    is_here = [each.place == _DEVICE for each in run.storages]
-    live, of_samples, initialize = 0.0, 0.0, 0.0
-    most = {"backward": _Level(), "update": _Level()}
-    for part, events in _parts(run):
-        peak, then = live, of_samples
-        for event in events:
-            if not is_here[event.storage]:
-                continue
-            change = sizes[event.storage] if event.is_made else -sizes[event.storage]
-            live += change
-            of_samples += change if run.storages[event.storage].kind in _OF_SAMPLES else 0
-            if live > peak:
-                peak, then = live, of_samples
-        if part == "initialize":
-            initialize = live
-        elif peak - initialize > most[part].bytes_:
-            most[part] = _Level(peak - initialize, then)
-    return _Levels(initialize, most["backward"], most["update"])
-
-
-def _levels_on_processor(run: ForeseenRun) -> _Levels:
-    heap, live, of_samples, threads = CHeap(), 0, 0, 0
-    initialize, held_then = 0, 0
+    # A processor has one memory, in which all lies. Its heap has holes. On a GPU the heap stays empty.
+    heap, live, of_samples, threads = CHeap(), 0.0, 0.0, 0
+    initialize, held_then = 0.0, 0
+    data = run.data_bytes if device == "cpu" else 0
     most = {"backward": _Level(), "update": _Level()}
     for part, events in _parts(run):
         peak, then, held = live, of_samples, 0
         for storage, is_made in events:
             size, kind, place, _ = run.storages[storage]
-            if place == _THREAD:
+            if device != "cpu":
+                if place != _DEVICE:
+                    continue
+                size = int(rounded(size, "device"))
+            elif place == _THREAD:
                 threads = max(threads, size)
             elif is_made:
                 heap.allocate(storage, size)
@@ -258,7 +240,7 @@ def _levels_on_processor(run: ForeseenRun) -> _Levels:
             continue
         # An update takes few large blocks, and those that the passes have freed.
         with_holes = held - held_then + threads if part == "backward" else 0
-        above = max(peak - initialize, with_holes) + run.data_bytes
+        above = max(peak - initialize, with_holes) + data
         if above > most[part].bytes_:
             most[part] = _Level(above, then)
     return _Levels(initialize, most["backward"], most["update"])

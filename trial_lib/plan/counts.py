@@ -135,9 +135,9 @@ class _AtCount:
 
     def fits(self, size: int) -> float:
         needed = self.forecast(size).needed
-        on_host = self.base.host + self._more(self.base.runs.partitioned[1])
+        on_host = self.base.on_host.held + self._more(self.base.runs.partitioned[1])
         on_device = NormalDist(needed.mean, max(1.0, needed.deviation)).cdf(self.base.capacity)
-        return on_device * host_likelihood(max(on_host, self.base.built), self.devices)
+        return on_device * host_likelihood(max(on_host, self.base.on_host.built), self.devices)
 
     def largest(self, likely: float) -> int:
         """The largest size that fits with a probability; 0 if none does."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.answer import EQUAL, memory_bound, time_bound
-from trial_lib.plan.arm_bytes import host_peak
+from trial_lib.plan.arm_bytes import HostPeak, host_peak
 from trial_lib.plan.arm_runs import ArmRuns
 from trial_lib.plan.arms import offloaded_sections
 from trial_lib.plan.asked_devices import AskedDevices
@@ -76,19 +76,14 @@ class Evaluation:
         )
 
     @cached_property
-    def host(self) -> float:
-        """Bytes that each rank keeps in its host's memory during its steps."""
-        return host_peak(self.memory.one).held
-
-    @cached_property
-    def built(self) -> float:
-        """Bytes that each rank has in its host's memory while it builds its model there."""
-        return host_peak(self.memory.one).built
+    def on_host(self) -> HostPeak:
+        """Of each rank, in its host's memory."""
+        return host_peak(self.memory.one)
 
     @cached_property
     def host_fits(self) -> float:
         """The probability that the host has room for its ranks, while they build their models and later."""
-        return host_likelihood(max(self.host, self.built), self.asked)
+        return host_likelihood(max(self.on_host.held, self.on_host.built), self.asked)
 
     def fits(self, micro_batch: int) -> float:
         """The probability that a micro-batch fits, on the device and in the host's memory."""
@@ -145,7 +140,7 @@ class Evaluation:
             peak=ForeseenRange.of_peak(forecast, self.capacity),
             peak_moment=forecast.live.highest.name if forecast.live.highest else "",
             memory=memory,
-            host=self.host,
+            host=self.on_host.held,
             memory_bound=memory_bound(memory),
             # Then the states are divided anew.
             is_scaled=self.policy.data_parallel_size != self.runs.small.replicas,

@@ -184,10 +184,13 @@ class _Paired:
 
 def _aligned(one: Sequence[_T], other: Sequence[_T], fits: Callable[[_T, _T], bool]) -> Iterator[tuple[_T, _T]]:
     # The pairs of two sequences that fit, in order. What has no partner within a few places is left out.
+    def is_pair(mine: int, its: int) -> bool:
+        return mine < len(one) and its < len(other) and fits(one[mine], other[its])
+
     left = right = 0
     while left < len(one) and right < len(other):
-        ahead = next((step for step in range(_AHEAD) if _is_pair(one, left, other, right + step, fits)), None)
-        behind = next((step for step in range(_AHEAD) if _is_pair(one, left + step, other, right, fits)), None)
+        ahead = next((step for step in range(_AHEAD) if is_pair(left, right + step)), None)
+        behind = next((step for step in range(_AHEAD) if is_pair(left + step, right)), None)
         if ahead is None and behind is None:
             left, right = left + 1, right + 1
             continue
@@ -197,10 +200,6 @@ def _aligned(one: Sequence[_T], other: Sequence[_T], fits: Callable[[_T, _T], bo
             left += behind
         yield one[left], other[right]
         left, right = left + 1, right + 1
-
-
-def _is_pair(one: Sequence[_T], left: int, other: Sequence[_T], right: int, fits: Callable[[_T, _T], bool]) -> bool:
-    return left < len(one) and right < len(other) and fits(one[left], other[right])
 
 
 def _may_be(mine: Storage, its: Storage, most: float) -> bool:

@@ -12,9 +12,6 @@ from trial_lib.records.units import axis_unit, bytes_shown, quantity
 from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials, percent
 from trial_lib.report.study_view import Interval, StudyView, TrialView
 
-# The parts of figures: points, intervals, colours.
-
-
 # Colour-blind readers can distinguish these, on white and on black. Each arm also has its own symbol.
 COLOURS = ("#2f81d6", "#d9730d", "#159a74", "#c2529a", "#8567d6", "#a67c00", "#5b8c1d", "#d0454c")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "pentagon", "hexagon")
@@ -137,10 +134,6 @@ def three(interval: Interval | None, unit: float, style: str) -> tuple[str, str,
     return value, low, high
 
 
-def holds(interval: Interval, value: float) -> bool:
-    return interval.low <= value <= interval.high
-
-
 def is_confirming(trial: TrialView) -> bool:
     return trial.row.purpose is Purpose.CONFIRM
 
@@ -212,7 +205,6 @@ def memory_figure(view: StudyView) -> Drawn:
     unit, size = ("GiB", 2**30) if most >= _LARGE else ("MiB", 2**20)
     figure = empty_figure("trial", f"{unit} above initialisation")
     x = [f"{trial.number:04d}" for trial, _ in trials]
-    names = [trial.row.label for trial, _ in trials]
     predicted = [memory.predicted for _, memory in trials]
     figure.add_scatter(
         name="predicted (90 %)",
@@ -221,22 +213,23 @@ def memory_figure(view: StudyView) -> Drawn:
         error_y=error_bars(predicted, size),
         mode="markers",
         marker={"symbol": "line-ew-open", "color": COLOURS[0], "size": 9, "line": {"width": 2}},
-        customdata=names,
+        customdata=[trial.row.label for trial, _ in trials],
         hovertemplate=f"%{{x}} %{{customdata}}<br>predicted %{{y:,.1f}} {unit}<extra></extra>",
     )
-    done = [(number, name, memory) for number, name, (_, memory) in zip(x, names, trials, strict=True)]
+    done = [(trial, memory.measured) for trial, memory in trials if memory.measured is not None]
     figure.add_scatter(
         name="measured",
-        x=[number for number, _, memory in done if memory.measured is not None],
-        y=[memory.measured / size for _, _, memory in done if memory.measured is not None],
+        x=[f"{trial.number:04d}" for trial, _ in done],
+        y=[measured / size for _, measured in done],
         mode="markers",
         marker={"symbol": "circle", "color": COLOURS[1], "size": 8},
-        customdata=[name for _, name, memory in done if memory.measured is not None],
+        customdata=[trial.row.label for trial, _ in done],
         hovertemplate=f"%{{x}} %{{customdata}}<br>measured %{{y:,.1f}} {unit}<extra></extra>",
     )
     add_failed(figure, [(trial, memory.predicted.value / size) for trial, memory in trials if not trial.completed])
+    # What is left of a slot.
     limits = [None if memory.budget is None else memory.budget / size for _, memory in trials]
-    seen = [memory.measured for _, memory in trials if memory.measured is not None]
+    seen = [measured for _, measured in done]
     # The first predictions follow no trial, so their intervals may be as wide as the rest is high.
     most = max(*(each.value for each in predicted), *(each.high for each in predicted[1:]), *seen, 0.0) / size
     budgets = [limit for limit in limits if limit is not None]
@@ -265,7 +258,10 @@ def memory_figure(view: StudyView) -> Drawn:
         )
     figure.update_xaxes(type="category", nticks=12)
     figure.update_yaxes(range=[0, 1.08 * most])
-    inside = sum(memory.measured is not None and holds(memory.predicted, memory.measured) for _, memory in trials)
+    inside = sum(
+        memory.measured is not None and memory.predicted.low <= memory.measured <= memory.predicted.high
+        for _, memory in trials
+    )
     says = (
         "Memory that the steps take above initialisation, on the rank that took most. Each prediction was made just "
         "before its trial's result was known, from all earlier trials. "

@@ -62,8 +62,6 @@ def faint(colour: str, opacity: float) -> str:
     return f"rgba({red},{green},{blue},{opacity})"
 
 
-# The parts that several figures of a plan share.
-
 FAR = 4
 """Times what is drawn. A device with more memory is written, not drawn, because it would flatten the rest."""
 
@@ -140,10 +138,6 @@ def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None
         yanchor="top",
         font_color=RED if colour == RED else None,
     )
-
-
-def as_interval(figure: ForeseenRange) -> Interval:
-    return Interval(figure.value, figure.low, figure.high)
 
 
 def bytes_range(figure: ForeseenRange) -> str:
@@ -283,7 +277,7 @@ def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, ForeseenRange
         name="the whole need, 90 %",
         x=[peak.value / size for _, peak in seen],
         y=[arm_name(arm) for arm, _ in seen],
-        error_x={**error_bars([as_interval(peak) for _, peak in seen], size), "thickness": 1.5},
+        error_x={**error_bars([Interval(peak.value, peak.low, peak.high) for _, peak in seen], size), "thickness": 1.5},
         mode="markers",
         marker={"symbol": "line-ns-open", "size": 9, "color": GREY, "line": {"width": 2}},
         customdata=[bytes_range(peak) for _, peak in seen],

@@ -106,7 +106,7 @@ def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tu
             verdict=one.verdict,
             trials=one.trials,
             micro_batch_size=candidates[one.trials[0]].micro_batch_size,
-            throughput=_throughput_confirmed_view(one, finding.metric),
+            throughput=_confirmed_throughput(one, finding.metric),
             gain=_interval(one.gain),
             is_winner=one == finding.winner,
             note=one.reason or one.losses,
@@ -121,7 +121,7 @@ def _interval(estimate: Estimate | None) -> Interval | None:
     return None if estimate is None else Interval(estimate.value, estimate.low, estimate.high)
 
 
-def _throughput_confirmed_view(confirmed: Confirmed, metric: str) -> Interval | None:
+def _confirmed_throughput(confirmed: Confirmed, metric: str) -> Interval | None:
     value, estimate = confirmed.metrics.get("throughput"), confirmed.value
     if value is None:
         return None
@@ -203,10 +203,12 @@ def read_study(root: Path, secrets: KnownSecrets | None = None) -> StudyView:
     state = StudyState(read_history(paths.history))
     shown = dict if secrets is None else redact
     base = _base_config(record, state.profile)
+    # The answer, if there is one.
     measured, config, command = _answer(paths) if record.status is StudyStatus.COMPLETED else _NO_ANSWER
     best_config = None if config is None else shown(config)
     best = None if best_config is None else shown(_with_switches(best_config, record, state))
     finding = _finding(measured)
+    # The trials, and the whole.
     metric = SEARCH_METRICS[record.metric]
     trials = _trials(paths, record, state, base, secrets)
     status = INTERRUPTED if _is_interrupted(record, paths) else record.status.value

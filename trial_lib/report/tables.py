@@ -68,12 +68,8 @@ def print_study(view: StudyView, console: Console) -> None:
 
 def _tables(view: StudyView) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    if view.changes:
-        parts += ["", _changes(view)]
-    if view.confirmed:
-        parts += ["", _confirmed(view)]
-    if view.trials:
-        parts += ["", _trials(view)]
+    for draw, content in ((_changes, view.changes), (_confirmed, view.confirmed), (_trials, view.trials)):
+        parts += ["", draw(view)] if content else []
     if view.planned is not None and view.planned.trials:
         parts += ["", _planned(view.planned)]
     labels = {number: f"{number:04d} {label}" for number, label in view.running.items()}

@@ -102,7 +102,7 @@ def test_without_a_run_on_another_number_the_formula_divides_what_the_stage_part
 
 def test_offloaded_states_need_room_on_the_host() -> None:
     evaluation = _evaluation(2, offload_optimizer={"device": "cpu"})
-    assert evaluation.host == 2**31  # 1.5 GB, pinned as a power of two
+    assert evaluation.on_host.held == 2**31  # 1.5 GB, pinned as a power of two
     assert evaluation.host_fits > 0.99
     assert evaluation.planned().seconds["host_update"] > 0
 
