@@ -70,7 +70,6 @@ def memory_bound(memory: Mapping[str, float]) -> str:
 
 
 def time_bound(seconds: Mapping[str, float]) -> str:
-    """What takes most of a step, in words; empty if nothing is known."""
     longest = max(seconds, key=lambda part: seconds[part], default="")
     return TIME_WORDS.get(longest, (longest,))[0]
 
@@ -205,7 +204,6 @@ def likelihood(share: float) -> str:
 
 
 def money(amount: float) -> str:
-    """A price, in the currency of what the user typed."""
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
 
 

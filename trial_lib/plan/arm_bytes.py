@@ -106,8 +106,6 @@ class CHeap:
 
 @dataclass(frozen=True, kw_only=True)
 class HostPeak:
-    """Bytes of one rank in its host's memory."""
-
     pageable: float  # the most live bytes in pageable memory during the steps
     built: float  # the most while the program builds its model, which may be on the host
     pinned: float  # the most live bytes in pinned memory, each block a power of two

@@ -221,7 +221,6 @@ class ArmRuns:
         return one, other
 
     def step_at(self, replicas: int, micro_batch: int, accumulation: int) -> ForeseenRun:
-        """The run whose operations are those of a micro-batch on a number of replicas."""
         run = self._at_size(micro_batch)
         if run.replicas != replicas:
             alone = replace(run, replicas=replicas, world=run.world * replicas)

@@ -247,7 +247,6 @@ def hopeless_arms(
 
 
 def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
-    """The row of an arm that was not run."""
     memory = _states_of(arm, typed, count)
     total = sum(memory.values())
     return PlannedArm(

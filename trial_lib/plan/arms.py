@@ -147,7 +147,6 @@ def run_overrides(candidate: Candidate) -> dict[str, Any]:
 
 
 def offloaded_sections(config: Mapping[str, Any]) -> set[str]:
-    """The sections of a DeepSpeed configuration that offload states to the host or to disks."""
     sections = ("offload_optimizer", "offload_param")
     return {each for each in sections if get_knob(config, f"zero_optimization.{each}.device") not in (None, "none")}
 
@@ -285,8 +284,6 @@ _ONE_LAYOUT = "because a plan counts the replicas of one layout."
 
 
 class NamedRun(Protocol):
-    """A run to foresee, by the name that it has in a plan."""
-
     @property
     def name(self) -> str: ...
 

@@ -21,8 +21,6 @@ _NEAR, _LISTED = 4, 12
 
 @dataclass(frozen=True)
 class AskedDevices:
-    """Devices of one kind that train together."""
-
     cluster: Cluster  # the devices
     price: float | None = None  # of one device for one hour, in the user's currency; None if the user gives none
     is_here: bool = False  # whether they are this host's own

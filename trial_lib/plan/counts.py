@@ -151,7 +151,6 @@ class _AtCount:
         return foresee_step(run, self.devices.cluster, self.base.efficiencies)
 
     def fastest(self, largest: int) -> tuple[int, ForeseenStep]:
-        """The size to take, of those up to the largest that fits, with its step."""
         if self.base.runs.small.is_pipeline:
             return fastest_of_pipeline([size for size in self.sizes if size <= largest], self.step)
         return largest, self.step(largest)

@@ -78,7 +78,6 @@ class Cluster:
         return self.hosts * self.per_host
 
     def __str__(self) -> str:
-        """What people type for it."""
         count = f"{self.hosts}x{self.per_host}" if self.hosts > 1 else str(self.per_host)
         return f"{self.device.name}:{count}"
 
@@ -357,7 +356,6 @@ def copy_seconds(size: float, is_pinned: bool, cluster: Cluster, efficiencies: E
 
 
 def swap_seconds(kind: str, size: float, cluster: Cluster, efficiencies: Efficiencies) -> float:
-    """The seconds in which a host's NVMe drives read or write for a device."""
     return size / (cluster.device.disk * efficiencies.disk.value * (_WRITTEN if kind == "to_disk" else 1.0))
 
 

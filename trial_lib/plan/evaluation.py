@@ -86,7 +86,6 @@ class Evaluation:
         return host_likelihood(max(self.on_host.held, self.on_host.built), self.asked)
 
     def fits(self, micro_batch: int) -> float:
-        """The probability that a micro-batch fits, on the device and in the host's memory."""
         return self.memory.at(micro_batch).fits(self.capacity) * self.host_fits
 
     @cached_property
@@ -96,7 +95,6 @@ class Evaluation:
 
     @cached_property
     def best(self) -> tuple[int, ForeseenStep | None]:
-        """The micro-batch of the answer with its step: the fastest of those that surely fit."""
         if not self.sizes:
             return self.runs.small.micro_batch, None
         limit = self._largest_at(SAFE) or self.largest

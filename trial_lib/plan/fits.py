@@ -240,8 +240,6 @@ def _replayed(same: _Same, settings: AllocatorSettings, before: tuple[int, ...])
 
 @dataclass(frozen=True, kw_only=True)
 class ArmMemory:
-    """The memory of one arm on a kind of device, for any micro-batch."""
-
     one: ForeseenRun  # a foreseen run of the arm
     other: ForeseenRun | None = None  # the same with another micro-batch; None if there is one run
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)  # of the caching allocator

@@ -39,8 +39,6 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Pretended:
-    """The hardware that the program finds."""
-
     world: int  # ranks
     ranks_per_host: int  # of these, the ranks on one host
     device_bytes: int = _DEVICE_BYTES  # memory of a device, for a program that asks

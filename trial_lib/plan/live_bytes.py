@@ -19,8 +19,6 @@ _LEAST_LOGITS, _MOST_LOGITS = 0.2, 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class MomentPeak:
-    """The most live bytes during one moment."""
-
     name: str  # one of `MOMENTS`
     step: int  # the optimizer step, from 1; 0 before the first
     micro_batch: int  # of the step, from 0
@@ -32,14 +30,11 @@ class MomentPeak:
 
     @property
     def split(self) -> dict[str, float]:
-        """Bytes at the peak by kind, without the kinds that have none."""
         return {kind: size for kind, size in zip(KINDS, self.by_kind, strict=True) if size}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveBytes:
-    """The live bytes of a run in one place."""
-
     place: str  # one of `PLACES`
     moments: tuple[MomentPeak, ...]  # of the run, in order
 
@@ -53,7 +48,6 @@ class LiveBytes:
         return self.highest.peak if self.highest else 0.0
 
     def highest_of(self, name: str) -> MomentPeak | None:
-        """None if the run has no such moment."""
         return max((each for each in self.moments if each.name == name), key=lambda each: each.peak, default=None)
 
     def by_name(self) -> dict[str, float]:
@@ -133,8 +127,6 @@ def with_logits(peak: MomentPeak, run: ForeseenRun, micro_batch: int) -> dict[st
 
 @dataclass(frozen=True)
 class Reserved:
-    """What the caching allocator makes of a run's allocations."""
-
     allocated: float  # the most bytes in use, `torch.cuda.max_memory_allocated`
     reserved: float  # the most bytes of all segments, `torch.cuda.max_memory_reserved`
     failed_at: int | None  # index of the event whose request found no room; None if all did. The replay ends there.

@@ -97,7 +97,6 @@ class PlannedArm(_Foreseen):
         return self
 
     def without_speed(self) -> "PlannedArm":
-        """Without the figures that come of time."""
         gone = {"samples_per_s": None, "tokens_per_s": None, "mfu": None, "cost": None, "without_loading": None}
         return self.model_copy(update={**gone, "seconds": {}, "hidden_s": 0.0, "time_bound": ""})
 

@@ -52,8 +52,6 @@ def paused_collector() -> Iterator[None]:
 
 
 class PlanProgress:
-    """Says how far the runs are, and that they go on."""
-
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._total = self._done = 0
@@ -75,7 +73,6 @@ class PlanProgress:
             self._say(f"foreseen: {run.name}, {found.seconds:.1f} s{of}")
 
     def still(self, names: Sequence[str]) -> None:
-        """Says from time to time which runs are under way."""
         now = time.monotonic()
         if names and now - self._said_at > _WORD_S:
             self._say(f"still foreseeing {', '.join(names)} ({now - self._begun_at:.0f} s since the beginning)")

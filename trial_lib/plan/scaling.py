@@ -41,8 +41,6 @@ passes of that arm.
 
 @dataclass(frozen=True)
 class Growth:
-    """How storages and operations grow from one micro-batch to another."""
-
     micro_batch: int  # the other one (samples)
     storages: Mapping[tuple[int, int, int, int], int]  # new size by the moment that makes it, kind, place and size
     # New FLOPs and moved bytes by moment, kind, data type, FLOPs and moved bytes
@@ -164,8 +162,6 @@ def _last_micro_batches(moments: Sequence[Moment]) -> dict[int, int]:
 
 
 class _Paired:
-    """Counts what each key becomes, with weights."""
-
     def __init__(self) -> None:
         self._seen: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
 
@@ -353,8 +349,6 @@ class PeakLine:
 
 @dataclass(frozen=True, kw_only=True)
 class MomentLines:
-    """The peak of one moment for any micro-batch."""
-
     name: str  # one of `MOMENTS`
     step: int  # the optimizer step, from 1
     micro_batch: int  # of the step, from 0
@@ -378,8 +372,6 @@ class MomentLines:
 
 @dataclass(frozen=True, kw_only=True)
 class BySize:
-    """Live bytes in one place for any micro-batch."""
-
     place: str  # one of `PLACES`
     moments: tuple[MomentLines, ...]  # of the run, in order
     # The same with fewer micro-batches in a step; empty if there is one number of them

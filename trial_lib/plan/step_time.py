@@ -297,8 +297,6 @@ def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficienc
 
 
 class _Layer:
-    """Lays the operations of a step on the clocks."""
-
     def __init__(self, run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies) -> None:
         self._run = run
         self._cluster = cluster

@@ -26,8 +26,6 @@ class StepWork:
 
 @dataclass(frozen=True)
 class ZeroTimes:
-    """The settings of DeepSpeed that decide when a transfer happens."""
-
     stage: int  # the ZeRO stage
     overlaps: bool  # whether reductions and gathers have a stream of their own
     prefetched: float  # parameters that stage 3 gathers ahead
@@ -121,5 +119,4 @@ def kind_of(operation: Operation) -> str:
 
 
 def visits(operations: Sequence[Operation]) -> int:
-    """How often a program enters another module."""
     return sum(one.where != other.where for one, other in pairwise(operations))

@@ -54,7 +54,6 @@ def add_line_of_best(figure: go.Figure, of_arm: Sequence[TrialView], place: int)
 
 
 def add_points(figure: go.Figure, arm: str, of_arm: Sequence[TrialView], place: int) -> None:
-    """Draws the trials of an arm, each with the interval of its steps."""
     intervals = [trial.throughput for trial in of_arm if trial.throughput is not None]
     figure.add_scatter(
         name=arm,
@@ -74,7 +73,6 @@ def add_points(figure: go.Figure, arm: str, of_arm: Sequence[TrialView], place: 
 
 
 def add_confirmed(figure: go.Figure, name: str, size: int, throughput: Interval, is_winner: bool) -> None:
-    """Draws a configuration that was measured again."""
     colour = GREEN if is_winner else GREY
     figure.add_scatter(
         name=f"confirmed: {name}",
@@ -127,7 +125,6 @@ def ticks(sizes: Sequence[int]) -> list[int]:
 
 
 def three(interval: Interval | None, unit: float, style: str) -> tuple[str, str, str]:
-    """Value, low and high for a table."""
     if interval is None:
         return "", "", ""
     low, value, high = (format(each / unit, style) for each in (interval.low, interval.value, interval.high))
@@ -196,7 +193,6 @@ def throughput_figure(view: StudyView) -> Drawn:
 
 
 def memory_figure(view: StudyView) -> Drawn:
-    """Predicted and measured memory of every trial against what its slot left."""
     trials = [(trial, trial.memory) for trial in view.trials if trial.memory is not None]
     key, title = "memory", "Memory of the steps: predicted, measured, budget"
     if not trials:

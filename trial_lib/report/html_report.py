@@ -25,7 +25,6 @@ from trial_lib.report.tables import planned_rows
 
 
 def drawings(figures: Sequence[Drawn]) -> dict[str, Any]:
-    """Plotly's data, by the figures' keys."""
     return {figure.key: json.loads(figure.figure.to_json()) for figure in figures if figure.figure is not None}
 
 
@@ -69,7 +68,6 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
 
 
 def render_figures(view: StudyView, figures: Sequence[Drawn]) -> dict[str, str]:
-    """An HTML page for each figure with a drawing, by its key."""
     page = page_template("figure.html.j2")
     return {
         each.key: page.render(view=view, figures=[each], drawings=drawings([each]), plotly=packed_plotly())

@@ -39,8 +39,6 @@ def percent(ratio: float) -> float:
 
 @dataclass(frozen=True)
 class KnobEffect:
-    """The effect of a knob on the study's metric, all else being equal."""
-
     knob: str  # its name. If the study always varied several together, their names, joined by commas.
     best: str  # the tried value with the best expectation
     worst: str  # the tried value with the worst expectation

@@ -94,7 +94,6 @@ def bytes_unit(most: float) -> tuple[str, float]:
 
 
 def add_level(figure: go.Figure, level: float, text: str, colour: str, dash: str) -> None:
-    """Draws a line across a figure, named at its right end."""
     figure.add_hline(level, line={"color": colour, "dash": dash, "width": 2})
     figure.add_annotation(
         x=1,
@@ -157,7 +156,6 @@ def figure_text(value: float) -> str:
 
 
 def arms_memory_figure(devices: PlannedDevices) -> Drawn:
-    """The memory of each arm at its micro-batch, by kind, against the device's memory."""
     key, title = f"memory-{devices_key(devices)}", f"Memory of the arms on {devices_name(devices)}"
     seen = [(arm, arm.peak) for arm in devices.arms if arm.peak is not None and arm.memory]
     if not seen:

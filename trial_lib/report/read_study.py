@@ -98,7 +98,6 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def confirmed_views(finding: Finding, candidates: Mapping[int, Candidate]) -> tuple[ConfirmedView, ...]:
-    """The configurations that a finding compares, the user's first."""
     measured = [one for one in (finding.own, *finding.candidates) if one is not None and one.trials]
     return tuple(
         ConfirmedView(

@@ -54,8 +54,6 @@ class StepPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """The live bytes of one place during an optimizer step."""
-
     samples: int  # of a micro-batch
     kinds: tuple[str, ...]  # of memory, the bottom of the drawing first
     events: tuple[int, ...]  # number of each point, from the step's first event
@@ -145,7 +143,6 @@ _ROWS = 60  # of the table: a reader of numbers wants the course, not each event
 
 
 def line_figure(devices: PlannedDevices, line: StepLine) -> Drawn:
-    """What is alive on a device during a step of the chosen arm."""
     arm = devices.chosen
     peak = arm.peak if arm is not None else None
     # The run of another micro-batch needs another amount.

@@ -52,7 +52,6 @@ class LeaderboardRow(FrozenRecord):
 
 
 def flat_knobs(knobs: Mapping[str, Any]) -> str:
-    """Knobs as `key=value` words, without their sections, and switches as people read them."""
     words = []
     for key, value in knobs.items():
         if key == PROGRAM:
@@ -148,14 +147,11 @@ class TrialView:
 
     @property
     def is_profile(self) -> bool:
-        """Whether it is the profile trial, which is not compared with the others."""
         return self.row.purpose is Purpose.PROFILE
 
 
 @dataclass(frozen=True)
 class ConfirmedView:
-    """A configuration that was measured again in fresh processes."""
-
     name: str  # for people
     verdict: str  # as in `Finding`; `own` for the user's configuration
     trials: tuple[int, ...]  # the numbers of its confirming trials
@@ -186,8 +182,6 @@ class SettingChange:
 
 @dataclass(frozen=True)
 class StudyView:
-    """One study: running, ended or cut short."""
-
     study_id: str  # as in its record
     name: str  # of the experiment
     folder: str  # absolute
@@ -317,8 +311,6 @@ def _shown(value: Any, secrets: KnownSecrets | None) -> Any:
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Trials that ended the same way."""
-
     outcome: Outcome  # of all of them
     reason: str  # that of the first trial. The others' differ only in numbers and paths.
     trials: tuple[TrialView, ...]  # in the order of their numbers

@@ -26,7 +26,6 @@ class PlannedRow:
 
 
 def planned_rows(planned: PlannedTrials) -> list[PlannedRow]:
-    """A row for each trial that the plan foresaw."""
     rows = []
     for trial in planned.trials:
         speed = _NONE
@@ -59,7 +58,6 @@ _TRIALS_SHOWN = 40
 
 
 def print_study(view: StudyView, console: Console) -> None:
-    """Prints a study in a terminal, the answer first."""
     # Nobody can copy a command that is broken into lines.
     console.print(_answer(view), soft_wrap=True, highlight=False)
     for table in _tables(view):
