@@ -16,7 +16,7 @@ from trial_lib.plan.arm_runs import ArmRuns
 from trial_lib.plan.arms import offloaded_sections
 from trial_lib.plan.asked_devices import AskedDevices
 from trial_lib.plan.devices import Efficiencies
-from trial_lib.plan.fits import ArmMemory, PeakForecast
+from trial_lib.plan.fits import ArmMemory
 from trial_lib.plan.live_bytes import with_logits
 from trial_lib.plan.plan_record import LIKELY, ForeseenRange, PlannedArm
 from trial_lib.plan.step_time import ForeseenStep, foresee_step
@@ -125,7 +125,10 @@ class Evaluation:
         forecast = self.memory.at(size)
         accumulation = max(1, self.policy.accumulation(size))
         candidate = arm.candidate(self.policy, size, self.asked.count)
-        memory = self._memory(forecast)
+        # The bytes at the peak by kind, with logits apart from other activations.
+        highest = forecast.live.highest
+        memory = {} if highest is None else with_logits(highest, self.memory.one, forecast.micro_batch)
+        memory["overhead"] = max(0.0, forecast.needed.mean - forecast.live.peak)
         return PlannedArm(
             **self._named,
             ds_config=candidate.complete(self.base_config),
@@ -136,7 +139,7 @@ class Evaluation:
             accumulation=accumulation,
             is_typed=arm.is_own and (size, accumulation) == self.typed,
             peak=ForeseenRange.of_peak(forecast, self.capacity),
-            peak_moment=forecast.live.highest.name if forecast.live.highest else "",
+            peak_moment=highest.name if highest else "",
             memory=memory,
             host=self.on_host.held,
             memory_bound=memory_bound(memory),
@@ -173,13 +176,6 @@ class Evaluation:
             "hidden_s": step.hidden,
             "time_bound": time_bound(step.parts),
         }
-
-    def _memory(self, forecast: PeakForecast) -> dict[str, float]:
-        # The bytes at the peak by kind, with logits apart from other activations.
-        highest = forecast.live.highest
-        split = {} if highest is None else with_logits(highest, self.memory.one, forecast.micro_batch)
-        split["overhead"] = max(0.0, forecast.needed.mean - forecast.live.peak)
-        return split
 
     def _largest_at(self, likely: float) -> int:
         # The largest of the sizes that fits with a probability; 0 if none does.

@@ -273,14 +273,18 @@ def scaled_run(
     Raises ValueError if a run that is needed is missing, equals `base` in size, or has other events.
     """
     steps: list[tuple[ForeseenRun, float]] = []
-    if micro_batch is not None and micro_batch != base.micro_batch:
-        other = _needed(base, larger, "micro_batch")
-        between = other.micro_batch - base.micro_batch
-        steps.append((other, (micro_batch - base.micro_batch) / _nonzero(between, "micro_batch")))
-    if world is not None and world != base.world:
-        other = _needed(base, wider, "world")
-        between_worlds = 1 / other.world - 1 / base.world
-        steps.append((other, (1 / world - 1 / base.world) / _nonzero(between_worlds, "world")))
+    for name, other, wanted in (("micro_batch", larger, micro_batch), ("world", wider, world)):
+        mine = getattr(base, name)
+        if wanted is None or wanted == mine:
+            continue
+        if other is None:
+            raise ValueError(f"another {name} needs a second run")
+        if (its := getattr(other, name)) == mine:
+            raise ValueError(f"the two runs have the same {name}")
+        # Shares of the states go with the inverse of the world.
+        is_world = name == "world"
+        share = (1 / wanted - 1 / mine) / (1 / its - 1 / mine) if is_world else (wanted - mine) / (its - mine)
+        steps.append((other, share))
     if not steps:
         return base
     for other, _ in steps:
@@ -317,18 +321,6 @@ def _operations(base: ForeseenRun, steps: Sequence[tuple[ForeseenRun, float]], w
 
 def _along(others: Sequence[float], mine: float, steps: Sequence[tuple[ForeseenRun, float]]) -> float:
     return mine + sum((other - mine) * step for other, (_, step) in zip(others, steps, strict=True))
-
-
-def _needed(base: ForeseenRun, other: ForeseenRun | None, name: str) -> ForeseenRun:
-    if other is None:
-        raise ValueError(f"another {name} needs a second run")
-    return other
-
-
-def _nonzero(between: float, name: str) -> float:
-    if not between:
-        raise ValueError(f"the two runs have the same {name}")
-    return between
 
 
 # Live bytes of any micro-batch, from two runs of one arm at two micro-batches.
