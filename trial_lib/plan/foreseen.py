@@ -3,7 +3,7 @@
     starter = starter_for(program, folder, note)
     run = foresee(program, {"zero_optimization": {"stage": 3}}, Pretended(world=64, ranks_per_host=8), folder, starter)
 
-The starter is the house's own. With the warm one, further runs are forks that have imported torch already.
+Further runs of a warm starter are forks that have imported torch already.
 """
 
 import json
@@ -118,6 +118,7 @@ def foresee(
         deadline_s=deadline_s + _GRACE_S,
         layer=layer_for(program, scratch, [folder]),
     )
+    # The run, and what is left of it.
     try:
         ending = starter.launch(request).wait()
     except StarterClosedError:

@@ -406,6 +406,7 @@ def _micro_batches(run: ForeseenRun) -> int:
 def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
     index = PLACES.index(place)
     between = other.micro_batch - one.micro_batch
+    # Each storage as a line in the micro-batch.
     pieces: list[tuple[float, float]] = []
     for mine, its in zip(one.storages, other.storages, strict=True):
         size = rounded(mine.size, place) if mine.place == index else 0.0
@@ -415,6 +416,7 @@ def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentL
     base = slope = 0.0
     found: list[MomentLines] = []
     for moment, its_events in one.events_by_moment():
+        # The events that have the peak at some micro-batch.
         first = moment.event
         points = [(slope, base, -1)]
         at_begin, before = _line(live, first), [each.copy() for each in live]
@@ -425,6 +427,7 @@ def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentL
             base, slope = base + sign * piece[0], slope + sign * piece[1]
             points.append((slope, base, event))
         top = {event for _, _, event in _envelope(points)}
+        # Their bytes by kind.
         lines = [at_begin] if -1 in top else []
         live = before
         for event in its_events:

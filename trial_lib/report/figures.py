@@ -285,6 +285,7 @@ def progress_figure(view: StudyView) -> Drawn:
     told = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]
     if not told:
         return Drawn(key, title, "No trial has completed.", None)
+    # The best so far, as a line of steps.
     choose: Callable[[float, float], float] = min if view.smaller_is_better else max
     best, steps = told[0][1], []
     for _, value in told:
@@ -301,6 +302,7 @@ def progress_figure(view: StudyView) -> Drawn:
         line={"shape": "hv", "color": COLOURS[0], "width": 2.5},
         hoverinfo="skip",
     )
+    # The trials themselves.
     for name, colour, wanted in (("search", GREY, False), ("confirming", COLOURS[1], True)):
         chosen = [
             (at, trial, value)
@@ -317,6 +319,7 @@ def progress_figure(view: StudyView) -> Drawn:
                 customdata=[f"{trial.number:04d} {trial.row.label}" for _, trial, _ in chosen],
                 hovertemplate=f"%{{customdata}}<br>%{{y:,.4g}} {unit} at %{{x:.1f}} min<extra></extra>",
             )
+    # The level of the user's configuration.
     own = view.before.get(view.metric)
     if own is not None:
         level = own / scale

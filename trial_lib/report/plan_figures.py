@@ -1,4 +1,4 @@
-"""The names and colours of what a plan's page draws: kinds of memory, moments and parts of a step."""
+"""The figures of a plan's page, and the names and colours of what they draw."""
 
 import math
 import re
@@ -367,6 +367,7 @@ def _add_curve(
             hoverinfo="skip",
             showlegend=False,
         )
+    # The line, dashed where another global batch is trained.
     y = [value.value / size for _, value in points]
     others = [count.other_batch is not None for count, _ in points]
     if any(others):
@@ -401,6 +402,7 @@ def _add_curve(
         customdata=[_hover(count) for count, _ in points],
         hovertemplate="%{customdata}<extra></extra>",
     )
+    # The numbers on which nothing fits.
     failing = [(count.devices, value.value / size) for count, value in points if not count.micro_batch]
     if failing:
         is_first = not any(trace.name == _FAILING for trace in figure.data)
