@@ -87,15 +87,7 @@ class ShardedSampler(Sampler[Any]):
     sharing).
     """
 
-    def __init__(
-        self,
-        source: Any,
-        of_batches: bool,
-        seed: int,
-        num_replicas: int,
-        rank: int,
-        drop_last: bool,
-    ) -> None:
+    def __init__(self, source: Any, of_batches: bool, seed: int, num_replicas: int, rank: int, drop_last: bool) -> None:
         """`of_batches` says that the source yields batches. `drop_last` leaves incomplete rounds out instead of
         repeating samples.
         """

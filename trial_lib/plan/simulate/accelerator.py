@@ -18,13 +18,7 @@ _NAME = pretended_device.NAME
 
 
 class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
-    """The pretended device as DeepSpeed's engine sees it.
-
-    Args:
-        memory: the log, which answers questions about memory.
-        device_bytes: memory of the device.
-        devices: on this host.
-    """
+    """The pretended device as DeepSpeed's engine sees it. It answers as a GPU, and about memory from the log."""
 
     _torch_pins_host_memory = True
 
@@ -36,54 +30,39 @@ class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
         self._streams = [pretended_device.Stream()]
 
     def is_synchronized_device(self) -> bool:
-        """A GPU works beside its host."""
         return False
+
+    resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
 
     def use_host_timers(self) -> bool:
-        """There are no events to read."""
-        return True
+        return True  # there are no events to read
 
-    def resolves_data_dependency(self) -> bool:
-        """As on a GPU, tensors are recorded on streams."""
-        return False
-
-    def handles_memory_backpressure(self) -> bool:
-        """As on a GPU."""
-        return False
+    is_fp16_supported = use_host_timers
 
     def device_name(self, device_index: int | None = None) -> str:
-        """Returns the device's name, as tensors take it."""
         return _NAME if device_index is None else f"{_NAME}:0"
 
     def device(self, device_index: int | None = None) -> Any:
-        """Returns a context that selects the device."""
         return contextlib.nullcontext()
 
     def current_device(self) -> int:
-        """Returns the number of this rank's device."""
         return 0
 
     def current_device_name(self) -> str:
-        """Returns this rank's device."""
         return f"{_NAME}:0"
 
     def device_count(self) -> int:
-        """Returns the number of devices of this host."""
         return self._devices
 
     @property
     def Stream(self) -> type:
-        """The class of its streams."""
         return pretended_device.Stream
 
-    @property
-    def Event(self) -> type:
-        """The class of its events."""
-        return pretended_device.Stream
+    Event = Stream
 
     @contextlib.contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
-        """Returns a context in which work goes to the stream, and memory comes from its pool."""
+        """Work goes to the stream, and memory comes from its pool."""
         before = self._memory.stream
         if stream is not None:
             if stream not in self._streams:
@@ -95,56 +74,43 @@ class ForeseenAccelerator(CPU_Accelerator):  # type: ignore[misc]
             self._memory.stream = before
 
     def current_stream(self, device_index: int | None = None) -> Any:
-        """Returns the stream that work goes to."""
         return self._streams[self._memory.stream]
 
     def default_stream(self, device_index: int | None = None) -> Any:
-        """Returns the stream that computes."""
         return self._streams[0]
 
     def memory_allocated(self, device_index: int | None = None) -> int:
-        """Returns the bytes of live storages on the device."""
         return self._memory.live_bytes
 
     def max_memory_allocated(self, device_index: int | None = None) -> int:
-        """Returns the peak of live bytes on the device."""
         return self._memory.peak_bytes
 
     memory_cached = memory_reserved = memory_allocated
     max_memory_cached = max_memory_reserved = max_memory_allocated
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
-        """Returns the two figures that programs read."""
         return {
             "allocated_bytes.all.current": self._memory.live_bytes,
             "allocated_bytes.all.peak": self._memory.peak_bytes,
         }
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Returns the bytes of the device."""
         return self._device_bytes
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Returns the bytes that are left."""
         return max(0, self._device_bytes - self._memory.live_bytes)
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
-        """Does nothing: a state of the device's is no part of a foreseen run."""
-
-    def is_fp16_supported(self) -> bool:
-        """As on a GPU."""
-        return True
+        """A state of the device's is no part of a foreseen run."""
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        """As on a GPU."""
         return [torch.float32, torch.float16, torch.bfloat16]
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor is on the device."""
         return tensor.device.type == _NAME
 
     def create_op_builder(self, op_name: str) -> Any:
-        """Returns a builder; none for collectives by shared memory, which a GPU has not."""
+        """None for collectives by shared memory, which a GPU has not."""
         return None if op_name == "ShareMemCommBuilder" else super().create_op_builder(op_name)
 
     def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -181,18 +147,11 @@ for _type_name, _dtype in {
 
 
 def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
-    """Makes DeepSpeed use the pretended device. Call it before the program imports DeepSpeed.
-
-    Args:
-        memory: the log.
-        device_bytes: memory of the device.
-        devices: on this host.
-    """
+    """Makes DeepSpeed use the pretended device. Call it before the program imports DeepSpeed."""
     set_accelerator(ForeseenAccelerator(memory, device_bytes, devices))
 
 
 # Stand-ins for DeepSpeed's compiled ops. They compute nothing, and note the work that the op does.
-
 
 # Arithmetic of Adam for one parameter, roughly: two moments, a root, a division and the step.
 _ADAM_FLOPS = 15
@@ -200,42 +159,30 @@ _ADAM_FLOPS = 15
 _LOCKED = "_foreseen_locked"
 
 
-class _FusedAdam:
-    """The op of `FusedAdam` (deepspeed/ops/adam/fused_adam.py)."""
-
+class _Op:
     def __init__(self, operations: OperationLog) -> None:
         self._operations = operations
+
+
+class _FusedLists(_Op):
+    """The ops of `FusedAdam` and `FusedLion` (deepspeed/ops/adam/fused_adam.py, deepspeed/ops/lion/fused_lion.py)."""
 
     def multi_tensor_adam(self, chunk: int, overflow: Any, tensors: list[list[torch.Tensor]], *settings: Any) -> None:
-        """Notes the update of all parameters."""
         _note_lists(self._operations, tensors)
 
-
-class _FusedLion:
-    """The op of `FusedLion` (deepspeed/ops/lion/fused_lion.py), which has one moment."""
-
-    def __init__(self, operations: OperationLog) -> None:
-        self._operations = operations
-
-    def multi_tensor_lion(self, chunk: int, overflow: Any, tensors: list[list[torch.Tensor]], *settings: Any) -> None:
-        """Notes the update of all parameters."""
-        _note_lists(self._operations, tensors)
+    multi_tensor_lion = multi_tensor_adam  # of one moment
 
 
-class _FusedLamb:
+class _FusedLamb(_Op):
     """The op of `FusedLamb` (deepspeed/ops/lamb/fused_lamb.py), which updates one parameter at a time."""
 
-    def __init__(self, operations: OperationLog) -> None:
-        self._operations = operations
-
     def lamb(self, parameter: torch.Tensor, copy: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        """Notes the update of a parameter. Returns the ratio that it is scaled by."""
         first, second, gradient = arguments[:3]
         _note_lists(self._operations, [[gradient], [parameter], [first], [second]])
         return parameter.new_ones(1)
 
 
-class _Quantizer:
+class _Quantizer(_Op):
     """The op of ZeRO++ (deepspeed/ops/csrc/quantization/pt_binding.cpp): what it makes has other sizes than its input.
 
     Groups of numbers have a scale each. Numbers of 4 bits are kept in pairs.
@@ -243,40 +190,33 @@ class _Quantizer:
 
     Symmetric, Asymmetric = 0, 1
 
-    def __init__(self, operations: OperationLog) -> None:
-        self._operations = operations
-
     def __getattr__(self, name: str) -> Any:
         raise CannotForeseeError(f"DeepSpeed's quantizer has no stand-in for {name} under fake tensors.")
 
     def quantize(self, numbers: torch.Tensor, groups: int, bits: int, kind: int) -> list[torch.Tensor]:
-        """Returns the numbers in bytes, and the scales."""
         *rows, last = numbers.shape
         return self._made(numbers, (*rows, last * bits // 8), groups, kind)
 
     def swizzle_quant(
         self, numbers: torch.Tensor, groups: int, bits: int, kind: int, *places: int
     ) -> list[torch.Tensor]:
-        """Returns the numbers in bytes, in the order in which machines exchange them, and the scales."""
+        """In the order in which machines exchange them."""
         return self._made(numbers, (numbers.numel() * bits // 8,), groups, kind)
 
     def quantized_reduction(
         self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, left: int, bits: int, kind: int, devices: int
     ) -> list[torch.Tensor]:
-        """Returns the sum over the devices of a host in bytes, and the scales."""
         *rows, last = numbers.shape
         return self._made(numbers, (*rows, last // devices), left, kind)
 
     def dequantize(
         self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int
     ) -> torch.Tensor:
-        """Returns numbers of half precision."""
         return self._widened(numbers, bits, torch.float16)
 
     def dequantize_fp32(
         self, numbers: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int
     ) -> torch.Tensor:
-        """Returns numbers of single precision."""
         return self._widened(numbers, bits, torch.float32)
 
     def _made(self, numbers: torch.Tensor, shape: tuple[int, ...], groups: int, kind: int) -> list[torch.Tensor]:
@@ -307,16 +247,13 @@ def _note_lists(operations: OperationLog, tensors: list[list[torch.Tensor]]) -> 
     operations.work("update", parameters[0], float(_ADAM_FLOPS * numbers), float(read + 2 * written), False)
 
 
-class _HostOptimizer:
+class _HostOptimizer(_Op):
     """The op of an optimizer on the host, such as `DeepSpeedCPUAdam` (deepspeed/ops/adam/cpu_adam.py)."""
-
-    def __init__(self, operations: OperationLog) -> None:
-        self._operations = operations
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if not name.startswith(("create_", "destroy_")) and not name.endswith(("_update", "_rollback")):
             raise AttributeError(name)
-        return self._note if name.endswith("_update") else _does_nothing
+        return self._note if name.endswith("_update") else lambda *arguments: None
 
     def _note(self, *arguments: Any) -> None:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
@@ -328,14 +265,10 @@ class _HostOptimizer:
         self._operations.work("update", parameter, float(_ADAM_FLOPS * parameter.numel()), float(moved), True)
 
 
-class _Disk:
+class _Disk(_Op):
     """The ops that swap states to NVMe (deepspeed/ops/csrc/aio). No byte is read or written."""
 
-    def __init__(self, operations: OperationLog) -> None:
-        self._operations = operations
-
     def aio_handle(self, *settings: Any, **named: Any) -> "_DiskHandle":
-        """Returns what reads and writes files."""
         return _DiskHandle(self._operations)
 
     gds_handle = pin_handle = aio_handle
@@ -349,12 +282,10 @@ class _DiskHandle:
         self._begun: list[str] = []
 
     def async_pread(self, buffer: torch.Tensor, *place: Any) -> int:
-        """Begins to read a file. Its numbers are unknown."""
         known_numbers.forget(buffer)
         return self._begin("from_disk", buffer)
 
     def async_pwrite(self, buffer: torch.Tensor, *place: Any) -> int:
-        """Begins to write a file."""
         return self._begin("to_disk", buffer)
 
     def _begin(self, kind: str, buffer: torch.Tensor) -> int:
@@ -363,36 +294,28 @@ class _DiskHandle:
         return 0
 
     def wait(self) -> int:
-        """Waits for what was begun, and returns how many files that are."""
         begun, self._begun = self._begun, []
         for kind in sorted(set(begun)):
             self._operations.swapped(kind)
         return len(begun)
 
     def new_cpu_locked_tensor(self, numbers: int, example: torch.Tensor) -> torch.Tensor:
-        """Returns a block of locked memory."""
         made = torch.empty(numbers, dtype=example.dtype, device="cpu")
         setattr(made.untyped_storage(), _LOCKED, True)
         return made
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Gives a block back. It goes with its last name."""
         return True
 
     def pin_device_tensor(self, buffer: torch.Tensor) -> bool:
-        """Locks memory of the device."""
         return True
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Returns whether a block is locked."""
         return hasattr(buffer.untyped_storage(), _LOCKED) or get_accelerator().is_pinned(buffer)
 
 
-def _does_nothing(*arguments: Any) -> None: ...
-
-
 _KERNELS = {
-    "fused_adam": _FusedAdam,
+    "fused_adam": _FusedLists,
     "cpu_adam": _HostOptimizer,
     "cpu_adagrad": _HostOptimizer,
     "cpu_lion": _HostOptimizer,
@@ -401,9 +324,8 @@ _KERNELS = {
     "pin_memory": _Disk,
 }
 
-
 # DeepSpeed binds these names to an op that is not there when it is imported without CUDA.
-_OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLion, "QuantizerBuilder": _Quantizer}
+_OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLists, "QuantizerBuilder": _Quantizer}
 
 
 def install_pretended_kernels(operations: OperationLog) -> None:
@@ -417,14 +339,12 @@ def install_pretended_kernels(operations: OperationLog) -> None:
     nvtx.enable_nvtx = False
 
     def load(builder: Any, verbose: bool = True) -> Any:
-        """Replaces `OpBuilder.load`."""
         kernel = _KERNELS.get(builder.NAME)
         if kernel is None:
             raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
         return kernel(operations)
 
     def refuse(builder: Any, verbose: bool = True) -> NoReturn:
-        """Replaces `load` of what DeepSpeed has for CUDA alone."""
         raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
 
     OpBuilder.load = load

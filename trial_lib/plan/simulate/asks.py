@@ -18,7 +18,6 @@ from trial_lib.rank.patching import stand_in, stand_in_for_scripts
 
 # Answers for code that asks a fake tensor for a number: a table of known askers, and a default for all others.
 
-
 FINITE = 1.0
 """The default for a floating-point number: neither zero nor infinite."""
 
@@ -85,7 +84,7 @@ KNOWN: tuple[KnownAsker, ...] = (
 
 
 def known(path: str, function: str) -> KnownAsker | None:
-    """Returns the row for an asker; None if it is unknown."""
+    """The first row for an asker."""
     for row in KNOWN:
         is_here = f"/{row.path}" in path if row.path.endswith("/") else path.endswith(f"/{row.path}")
         if is_here and row.function in ("", function):
@@ -98,19 +97,7 @@ LIKELY = "_foreseen_likely"
 
 _OWN_CODE = "/trial_lib/"
 # Instructions between the one that asks and the jump by its answer. Versions of Python differ.
-_HAND_ON = frozenset(
-    (
-        "CACHE",
-        "CALL",
-        "CALL_FUNCTION",
-        "CALL_METHOD",
-        "CALL_KW",
-        "CALL_FUNCTION_EX",
-        "PRECALL",
-        "TO_BOOL",
-        "EXTENDED_ARG",
-    )
-)
+_HAND_ON = "CACHE CALL CALL_FUNCTION CALL_METHOD CALL_KW CALL_FUNCTION_EX PRECALL TO_BOOL EXTENDED_ARG"
 _OWN = ("/trial_lib/plan/", "/trial_lib/rank/", "/torch/")
 
 
@@ -125,16 +112,11 @@ class Asks:
         self._counts: Counter[tuple[str, str, str, bool]] = Counter()
 
     def answer(self, question: str, dtype: torch.dtype, is_likely: bool = False) -> Any:
-        """Returns a number in place of the unknown one.
-
-        Args:
-            question: the operator.
-            dtype: of the number that the code expects.
-            is_likely: whether an unknown asker gets yes.
-        """
+        """Invents a number in place of the unknown one. `is_likely` says that an unknown asker gets yes."""
         frame = _asker()
         row = _row_of(frame)
-        answer: Any = _default(question, dtype) if row is None else row.answer
+        default: Any = True if question == "equal" else FINITE if dtype.is_floating_point else 0
+        answer: Any = default if row is None else row.answer
         if row is None or row.answer is FINITE:
             passing = _passing_answer(frame) if dtype == torch.bool else None
             if passing is not None:
@@ -147,7 +129,7 @@ class Asks:
         return answer
 
     def chooses_all(self) -> bool:
-        """Returns whether a known asker chooses by an unknown mask, which chooses all in a healthy training."""
+        """Whether a known asker chooses by an unknown mask, which chooses all in a healthy training."""
         frame = _asker()
         row = _row_of(frame)
         if row is None or row.answer is not True:
@@ -156,14 +138,8 @@ class Asks:
         return True
 
     def choice(self, question: str, among: int) -> Callable[[], None] | None:
-        """Returns what counts a use of a choice, each of which is taken equally often.
-
-        Args:
-            question: the operator that chooses.
-            among: the number of choices.
-
-        Returns:
-            None for a known asker, which has answers of its own.
+        """What counts a use of a choice, each of which is taken equally often; None for a known asker, which has its
+        own answers.
         """
         frame = _asker()
         if _row_of(frame) is not None:
@@ -179,18 +155,12 @@ class Asks:
         self._counts[_named(frame), question, str(answer), is_known] += 1
 
     def record(self) -> tuple[Ask, ...]:
-        """Returns the asks so far, those of unknown askers first."""
+        """The asks so far, those of unknown askers first."""
         rows = sorted(self._counts.items(), key=lambda row: (row[0][3], -row[1]))
         return tuple(
             Ask(asker=asker, question=question, answer=answer, is_known=is_known, count=count)
             for (asker, question, answer, is_known), count in rows
         )
-
-
-def _default(question: str, dtype: torch.dtype) -> Any:
-    if question == "equal":
-        return True
-    return FINITE if dtype.is_floating_point else 0
 
 
 def _of_type(answer: Any, dtype: torch.dtype) -> Any:
@@ -226,10 +196,9 @@ def _asker() -> FrameType:
 
 
 def _passing_answer(asker: FrameType) -> bool | None:
-    """Returns the yes or no by which code raises no error, because a healthy training passes its checks.
+    """The yes or no by which code raises no error, because a healthy training passes its checks.
 
-    Returns:
-        None if neither answer leads to an error at once, or if both do.
+    None if neither answer leads to an error at once, or if both do.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and _OWN_CODE in frame.f_code.co_filename:
@@ -248,7 +217,7 @@ def _without_error(code: CodeType, offset: int) -> bool | None:
     instructions = list(dis.get_instructions(code))
     places = {each.offset: place for place, each in enumerate(instructions)}
     place = places.get(offset)
-    while place is not None and place < len(instructions) and instructions[place].opname in _HAND_ON:
+    while place is not None and place < len(instructions) and instructions[place].opname in _HAND_ON.split():
         place += 1
     if place is None or place + 1 >= len(instructions):
         return None
@@ -265,14 +234,7 @@ def _without_error(code: CodeType, offset: int) -> bool | None:
 def _raises(
     instructions: Sequence[dis.Instruction], places: Mapping[int, int], at: int, known: dict[int, bool]
 ) -> bool:
-    """Returns whether code comes to a `raise` on each of its ways, and goes back on none.
-
-    Args:
-        instructions: of a function.
-        places: of the instructions, by offset.
-        at: where to begin.
-        known: answers so far.
-    """
+    """Whether code comes to a `raise` on each of its ways, and goes back on none. `known` has the answers so far."""
     for place in range(at, len(instructions)):
         if place in known:
             return known[place]
@@ -300,7 +262,6 @@ def _shown(path: str) -> str:
 
 # Numbers of a tensor that programs ask in ways of their own.
 
-
 # What `isfinite` or `isnan` has made, until somebody writes into it: the version of the tensor, and its answer.
 _ALIKE = "_foreseen_alike"
 # The answers of a healthy training. Masked scores have infinite numbers in a real run, and none here.
@@ -316,7 +277,6 @@ def install() -> None:
     shown: Any = torch.Tensor.__format__
 
     def format_(tensor: torch.Tensor, text: str) -> str:
-        """Replaces `Tensor.__format__`, which shows the number of a tensor that is not fake."""
         is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0 and text
         return format(tensor.item(), text) if is_number else shown(tensor, text)
 
@@ -342,12 +302,7 @@ def _first_scale(scaler: Any) -> float:
 
 
 def _alike(answer: bool, original: Any) -> Callable[..., Any]:
-    """Returns a function whose answer is the same for all numbers.
-
-    Args:
-        answer: for each number.
-        original: asks for each number.
-    """
+    """A function whose answer is the same for all numbers."""
 
     @functools.wraps(original)
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -359,7 +314,6 @@ def _alike(answer: bool, original: Any) -> Callable[..., Any]:
 def _all(original: Any) -> Callable[..., Any]:
     @functools.wraps(original)
     def all_(*args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.all`."""
         found = original(*args, **kwargs)
         asked = args[0] if args else kwargs.get("input")
         version, answer = getattr(asked, _ALIKE, (None, None))
@@ -374,12 +328,7 @@ def _all(original: Any) -> Callable[..., Any]:
 
 
 def _of_numbers(original: Any, place: int = 0) -> Callable[..., Any]:
-    """Returns a function that makes a tensor of numbers, which may be tensors of one number.
-
-    Args:
-        original: makes it.
-        place: of the numbers among its arguments.
-    """
+    """A function that makes a tensor of numbers, which may be tensors of one number."""
 
     @functools.wraps(original)
     def tensor(*args: Any, **kwargs: Any) -> Any:

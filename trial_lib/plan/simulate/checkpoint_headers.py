@@ -27,7 +27,6 @@ from trial_lib.rank.patching import stand_in, when_imported
 
 # What `torch.save` and `torch.load` do with tensors in a foreseen run.
 
-
 _DEVICES = ("cuda", pretended_device.NAME)
 # Of the file that is being read: the storages of the device, by their addresses, and what has their place there.
 _read: dict[int, Any] = {}
@@ -39,15 +38,12 @@ _MARK, _DIGITS = "zerotune: tensors without numbers ", 12
 
 
 def keeping(original: Any) -> Any:
-    """Returns a function that saves, and keeps what has fake tensors in this process.
-
-    Args:
-        original: saves a value, its first argument, in a file, its second.
+    """Wraps a function that saves a value, its first argument, in a file, its second. Fake tensors stay in this
+    process.
     """
 
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces a function that saves."""
         if not has_fakes(obj):
             return original(obj, f, *args, **kwargs)
         if isinstance(f, (str, os.PathLike)):
@@ -68,7 +64,7 @@ def _copied(value: Any) -> Any:
 
 
 def has_fakes(value: Any, depth: int = 0) -> bool:
-    """Returns whether there are fake tensors in a value, its parts or its attributes."""
+    """Whether there are fake tensors in a value, its parts or its attributes."""
     if isinstance(value, torch.Tensor):
         return isinstance(value, FakeTensor)
     if isinstance(value, torch.nn.Module):
@@ -83,7 +79,7 @@ def has_fakes(value: Any, depth: int = 0) -> bool:
 
 
 def is_saved(f: Any) -> bool:
-    """Returns whether the program has saved fake tensors at a path, or in memory."""
+    """Whether the program has saved fake tensors at a path, or in memory."""
     return _name_of(f) in _saved
 
 
@@ -100,7 +96,7 @@ def _name_of(f: Any) -> str:
 
 
 def load_saved(f: Any, map_location: Any = None) -> Any:
-    """Returns what the program has saved there, with tensors of their own. An open file is then read up to its end."""
+    """What the program has saved there, with tensors of their own. An open file is then read up to its end."""
     name = _name_of(f)
     if name.startswith(_MARK):
         f.seek(len(name), os.SEEK_CUR)
@@ -113,11 +109,8 @@ def load_saved(f: Any, map_location: Any = None) -> Any:
 
 
 def lands_on_device(saved_on: str, map_location: Any) -> bool:
-    """Returns whether a tensor lands on the device.
-
-    Args:
-        saved_on: the device in the file.
-        map_location: as `torch.load` has it. A function is not called, and leaves the tensor on the host.
+    """Whether a tensor lands on the device. A function as `map_location` is not called, and leaves the tensor on the
+    host.
     """
     if isinstance(map_location, Mapping):
         return str(map_location.get(saved_on, saved_on)).startswith(_DEVICES)
@@ -126,11 +119,7 @@ def lands_on_device(saved_on: str, map_location: Any) -> bool:
 
 
 def load_real(read: Callable[[], Any]) -> Any:
-    """Returns what a function reads from a file, with the tensors of the device there.
-
-    Args:
-        read: calls torch's own `torch.load`.
-    """
+    """Calls torch's own `torch.load`, with the tensors of the device there."""
     _take_part()
     try:
         return read()
@@ -147,7 +136,6 @@ def _take_part() -> None:
     made: Any = torch._utils._rebuild_tensor
 
     def rebuilt(storage: Any, storage_offset: Any, size: Any, stride: Any) -> torch.Tensor:
-        """Replaces `torch._utils._rebuild_tensor`."""
         tensor: torch.Tensor = made(storage, storage_offset, size, stride)
         address = tensor.untyped_storage().data_ptr() if tensor.device.type == "cpu" else 0
         if address not in _read:
@@ -163,7 +151,7 @@ def _take_part() -> None:
     set_state: Any = torch.random.set_rng_state
 
     def set_rng_state(new_state: torch.Tensor) -> None:
-        """Replaces `torch.set_rng_state`. A state of the device's is no part of a foreseen run."""
+        """A state of the device's is no part of a foreseen run."""
         if not isinstance(new_state, FakeTensor):
             set_state(new_state)
 
@@ -179,12 +167,7 @@ def _deserialized(storage: Any, location: str) -> Any:
 
 
 def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns the state of a model with other tensors. One that occurs twice stays one.
-
-    Args:
-        value: mappings, lists and tuples with tensors. Anything else stays as it is, such as a whole module.
-        change: returns the tensor in place of another one.
-    """
+    """A state of mappings, lists and tuples with other tensors. One that occurs twice stays one."""
     return _anew(value, change, {})
 
 
@@ -236,18 +219,7 @@ _SMALL_PICKLE_BYTES = 2**24
 
 
 class Header:
-    """The header of a safetensors file.
-
-    Args:
-        path: of the file.
-
-    Attributes:
-        tensors: number format, shape and place of each tensor, by name.
-        metadata: texts that the file's writer has left.
-
-    Raises:
-        ValueError: the file has no such header.
-    """
+    """Number format, shape and place of each tensor of a safetensors file, and the texts of its writer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -261,18 +233,13 @@ class Header:
         self.tensors: dict[str, dict[str, Any]] = plain
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the number format of a tensor.
-
-        Raises:
-            ValueError: this torch has no such format.
-        """
         code = self.tensors[name]["dtype"]
         if code not in _FORMATS:
             raise ValueError(f"{self._path}: the number format {code} of {name} is unknown.")
         return _FORMATS[code]
 
     def tensor(self, name: str, make: Make) -> torch.Tensor:
-        """Returns a tensor: fake, or the few whole numbers that it has."""
+        """Fake, or the few whole numbers that it has."""
         dtype, shape = self.dtype(name), self.tensors[name]["shape"]
         begin, end = self.tensors[name]["data_offsets"]
         is_whole = not dtype.is_floating_point and not dtype.is_complex
@@ -353,13 +320,7 @@ def _is_for_a_tokenizer() -> bool:
 
 
 def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseException], None]) -> None:
-    """Makes programs load headers. Call it before the user's program runs.
-
-    Args:
-        make: makes the tensors.
-        fakes: the mode of fake tensors.
-        ends_with: ends the run with an error.
-    """
+    """Makes programs load headers. Call it before the user's program runs. `ends_with` ends the run with an error."""
     # Else transformers copies weights in threads, which no mode of this thread follows.
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
@@ -367,7 +328,6 @@ def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseExceptio
         original = module.safe_open
 
         def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
-            """Replaces `safetensors.safe_open`."""
             if framework not in ("pt", "torch", "pytorch"):
                 return original(filename, framework, device, **kwargs)
             return _OpenFile(Header(Path(filename)), device, make)
@@ -378,7 +338,6 @@ def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseExceptio
         original = module.load_file
 
         def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> dict[str, torch.Tensor]:
-            """Replaces `safetensors.torch.load_file`."""
             if is_saved(filename):
                 return load_saved(filename, device)  # type: ignore[no-any-return]
             return _OpenFile(Header(Path(filename)), device, make).get_tensors()
@@ -394,7 +353,7 @@ def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseExceptio
         original = module.cached_file
 
         def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            """Replaces `transformers.utils.hub.cached_file`, which asks the hub for what is not here."""
+            """Asks the hub for what is not here."""
             if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
                 end(path_or_repo_id)
             return original(path_or_repo_id, filename, *args, **kwargs)
@@ -406,7 +365,7 @@ def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseExceptio
 
         @functools.wraps(original)
         def from_pretrained(cls: type, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-            """Replaces `PreTrainedModel.from_pretrained`. The folder may have a configuration, and no weights."""
+            """The folder may have a configuration, and no weights."""
             if _is_unsaved(pretrained_model_name_or_path, *_OF_WEIGHTS):
                 end(pretrained_model_name_or_path)
             return original(cls, pretrained_model_name_or_path, *args, **kwargs)
@@ -433,7 +392,6 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
     original = torch.load
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.load`."""
         if is_saved(f):
             return load_saved(f, map_location)
 

@@ -39,6 +39,12 @@ _TYPES = {
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
 }
+_DO_NOTHING = (
+    "set_device set_stream synchronize empty_cache ipc_collect manual_seed manual_seed_all seed seed_all "
+    "set_rng_state set_rng_state_all reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached "
+    "reset_accumulated_memory_stats _record_memory_history _dump_snapshot set_sync_debug_mode "
+    "set_per_process_memory_fraction init _lazy_init _sleep"
+)
 
 
 class AskedDevice(NamedTuple):
@@ -50,19 +56,12 @@ class AskedDevice(NamedTuple):
 
     @property
     def version(self) -> tuple[int, int]:
-        """The compute capability as torch has it."""
         major, _, minor = f"{self.capability:.1f}".partition(".")
         return int(major), int(minor)
 
 
 def install(memory: MemoryLog, device: AskedDevice, devices: int) -> None:
-    """Replaces the functions, under each module that has them.
-
-    Args:
-        memory: the log, which answers questions about memory.
-        device: answers the others.
-        devices: on a host.
-    """
+    """Replaces the functions, under each module that has them."""
     _give_addresses()
     for name, answer in _answers(memory, device, devices).items():
         for module in _modules():
@@ -96,7 +95,6 @@ def _answer_for_the_core(devices: int) -> None:
     }
 
     def missing(name: str) -> Any:
-        """Answers for attributes that the core lacks."""
         if name.startswith("_cuda_"):
             return _always(answers.get(name))
         raise AttributeError(f"module 'torch._C' has no attribute '{name}'")
@@ -172,30 +170,7 @@ def _answers(memory: MemoryLog, found: AskedDevice, devices: int) -> dict[str, A
         answers[name] = _always(0)
     for name in ("current_stream", "default_stream"):
         answers[name] = lambda device=None: pretended_device.Stream()
-    for name in (
-        "set_device",
-        "set_stream",
-        "synchronize",
-        "empty_cache",
-        "ipc_collect",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "set_rng_state",
-        "set_rng_state_all",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-        "reset_max_memory_cached",
-        "reset_accumulated_memory_stats",
-        "_record_memory_history",
-        "_dump_snapshot",
-        "set_sync_debug_mode",
-        "set_per_process_memory_fraction",
-        "init",
-        "_lazy_init",
-        "_sleep",
-    ):
+    for name in _DO_NOTHING.split():
         answers[name] = _always(None)
     return answers
 
@@ -236,7 +211,6 @@ def _replace_types() -> None:
     original: Any = torch.Tensor.type
 
     def type_(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replaces `Tensor.type`."""
         is_on_device = tensor.device.type == pretended_device.NAME
         if dtype is None and is_on_device and tensor.dtype in names:
             return names[tensor.dtype]
@@ -283,7 +257,7 @@ class Addresses:
         self._next = _FIRST
 
     def of(self, storage: torch.UntypedStorage) -> int:
-        """Returns the address of a storage without memory. One that has grown gets another."""
+        """One that has grown gets another."""
         size = storage.nbytes()
         if not size:
             return 0
@@ -301,11 +275,9 @@ def _give_addresses() -> None:
     original: Any = torch.UntypedStorage.data_ptr
 
     def of_storage(storage: torch.UntypedStorage) -> Any:
-        """Replaces `UntypedStorage.data_ptr`."""
         return addresses.of(storage) if storage.device.type == "meta" else original(storage)
 
     def of_tensor(tensor: torch.Tensor) -> int:
-        """Replaces `FakeTensor.data_ptr`."""
         if not tensor.numel():
             return 0
         return addresses.of(tensor.untyped_storage()) + int(tensor.storage_offset()) * tensor.element_size()
@@ -318,11 +290,7 @@ def _give_addresses() -> None:
 
 
 def install_asked_of_computers(asks: Asks) -> None:
-    """Replaces the functions. Call it once, before the program runs.
-
-    Args:
-        asks: records them.
-    """
+    """Replaces the functions. Call it once, before the program runs."""
     os.environ.pop("ACCELERATE_USE_CPU", None)
     when_imported("transformers.training_args", _in_the_trainer)
     when_imported("accelerate.state", _in_accelerate)
@@ -338,7 +306,6 @@ def _replace_numpy(asks: Asks) -> None:
     original = torch.Tensor.numpy
 
     def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
-        """Replaces `Tensor.numpy`."""
         if not isinstance(tensor, FakeTensor):
             return original(tensor, force=force)
         known = known_numbers(tensor)
@@ -355,14 +322,12 @@ def _replace_object_collectives() -> None:
     # Replaces collectives that pickle objects. A fake tensor cannot be pickled.
 
     def broadcast_object_list(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
-        """Replaces the broadcast: rank 0 is the only source."""
+        """Rank 0 is the only source."""
 
     def all_gather_object(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
-        """Replaces the gathering on all ranks."""
         object_list[:] = [obj] * len(object_list)
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
-        """Replaces the gathering on one rank."""
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * len(object_gather_list)
 
@@ -372,7 +337,6 @@ def _replace_object_collectives() -> None:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Replaces the scattering."""
         if scatter_object_input_list:
             scatter_object_output_list[0] = scatter_object_input_list[0]
 
@@ -386,7 +350,6 @@ def _sum_over_ranks() -> None:
     is_inside = False
 
     def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        """Replaces `torch.distributed.all_reduce`."""
         nonlocal is_inside
         if is_inside:
             # A default device is a mode of Python's calls, so the original calls the function of this name once more.
@@ -409,7 +372,7 @@ def _keep_random_states(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def synchronize_rng_states(*args: Any, **kwargs: Any) -> None:
-        """Replaces the exchange of states, which all ranks have from rank 0."""
+        """All ranks have the states of rank 0."""
 
     stand_in("synchronize_rng_states", original, synchronize_rng_states)
 
@@ -420,7 +383,6 @@ def _in_the_trainer(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def check(arguments: Any) -> None:
-        """Replaces `TrainingArguments.__post_init__`."""
         for name in ("use_cpu", "no_cuda"):
             if getattr(arguments, name, False):
                 setattr(arguments, name, False)
@@ -435,7 +397,6 @@ def _in_accelerate(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def init(state: Any, cpu: bool = False, **kwargs: Any) -> None:
-        """Replaces `PartialState.__init__`."""
         original(state, cpu=False, **kwargs)
 
     state_class.__init__ = init

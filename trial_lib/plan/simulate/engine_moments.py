@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, to
 
 # The parts of a step of a pipeline: DeepSpeed's engine for pipelines executes a schedule of instructions.
 
-
 # By the names of the instructions in deepspeed/runtime/pipe/schedule.py. All others move tensors between stages.
 _MOMENTS = {
     "LoadMicroBatch": logs.LOAD,
@@ -39,23 +38,15 @@ _MOMENTS = {
 
 
 def is_pipeline(engine: Any) -> bool:
-    """Returns whether an engine executes a schedule of instructions."""
+    """Whether an engine executes a schedule of instructions."""
     return hasattr(engine, "_INSTRUCTION_MAP")
 
 
 def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int], None]) -> None:
-    """Follows an engine from now on.
+    """Follows an engine of a pipeline from now on.
 
     The forward pass of a micro-batch begins before the backward pass of an earlier one has. So each kind of instruction
     is counted by itself. What follows an instruction belongs to its micro-batch, and reductions to the last one.
-
-    Args:
-        engine: of a pipeline.
-        begin: begins a moment, by its index in `MOMENTS` and that of its micro-batch in the step.
-        stepped: called after each optimizer step, with the number of steps.
-
-    Raises:
-        CannotForeseeError: the schedule is another one.
     """
     if type(engine).__name__ == "DualPipeVEngine":
         raise CannotForeseeError(
@@ -99,7 +90,7 @@ def watch(engine: Any, begin: Callable[[int, int], None], stepped: Callable[[int
 
 
 def parameters_of(engine: Any) -> tuple[int, int] | None:
-    """Returns the parameters of all stages, and of these the trained ones; None if a layer cannot be built here.
+    """The parameters of all stages, and of these the trained ones; None if a layer cannot be built here.
 
     Rank 0 has the layers of the first stage alone. It knows how the others are built, and torch's meta device makes
     them without memory, as no part of the run.
@@ -134,32 +125,23 @@ def _built(spec: Any) -> Any:
 
 
 def note_of(engine: Any, are_counted: bool) -> str:
-    """Returns the sentences for the reader of a run.
-
-    Args:
-        engine: of a pipeline.
-        are_counted: whether the parameters of all stages are known.
-    """
-    said = f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
-    return (
-        said if are_counted else f"{said} A layer cannot be built apart, so only this stage's parameters are counted."
-    )
+    """The sentences for the reader of a run of a pipeline."""
+    note = f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
+    if not are_counted:
+        note += " A layer cannot be built apart, so only this stage's parameters are counted."
+    return note
 
 
 # Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
 _LOADED = struct.Struct("dddd")
 _MOST_WORKERS = 64
-
-
 # Further batches that a rank fetches after its last step, so that loading is no matter of one of them.
 _FURTHER, _FURTHER_S = 8, 0.5
-
-
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 def undisturbed_time() -> float:
-    """Returns seconds of a clock that stands still while this thread waits for a processor that others have.
+    """Seconds of a clock that stands still while this thread waits for a processor that others have.
 
     Runs of a plan go on beside each other, so the clock on the wall would time them. Waits for a disk count.
     """
@@ -173,8 +155,8 @@ def undisturbed_time() -> float:
 class WorkersLoading:
     """What worker processes of data loaders take for a micro-batch, in memory that they have in common with the rank.
 
-    Attributes:
-        size: samples of the training's micro-batch, so that other loaders do not count. 0 before there is an engine.
+    `size` is the samples of the training's micro-batch, so that other loaders do not count; 0 before there is an
+    engine.
     """
 
     def __init__(self) -> None:
@@ -217,26 +199,14 @@ class WorkersLoading:
 
 
 class EngineMoments:
-    """Begins a moment of the logs with each call of the engine.
-
-    Args:
-        fake: the mode.
-        memory: gets the moments.
-        operations: gives their positions.
-        stepped: called after each optimizer step, with the number of steps.
-
-    Attributes:
-        tokens: in a sample of the last batch; None if it shows none.
-        loading_s: real seconds to fetch each batch but the first of an iterator.
-        workers: what loaders' worker processes take.
-        data_bytes: that the program has taken between the engine's initialisation and its first forward pass.
-    """
+    """Begins a moment of the logs with each call of the engine."""
 
     def __init__(
         self, fake: FakeTensors, memory: MemoryLog, operations: OperationLog, stepped: Callable[[int], None]
     ) -> None:
-        self.tokens: int | None = None
-        self.loading_s: list[float] = []
+        self.tokens: int | None = None  # in a sample of the last batch; None if it shows none
+        self.loading_s: list[float] = []  # real seconds to fetch each batch but the first of an iterator
+        # That the program has taken between the engine's initialisation and its first forward pass.
         self.data_bytes = 0
         self._heap_bytes: int | None = None
         self._fetch: Any = None
@@ -342,7 +312,6 @@ class EngineMoments:
         return round(tokens / rows) if self.rows is not None and tokens else self.tokens
 
     def watch(self, engine: Any) -> None:
-        """Follows an engine from now on."""
         self._engine = engine
         self.workers.size = engine.train_micro_batch_size_per_gpu()
         self._heap_bytes = heap_bytes()
@@ -358,7 +327,10 @@ class EngineMoments:
                 self._note_batch([args, kwargs])
                 self._begin(logs.FORWARD)
                 self._waits = True
-                self._note_data()
+                if self._heap_bytes is not None:
+                    # The data sets, once.
+                    self.data_bytes = max(0, heap_bytes() - self._heap_bytes)
+                    self._heap_bytes = None
             return forward(*args, **kwargs)
 
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
@@ -388,15 +360,13 @@ class EngineMoments:
         _leave_out_comparison()
         self._begin(logs.BETWEEN)
 
-    def _note_data(self) -> None:
-        # Notes the memory of the data sets, once.
-        if self._heap_bytes is not None:
-            self.data_bytes = max(0, heap_bytes() - self._heap_bytes)
-            self._heap_bytes = None
-
-    def in_engine(self) -> "_InEngine":
-        """Returns a context in which DeepSpeed's own code runs."""
-        return _InEngine(self._fake)
+    @contextlib.contextmanager
+    def in_engine(self) -> Iterator[None]:
+        before, self._fake.in_engine = self._fake.in_engine, True
+        try:
+            yield
+        finally:
+            self._fake.in_engine = before
 
     def _shorten_first_step(self) -> None:
         """Makes the first optimizer step one of a single micro-batch, if the engine itself counts them.
@@ -462,7 +432,7 @@ def _leave_out_comparison() -> None:
 
 
 def _steps_at_the_end_alone(engine: Any) -> bool:
-    """Returns whether the program calls `step` after the last micro-batch alone, as Accelerate does.
+    """Whether the program calls `step` after the last micro-batch alone, as Accelerate does.
 
     The engine counts the calls of `step` (`micro_steps`). A program leaves the other calls out if it says itself which
     micro-batch is the last (`set_gradient_accumulation_boundary` in deepspeed/runtime/engine.py), or if its
@@ -470,18 +440,6 @@ def _steps_at_the_end_alone(engine: Any) -> bool:
     """
     manages = getattr(engine, "managed_gradient_accumulation", None)
     return engine._is_gradient_accumulation_boundary is not None or (manages is not None and not manages())
-
-
-class _InEngine:
-    def __init__(self, fake: FakeTensors) -> None:
-        self._fake = fake
-        self._before = False
-
-    def __enter__(self) -> None:
-        self._before, self._fake.in_engine = self._fake.in_engine, True
-
-    def __exit__(self, *error: object) -> None:
-        self._fake.in_engine = self._before
 
 
 class _Unpinned(TorchDispatchMode):
@@ -492,10 +450,9 @@ class _Unpinned(TorchDispatchMode):
 
 
 def _require_a_batch(iterator: Any, engine: Any) -> None:
-    """Checks that the first step of this rank, and the first batch of its second, have whole micro-batches.
+    """Refuses a first step, or a first batch of the second, without whole micro-batches.
 
-    Raises:
-        CannotForeseeError: they have not. A smaller batch would be taken for a whole one.
+    A smaller batch would be taken for a whole one.
     """
     batches = getattr(iterator, "_index_sampler", None)
     size, samples = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)

@@ -44,7 +44,6 @@ from trial_lib.plan.simulate.logs import (
 
 # Memory that operators take on a processor beside their results, noted in the log of memory.
 
-
 FORWARD, BACKWARD = "convolution", "convolution_backward"
 # A first layer's kernels read an image as it is.
 _IMAGE_CHANNELS = 3
@@ -54,11 +53,7 @@ _SEGMENTS = 2 * 2**20
 def note_made(name: str, args: Sequence[Any], made: Sequence[torch.Tensor], memory: MemoryLog) -> None:
     """Notes the results of a convolution, with what a processor's kernel takes for a time beside them.
 
-    Args:
-        name: of the operator.
-        args: of the call.
-        made: its results with storages of their own, in order.
-        memory: gets the events, in the order in which a CPU allocates and frees.
+    The events have the order in which a CPU allocates and frees.
     """
     rest = list(made)
     if name == FORWARD and rest and _is_copied(rest[0]):
@@ -76,13 +71,7 @@ def note_made(name: str, args: Sequence[Any], made: Sequence[torch.Tensor], memo
 
 
 def note_collective(kind: str, whole: int, memory: MemoryLog) -> None:
-    """Notes what a collective of gloo takes for a time.
-
-    Args:
-        kind: of `OPERATIONS`.
-        whole: bytes of its larger side.
-        memory: gets the events.
-    """
+    """Notes what a collective of gloo takes for a time. `whole` is the bytes of its larger side."""
     blocks: list[tuple[int, int]] = []
     if kind == "all_gather":
         blocks = [(whole, PROCESSOR), (whole, THREAD)]
@@ -117,7 +106,6 @@ def _is_copied(tensor: torch.Tensor) -> bool:
 
 
 # Collectives of the pretended world: they take no time, move nothing, and are noted with their bytes and group.
-
 
 # The class of each operator, and the position of the larger tensor: what is gathered, or what is scattered.
 _KINDS = {
@@ -240,7 +228,7 @@ def _group_size(args: Any) -> int:
 
 
 def is_fake(value: Any) -> bool:
-    """Returns whether a collective's tensors are fake."""
+    """Whether a collective's tensors are fake."""
     return any(isinstance(each, FakeTensor) for each in _tensors(value))
 
 
@@ -296,13 +284,7 @@ def _is_in_node_of_torch() -> bool:
 
 
 class FakeTensors(TorchDispatchMode):
-    """The mode. Enter it once, before the program runs.
-
-    Attributes:
-        fakes: torch's mode, which works out shapes.
-        in_engine: whether DeepSpeed's own code runs.
-        ends_with: called with an error in the backward pass of torch's own operators.
-    """
+    """The mode. Enter it once, before the program runs."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -311,7 +293,8 @@ class FakeTensors(TorchDispatchMode):
     def __init__(self, memory: MemoryLog, operations: OperationLog, asks: Asks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self.in_engine = False
+        self.in_engine = False  # whether DeepSpeed's own code runs
+        # Called with an error in the backward pass of torch's own operators.
         self.ends_with: Callable[[BaseException], None] = lambda error: None
         self._memory, self._operations, self._asks = memory, operations, asks
         self._maker = output_memo.Maker(self.fakes)
@@ -321,7 +304,6 @@ class FakeTensors(TorchDispatchMode):
         self._refused: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operator, fake or real."""
         if func is _DEVICE:
             return args[0]._fake_device
         kwargs = kwargs or {}
@@ -482,10 +464,9 @@ class FakeTensors(TorchDispatchMode):
         return self._maker.again(entry, tensors, made)
 
     def _by_shape(self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Any:
-        """Returns the entry of a call by torch's own kernels for shapes, which are faster than its fake mode.
+        """The entry of a call by torch's own kernels for shapes, which are faster than its fake mode.
 
-        Returns None for a call that needs the mode: one that names a device, has inputs in two places, or has no such
-        kernel.
+        None for a call that needs the mode: one that names a device, has inputs in two places, or has no such kernel.
         """
         devices = {each._fake_device for each in tensors if each.dim()}  # type: ignore[attr-defined]
         if len(devices) != 1 or "device" in kwargs or "out" in func._overloadname or not _has_shape_kernel(func):
@@ -510,7 +491,7 @@ class FakeTensors(TorchDispatchMode):
         return output_memo.Entry(moved, entry.container, cost)
 
     def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the result of an operator whose shape follows from numbers; None for others, or if they are unknown.
+        """The result of an operator whose shape follows from numbers; None for others, or if they are unknown.
 
         Torch's fake mode would refuse it, which takes longer.
         """
@@ -586,7 +567,7 @@ class FakeTensors(TorchDispatchMode):
         return mapped((args, kwargs), torch.Tensor, fake)
 
     def to_fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Returns a fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
+        """A fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
         fake = self._maker.new(real.shape, real.stride(), real.dtype, device)
         if device.type == pretended_device.NAME:
             self._memory.made(fake, INPUT)
@@ -595,13 +576,12 @@ class FakeTensors(TorchDispatchMode):
         return fake
 
     def empty_on_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a fake tensor of the host, such as the weights of a checkpoint."""
+        """A fake tensor of the host, such as the weights of a checkpoint."""
         fake = self._maker.fake(torch.empty(tuple(shape), dtype=dtype, device="meta"), torch.device("cpu"))
         self._memory.made(fake, PARAMETER)
         return fake
 
     def parameter(self, real: torch.Tensor) -> torch.Tensor:
-        """Returns a fake tensor for a new parameter."""
         fake = self._maker.new(real.shape, real.stride(), real.dtype, real.device)
         self._memory.made(fake, PARAMETER)
         return fake

@@ -54,7 +54,6 @@ from trial_lib.rank.user_files import LayeredFiles, UserFiles
 
 # The kinds of an engine's tensors: parameters, gradients, and the states of its optimizer.
 
-
 # deepspeed/runtime: zero/stage_1_and_2.py, zero/stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py. Master copies,
 # and gradients that are kept.
 _MASTERS = (
@@ -97,13 +96,9 @@ def name_kinds(engine: Any, memory: MemoryLog) -> None:
 
 def name_gradients(engine: Any, memory: MemoryLog) -> None:
     """Names the gradient of each parameter when the backward pass makes it."""
-
-    def name(gradient: torch.Tensor) -> None:
-        memory.name(gradient, GRADIENT)
-
     for parameter in engine.module.parameters():
         if parameter.requires_grad:
-            parameter.register_hook(name)
+            parameter.register_hook(lambda gradient: memory.name(gradient, GRADIENT))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -120,42 +115,36 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 # The pretended world: a process group of N ranks in which only rank 0 exists (torch's fake process group).
 
 
-def install(world: int) -> None:
-    """Makes every process group that the program asks for a pretended one. Call it before the program runs.
-
-    Args:
-        world: its ranks.
-    """
+def install_world(world: int) -> None:
+    """Makes every process group that the program asks for a pretended one. Call it before the program runs."""
     from torch.testing._internal.distributed import fake_pg
 
     original = torch.distributed.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        """Replaces `torch.distributed.init_process_group`."""
         original(backend="fake", store=fake_pg.FakeStore(), rank=0, world_size=world)
 
     stand_in("init_process_group", original, init_process_group)
     original_group = torch.distributed.new_group
 
     def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replaces `torch.distributed.new_group`."""
         kept = {name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs}
         return original_group(ranks, backend="fake", **kept)
 
     stand_in("new_group", original_group, new_group)
 
     def meets_at_once(*args: Any, **kwargs: Any) -> None:
-        """Replaces barriers: the other ranks are there."""
+        """The other ranks are there."""
 
     for name in ("barrier", "monitored_barrier"):
         stand_in(name, getattr(distributed_c10d, name), meets_at_once)
-    stand_in("batch_isend_irecv", distributed_c10d.batch_isend_irecv, _each_by_itself)
+
+    def each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
+        # The original looks for a backend of the device.
+        return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
+
+    stand_in("batch_isend_irecv", distributed_c10d.batch_isend_irecv, each_by_itself)
     _receive_from_next_stage()
-
-
-def _each_by_itself(p2p_op_list: list[Any]) -> list[Any]:
-    # Replaces `torch.distributed.batch_isend_irecv`, which looks for a backend of the device.
-    return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
 
 
 def _receive_from_next_stage() -> None:
@@ -180,9 +169,7 @@ def _receive_from_next_stage() -> None:
 class Foreseeing:
     """The run of one order. It observes `deepspeed.initialize`.
 
-    Args:
-        order: the run.
-        finished: called after the last step with an empty text, or with the reason why there is none.
+    `finished` is called after the last step with an empty text, or with the reason why there is none.
     """
 
     def __init__(self, order: ForeseeOrder, finished: Any) -> None:
@@ -208,7 +195,7 @@ class Foreseeing:
         order, scratch = self._order, Path(self._order.scratch)
         pretended_device.install()
         accelerator.install(self._memory, order.device_bytes, order.ranks_per_host)
-        install(order.world)
+        install_world(order.world)
         intercept(order.overrides, self._facts, self, order.turned)
         accelerator.install_pretended_kernels(self._operations)
         batch_source.note_parsers()
@@ -248,11 +235,9 @@ class Foreseeing:
 
     @property
     def has_engine(self) -> bool:
-        """Whether an engine that trains exists."""
         return self._engine is not None
 
     def initialize_called(self) -> None:
-        """Ends the program's preparation."""
         if self._engine is None:
             self._import_s = seconds_since(self._order.launched_at)
             # As a CPU's limit counts it, which a rank applies now.
@@ -260,7 +245,6 @@ class Foreseeing:
         self._fake.in_engine = True
 
     def engine_built(self, engine: Any) -> None:
-        """Follows the first engine that trains."""
         self._fake.in_engine = False
         if self._engine is not None:
             return
@@ -282,11 +266,10 @@ class Foreseeing:
             self._notes.append(engine_moments.note_of(engine, self._parameters is not None))
 
     def frozen_engine_built(self) -> None:
-        """Does nothing: an engine that does not train has memory and work like any other module."""
+        """An engine that does not train has memory and work like any other module."""
         self._fake.in_engine = False
 
-    def group_destroyed(self) -> None:
-        """Does nothing."""
+    def group_destroyed(self) -> None: ...
 
     def _stepped(self, steps: int) -> None:
         name_kinds(self._engine, self._memory)
@@ -298,11 +281,7 @@ class Foreseeing:
             self._finished("")
 
     def record(self, stopped: str) -> ForeseenRun:
-        """Returns the record of the run so far.
-
-        Args:
-            stopped: the reason why it has not come to its last step; empty if it has.
-        """
+        """`stopped` is the reason why the run has not come to its last step; empty if it has."""
         storages, events, moments = self._memory.record()
         beside, rows = self._moments.workers.of_a_batch, self._moments.rows
         self._facts.batch_varies |= rows is not None
@@ -366,7 +345,6 @@ def _fake_parameters(fake: FakeTensors) -> None:
     original = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        """Replaces `torch.nn.Parameter.__new__`."""
         if isinstance(data, FakeTensor) and issubclass(type(data), torch.nn.Parameter):
             # Of a library's own class already. A module that moves asks for it once more.
             return data
@@ -378,7 +356,7 @@ def _fake_parameters(fake: FakeTensors) -> None:
     copied: Any = FakeTensor.__deepcopy__
 
     def deep_copied(parameter: Any, memo: dict[int, Any]) -> Any:
-        """Replaces `FakeTensor.__deepcopy__`. What DeepSpeed has attached to a parameter is no part of its copy."""
+        """What DeepSpeed has attached to a parameter is no part of its copy."""
         if type(parameter) is not FakeTensor or not isinstance(parameter, torch.nn.Parameter):
             return copied(parameter, memo)
         if id(parameter) not in memo:

@@ -31,11 +31,7 @@ _Plain = Callable[..., torch.Tensor]
 
 
 def install(operations: OperationLog) -> None:
-    """Replaces them. Call it once, before the program runs.
-
-    Args:
-        operations: notes the work of the norm.
-    """
+    """Replaces them. Call it once, before the program runs."""
     if hasattr(torch.ops.aten, "_fused_rms_norm"):
         _replace_norm(operations)
     cells: Any = torch._VF
@@ -53,12 +49,8 @@ def _replace_norm(operations: OperationLog) -> None:
 
     @functools.wraps(original)
     def rms_norm(
-        input: torch.Tensor,
-        normalized_shape: Any,
-        weight: torch.Tensor | None = None,
-        eps: float | None = None,
+        input: torch.Tensor, normalized_shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
     ) -> torch.Tensor:
-        """Replaces `torch.rms_norm`."""
         if is_on_device(input) and _is_cast() and casts_norms():
             input, weight = input.float(), None if weight is None else weight.float()
         is_known = weight is None or (weight.dtype == input.dtype and tuple(weight.shape) == tuple(normalized_shape))
@@ -79,13 +71,13 @@ def _is_cast() -> bool:
 
 @functools.cache
 def casts_norms() -> bool:
-    """Returns whether the autocast of this torch computes `torch.rms_norm` with 32 bits, by its own list for CUDA."""
+    """Whether the autocast of this torch computes `torch.rms_norm` with 32 bits, by its own list for CUDA."""
     header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
     return header.exists() and "_(rms_norm)" in header.read_text()
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has no numbers and is on the device."""
+    """Whether a tensor has no numbers and is on the device."""
     return isinstance(tensor, FakeTensor) and tensor.device.type == pretended_device.NAME
 
 
@@ -96,7 +88,6 @@ class _Norm(torch.autograd.Function):
     def forward(
         input_: torch.Tensor, weight: torch.Tensor | None, dimensions: int, note: _Note, plain: _Plain
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the result and the number of each row."""
         leading = input_.shape[: input_.dim() - dimensions]
         of_rows = input_.new_empty((*leading, *(1,) * dimensions), dtype=torch.float32)
         normed = torch.empty_like(input_, memory_format=torch.contiguous_format)
@@ -105,7 +96,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keeps the input, the weight and the number of each row."""
         input_, weight, _, ctx.note, ctx.plain = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
@@ -113,7 +103,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None, _: Any) -> Any:
-        """Returns the gradients of the input and of the weight."""
         input_, weight, _of_rows = ctx.saved_tensors
         if gradient is None:
             return None, None, None, None, None
@@ -139,7 +128,6 @@ def _of_device(original: Any) -> Any:
         input_bias: torch.Tensor | None = None,
         hidden_bias: torch.Tensor | None = None,
     ) -> Any:
-        """Replaces `torch._VF.gru_cell`."""
         if not any(map(is_on_device, (input_, hidden, of_input))):
             return original(input_, hidden, of_input, of_hidden, input_bias, hidden_bias)
         if _is_cast():
@@ -155,7 +143,6 @@ def _of_device(original: Any) -> Any:
 
 
 # Attention on the pretended device: the kernel that CUDA would take.
-
 
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
@@ -187,17 +174,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
-    """Returns the attention by a fused kernel; None if CUDA would take the plain formula too.
+    """The attention by a fused kernel; None if CUDA would take the plain formula too.
 
-    Args:
-        query: of shape (samples, heads, positions, numbers).
-        key: likewise; with fewer heads if `enable_gqa`.
-        value: as `key`.
-        attn_mask: what may be seen, as true, or what is added to scores.
-        dropout_p: share of the scores that are dropped.
-        is_causal: whether a position sees itself and earlier ones alone.
-        scale: of the scores.
-        enable_gqa: whether groups of query heads share a key head.
+    Arguments are those of `scaled_dot_product_attention`, of shape (samples, heads, positions, numbers).
     """
     if not query.dim() == key.dim() == value.dim() == _DIMENSIONS:
         return None
@@ -248,7 +227,6 @@ def install_attention_kernels() -> None:
     original = torch.nn.functional.scaled_dot_product_attention
 
     def scaled_dot_product_attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Replaces `torch.nn.functional.scaled_dot_product_attention`."""
         fused = attention(query, *args, **kwargs) if query.device.type == pretended_device.NAME else None
         return original(query, *args, **kwargs) if fused is None else fused
 
@@ -282,7 +260,6 @@ def _choose_own_kernel(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def check(model: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        """Replaces the check whether flash-attn is there."""
         if isinstance(attn_implementation, str) and attn_implementation.startswith("flash_attention_"):
             _asked.append(attn_implementation)
             attn_implementation = "sdpa"
@@ -310,7 +287,7 @@ def _replace_flexible(module: ModuleType) -> None:
         *,
         return_aux: Any = None,
     ) -> Any:
-        """Replaces `flex_attention`. Numbers that `score_mod` has learned get no gradient."""
+        """Numbers that `score_mod` has learned get no gradient."""
         if enable_gqa and key.shape[1] != query.shape[1] and not _is_flash(query, value):
             # The efficient kernel, which stands for it then, wants a key for each head.
             key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
@@ -327,8 +304,12 @@ def _replace_flexible(module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType) -> None:
-    for function in (_attend, _attend_to_sequences, _attend_packed, _attend_packed_keys):
-        name = _NAMES[function.__name__]
+    for name, function in (
+        ("flash_attn_func", _attend),
+        ("flash_attn_varlen_func", _attend_to_sequences),
+        ("flash_attn_qkvpacked_func", _attend_packed),
+        ("flash_attn_kvpacked_func", _attend_packed_keys),
+    ):
         original = getattr(module, name, None)
         if original is not None:
             stand_in(name, original, function)
@@ -344,7 +325,6 @@ def _attend(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    # Replaces `flash_attn_func`.
     query, key, value = (each.transpose(1, 2) for each in (q, k, v))
     out = attention(query, key, value, None, dropout_p, causal, softmax_scale, enable_gqa=True)
     if out is None:
@@ -353,13 +333,11 @@ def _attend(
 
 
 def _attend_packed(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    # Replaces `flash_attn_qkvpacked_func`.
     query, key, value = qkv.unbind(2)
     return _attend(query, key, value, *args, **kwargs)
 
 
 def _attend_packed_keys(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    # Replaces `flash_attn_kvpacked_func`.
     key, value = kv.unbind(2)
     return _attend(q, key, value, *args, **kwargs)
 
@@ -378,16 +356,7 @@ def _attend_to_sequences(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    # Replaces `flash_attn_varlen_func`.
     lengths = (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k))
     forward = torch.ops.aten._flash_attention_forward
     out: torch.Tensor = forward(q, k, v, *lengths, dropout_p, causal, False, scale=softmax_scale)[0]
     return out
-
-
-_NAMES = {
-    "_attend": "flash_attn_func",
-    "_attend_to_sequences": "flash_attn_varlen_func",
-    "_attend_packed": "flash_attn_qkvpacked_func",
-    "_attend_packed_keys": "flash_attn_kvpacked_func",
-}

@@ -39,7 +39,6 @@ class _Texts:
 
         @functools.wraps(original)
         def check(these: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            """Replaces the check after each token."""
             limits = [limit for each in these if (limit := getattr(each, "max_length", None)) is not None]
             self._tokens = input_ids.shape[-1]
             self._is_long_enough = any(self._tokens >= limit for limit in limits)
@@ -56,13 +55,11 @@ class _Texts:
 
         @functools.wraps(goes_on)
         def has_unfinished_sequences(model: Any, *args: Any, **kwargs: Any) -> Any:
-            """Replaces the condition of the loops that make texts."""
             ends, self._is_long_enough = self._is_long_enough, False
             return not ends and goes_on(model, *args, **kwargs)
 
         @functools.wraps(original)
         def generate(model: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-            """Replaces the making of texts."""
             self._tokens = 0
             found = original(model, inputs, *args, **kwargs)
             token = _plain_token(model, kwargs, args)

@@ -43,19 +43,11 @@ PRODUCTS = {
 
 _WORD = "cuda"
 # Modules of triton, and their classes that launch a kernel.
-_LAUNCHERS = {
-    "triton.runtime.jit": ("JITFunction",),
-    "triton.runtime.autotuner": ("Autotuner", "Heuristics"),
-}
+_LAUNCHERS = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.autotuner": ("Autotuner", "Heuristics")}
 
 
 def install(fake: FakeTensors, operations: OperationLog) -> None:
-    """Follows the imports of the packages. Call it once, before the program runs.
-
-    Args:
-        fake: the mode of the run.
-        operations: notes launches.
-    """
+    """Follows the imports of the packages. Call it once, before the program runs."""
     note_launches(operations)
     make_own_parameters(fake)
     change_words()
@@ -64,14 +56,9 @@ def install(fake: FakeTensors, operations: OperationLog) -> None:
 
 
 def note_launches(operations: OperationLog) -> None:
-    """Replaces launches of Triton kernels.
-
-    Args:
-        operations: notes them.
-    """
+    """Replaces launches of Triton kernels."""
 
     def launch(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
-        """Replaces `run` of a kernel."""
         if not warmup:
             _note(operations, kernel, [*args, *kwargs.values()])
 
@@ -109,15 +96,10 @@ def _name(kernel: Any) -> str:
 
 
 def make_own_parameters(fake: FakeTensors) -> None:
-    """Replaces `Tensor._make_subclass`.
-
-    Args:
-        fake: the mode of the run.
-    """
+    """Replaces `Tensor._make_subclass`."""
     original = torch.Tensor._make_subclass
 
     def make_subclass(cls: Any, data: torch.Tensor, require_grad: bool = False, **more: Any) -> torch.Tensor:
-        """Replaces `Tensor._make_subclass`."""
         is_own = issubclass(cls, torch.nn.Parameter) and cls is not torch.nn.Parameter
         if is_own and type(data) is torch.Tensor and data.device.type == "cpu":
             data = fake.parameter(data)
@@ -147,7 +129,7 @@ def change_words() -> None:
 
 
 def with_pretended_device(code: CodeType) -> CodeType:
-    """Returns code in which each constant `cuda` is the pretended device's name. A set of constants gets it besides."""
+    """Each constant `cuda` becomes the pretended device's name. A set of constants gets it besides."""
     return code.replace(co_consts=tuple(map(_replaced, code.co_consts)))
 
 
@@ -167,7 +149,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Returns the spec of Python's own finder; None for a module of another package."""
         if fullname.partition(".")[0] not in CUDA_PACKAGES:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -178,7 +159,6 @@ class _Finder(MetaPathFinder):
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
-        """Returns a module's code."""
         code = super().get_code(fullname)
         return None if code is None else with_pretended_device(code)
 
@@ -191,7 +171,7 @@ def _add_to_operators(module: ModuleType) -> None:
     original = FakeImplCtx.new_dynamic_size
 
     def new_dynamic_size(context: Any, **bounds: Any) -> Any:
-        """Replaces the size of an output that follows from numbers: columns with an outlier, which are few."""
+        """Columns with an outlier, which are few."""
         if str(context._op).startswith("bitsandbytes"):
             return 0
         return original(context, **bounds)
@@ -200,15 +180,10 @@ def _add_to_operators(module: ModuleType) -> None:
 
 
 def flops_of(samples: int, weights: int) -> Any:
-    """Makes the formula of an operator, as `torch.utils.flop_counter` calls it.
-
-    Args:
-        samples: position of the samples among its arguments.
-        weights: position of the weights, or of their shape.
-    """
+    """The formula of an operator for `torch.utils.flop_counter`, by the positions of its samples and weights."""
 
     def flops(*args: Any, **kwargs: Any) -> int:
-        """Returns the FLOPs of a product. The first number of the weights' shape is the outputs' length."""
+        """The first number of the weights' shape is the outputs' length."""
         shape = args[weights].shape if isinstance(args[weights], torch.Tensor) else args[weights]
         return 2 * int(math.prod(args[samples].shape)) * int(shape[0])
 
@@ -219,9 +194,8 @@ def _keep_states_on_the_device(module: ModuleType) -> None:
     optimizer_class: Any = module.Optimizer8bit
 
     def get_state_buffer(optimizer: Any, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Replaces the memory of a state.
-
-        CUDA moves the pages of a paged optimizer to the host when the device is full. They are counted on the device.
+        """CUDA moves the pages of a paged optimizer to the host when the device is full. They are counted on the
+        device.
         """
         return torch.zeros_like(p, dtype=dtype, device=p.device)
 
@@ -229,7 +203,6 @@ def _keep_states_on_the_device(module: ModuleType) -> None:
 
 
 # Experts that a router chooses, in a foreseen run.
-
 
 # The best of more are tokens of a vocabulary, or places in an image.
 _MOST_EXPERTS = 2**10
@@ -240,11 +213,7 @@ _CHOICES = {"topk": 2, "argmax": 1, "max": 1}
 
 
 def install_chosen_experts(asks: Asks) -> None:
-    """Replaces the functions. Call it once, before the program runs.
-
-    Args:
-        asks: notes what is invented.
-    """
+    """Replaces the functions. Call it once, before the program runs."""
     for name, place in _CHOICES.items():
         original = getattr(torch, name)
         stand_in_for_scripts(name, original, _choosing(original, name, place, asks))
@@ -252,14 +221,7 @@ def install_chosen_experts(asks: Asks) -> None:
 
 
 def _choosing(original: Any, name: str, place: int, asks: Asks) -> Callable[..., Any]:
-    """Returns a function that chooses each equally often.
-
-    Args:
-        original: chooses.
-        name: of the function.
-        place: of the dimension among its arguments.
-        asks: notes what is invented.
-    """
+    """A function that chooses each equally often."""
     default = -1 if name == "topk" else None
 
     @functools.wraps(original)

@@ -50,12 +50,12 @@ _OVERWRITTEN = "_foreseen_overwritten"
 
 
 def is_known(fake: torch.Tensor) -> bool:
-    """Returns whether a fake tensor has its numbers beside it."""
+    """Whether a fake tensor has its numbers beside it."""
     return _KNOWN in vars(fake)
 
 
 def known_numbers(fake: torch.Tensor) -> torch.Tensor | None:
-    """Returns the real tensor behind a fake one; None if it is not known."""
+    """The real tensor behind a fake one."""
     found: torch.Tensor | None = vars(fake).get(_KNOWN)
     if found is not None and hasattr(found.untyped_storage(), _OVERWRITTEN):
         return None
@@ -69,13 +69,7 @@ def keep(fake: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def invent(fake: torch.Tensor, real: torch.Tensor, note: Callable[[], None]) -> None:
-    """Gives a fake tensor invented numbers.
-
-    Args:
-        fake: the tensor.
-        real: its numbers.
-        note: called when somebody uses them, or what follows from them.
-    """
+    """Gives a fake tensor invented numbers. `note` is called when somebody uses them, or what follows from them."""
     vars(fake)[_KNOWN] = _marked(real, note)
 
 
@@ -87,7 +81,7 @@ def used(real: Any) -> None:
 
 
 def used_in(func: Any, real: Any) -> Any:
-    """Returns what an operator makes of real arguments, as lists and keywords, and notes that somebody uses them."""
+    """What an operator makes of real arguments, as lists and keywords. Notes that somebody uses them."""
     used(real)
     return _marked(func(*real[0], **real[1]), _origin(real))
 
@@ -206,11 +200,9 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
 def places_of(
     indices: Sequence[torch.Tensor | None], chooses_all: Callable[[], bool] = lambda: False
 ) -> list[torch.Tensor | None] | None:
-    """Returns the indices of an operator with the places that masks choose; None if a mask is unknown.
+    """The indices of `aten.index` with the places that masks choose; None if a mask is unknown.
 
-    Args:
-        indices: of `aten.index`. A mask has one index for each of its dimensions.
-        chooses_all: asked about an unknown mask: whether it chooses all places.
+    A mask has one index for each of its dimensions. `chooses_all` is asked whether an unknown mask chooses all places.
     """
     places: list[torch.Tensor | None] = []
     for index in indices:
@@ -228,13 +220,13 @@ def places_of(
 
 
 def largest(lengths: Sequence[int] | torch.Tensor) -> int | None:
-    """Returns the largest of some lengths; None if they are unknown."""
+    """None if the lengths are unknown."""
     known = known_numbers(lengths) if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)
     return None if known is None or not known.numel() else int(known.max())
 
 
 def fills(func: Any) -> bool:
-    """Returns whether the numbers of an operator's result follow from plain arguments."""
+    """Whether the numbers of an operator's result follow from plain arguments."""
     return func.namespace == "aten" and func._opname in _FILLS and not func._schema.is_mutable
 
 
@@ -256,12 +248,7 @@ def take_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def gather(gathered: torch.Tensor, given: torch.Tensor) -> None:
-    """Lets gathered numbers be known if the rank's own are, as if all ranks gave the same.
-
-    Args:
-        gathered: gets the numbers of one rank, or of all in their order.
-        given: what this rank gives.
-    """
+    """Lets gathered numbers be known if the rank's own are, as if all ranks gave the same."""
     known = known_numbers(given) if isinstance(given, FakeTensor) else given
     memory = known_numbers(gathered) if isinstance(gathered, FakeTensor) else gathered
     times, rest = divmod(gathered.numel(), max(1, given.numel()))
@@ -299,12 +286,7 @@ def _forget_written(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def real_of(value: Any, otherwise: Callable[[torch.Tensor], torch.Tensor | None] = lambda _: None) -> Any:
-    """Returns arguments with the known numbers in the place of fake tensors; None if some are unknown.
-
-    Args:
-        value: arguments.
-        otherwise: returns the numbers of a tensor that is not known.
-    """
+    """Arguments with the known numbers in the place of fake tensors; None if some are unknown."""
     missing = False
 
     def real(each: torch.Tensor) -> torch.Tensor:
@@ -321,7 +303,7 @@ def real_of(value: Any, otherwise: Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def leaves(values: Sequence[Any]) -> list[Any]:
-    """Returns all values in lists, tuples and dictionaries."""
+    """All values in lists, tuples and dictionaries."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, (list, tuple)):
@@ -334,7 +316,7 @@ def leaves(values: Sequence[Any]) -> list[Any]:
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Returns a value with everything of a kind in its lists, tuples and dictionaries replaced."""
+    """Replaces everything of a kind in a value's lists, tuples and dictionaries."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in (list, tuple):

@@ -25,7 +25,6 @@ from trial_lib.rank.user_program import may_be_of_the_user
 
 # The log of memory: the life of each storage, its kind and its place.
 
-
 PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, BUFFER, INPUT, TEMPORARY = range(len(KINDS))
 INITIALIZE, LOAD, FORWARD, BACKWARD, UPDATE, BETWEEN = range(len(MOMENTS))
 _DEVICE, _HOST, _PINNED, PROCESSOR, THREAD = range(len(PLACES))
@@ -51,13 +50,7 @@ class _Life(weakref.ref[Any]):
 class MemoryLog:
     """Notes storages as they are made and freed.
 
-    Args:
-        device: the type of the device. Storages elsewhere are on the host.
-
-    Attributes:
-        live_bytes: of all live storages on the device.
-        peak_bytes: the most of them so far.
-        stream: on which new storages of the device are allocated; 0 is the one that computes.
+    Streams number from 0, which is the one that computes.
     """
 
     def __init__(self, device: str = pretended_device.NAME) -> None:
@@ -76,46 +69,38 @@ class MemoryLog:
         self._kind = BUFFER
 
     def begin(self, moment: int, step: int, micro_batch: int, operation: int) -> None:
-        """Begins a part of the run.
-
-        Args:
-            moment: index in `MOMENTS`.
-            step: the optimizer step.
-            micro_batch: of the step.
-            operation: index of its first operation.
-        """
+        """Begins a part of the run, at the index of its first operation."""
         self._kind = _KIND_OF[moment]
         self._moments.append(Moment(moment, step, micro_batch, len(self._events), operation))
 
     def made(self, tensor: torch.Tensor, kind: int | None = None) -> None:
-        """Notes the storage of a new fake tensor, unless it is noted already.
-
-        Args:
-            tensor: the tensor.
-            kind: index in `KINDS`; None for that of the moment.
-        """
+        """Notes the storage of a new fake tensor, once. None stands for the kind of the moment."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._living:
             return
-        life = _Life(storage, self._freed)
-        index = len(self._sizes)
-        life.index, life.address = index, address
-        size = storage.nbytes()
-        self._living[address] = life
-        self._sizes.append(size)
-        self._kinds.append(self._kind if kind is None else kind)
-        is_on_device = tensor.device.type == self._device
-        self._places.append(_DEVICE if is_on_device else _HOST)
-        self._streams.append(self.stream if is_on_device else 0)
-        self._made_at.append(len(self._events))
-        self._events.append(index + 1)
-        if is_on_device:
+        life = self._living[address] = _Life(storage, self._freed)
+        life.address = address
+        size, kind = storage.nbytes(), self._kind if kind is None else kind
+        if tensor.device.type == self._device:
+            life.index = self._add(size, kind, _DEVICE, self.stream)
             self.live_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        else:
+            life.index = self._add(size, kind, _HOST)
+
+    def _add(self, size: int, kind: int, place: int, stream: int = 0) -> int:
+        index = len(self._sizes)
+        self._sizes.append(size)
+        self._kinds.append(kind)
+        self._places.append(place)
+        self._streams.append(stream)
+        self._made_at.append(len(self._events))
+        self._events.append(index + 1)
+        return index
 
     def made_from_data(self, tensor: torch.Tensor) -> None:
-        """Notes a tensor that the program has copied from numbers of the host: a batch, if it is between the passes."""
+        """A tensor that the program has copied from numbers of the host: a batch, if it is between the passes."""
         self.made(tensor, INPUT if self._moments and self._moments[-1].name == BETWEEN else None)
 
     def _freed(self, life: "_Life") -> None:
@@ -126,20 +111,10 @@ class MemoryLog:
             self.live_bytes -= self._sizes[life.index]
 
     def passing(self, size: int, place: int) -> int:
-        """Notes a block that a processor takes beside the results of an operator, and returns its number.
-
-        Args:
-            size: bytes.
-            place: `PROCESSOR` or `THREAD`.
+        """Notes a block (`PROCESSOR` or `THREAD`) that a processor takes beside an operator's results. Returns its
+        number.
         """
-        index = len(self._sizes)
-        self._sizes.append(size)
-        self._kinds.append(TEMPORARY)
-        self._places.append(place)
-        self._streams.append(0)
-        self._made_at.append(len(self._events))
-        self._events.append(index + 1)
-        return index
+        return self._add(size, TEMPORARY, place)
 
     def passed(self, number: int) -> None:
         """Notes the end of such a block."""
@@ -152,13 +127,11 @@ class MemoryLog:
             self._kinds[life.index] = kind
 
     def pinned(self, tensor: torch.Tensor) -> None:
-        """Notes that a tensor of the host is page-locked."""
         life = self._life_of(tensor)
         if life is not None:
             self._places[life.index] = _PINNED
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Returns whether it is page-locked."""
         life = self._life_of(tensor)
         return life is not None and self._places[life.index] == _PINNED
 
@@ -166,7 +139,6 @@ class MemoryLog:
         return self._living.get(tensor.untyped_storage()._cdata) if isinstance(tensor, torch.Tensor) else None
 
     def record(self) -> tuple[tuple[Storage, ...], tuple[MemoryEvent, ...], tuple[Moment, ...]]:
-        """Returns the storages, the events and the moments so far, as `ForeseenRun` has them."""
         # At a deadline another thread records, and the program goes on. Each event is of a storage that is listed.
         events = tuple(MemoryEvent(abs(each) - 1, int(each > 0)) for each in self._events[:])
         storages = tuple(map(Storage, self._sizes, self._kinds_at_end(), self._places, self._streams))
@@ -187,8 +159,7 @@ class MemoryLog:
 
 # The cost of an operation: its class, its FLOPs, and the bytes that it moves.
 
-
-_INDEX = {name: index for index, name in enumerate(OPERATIONS)}
+INDEX = {name: index for index, name in enumerate(OPERATIONS)}
 # Parts of names, in the order in which they are tried, and words between underscores.
 _PARTS = (
     ("attention", ("scaled_dot_product", "flash_attention", "efficient_attention")),
@@ -228,19 +199,19 @@ _CAUSAL_MASKS = (1, 2)
 
 
 def class_of(name: str) -> int:
-    """Returns the class of an operator of torch, as an index in `OPERATIONS`."""
+    """The class of an operator of torch, as an index in `OPERATIONS`."""
     for kind, parts in _PARTS:
         if any(part in name for part in parts):
-            return _INDEX[kind]
+            return INDEX[kind]
     words = set(name.split("_"))
     for kind, known in _WORDS:
         if words & known:
-            return _INDEX[kind]
-    return _INDEX["elementwise"]
+            return INDEX[kind]
+    return INDEX["elementwise"]
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Returns the bytes behind a tensor. An expanded one has fewer than its shape says."""
+    """The bytes behind a tensor. An expanded one has fewer than its shape says."""
     size: int = tensor.element_size()
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         size *= length if stride else min(length, 1)
@@ -256,16 +227,9 @@ def cost_of(
     out: Any,
     dtypes: list[str],
 ) -> tuple[int, int, float, float, int] | None:
-    """Returns kind, dtype, FLOPs, bytes and whether the host does it; None for an operator that moves nothing.
+    """Kind, dtype, FLOPs, bytes and whether the host does it; None for an operator that moves nothing.
 
-    Args:
-        func: the operator.
-        args: of the call.
-        kwargs: of the call.
-        inputs: all tensors among them.
-        made: outputs with storages of their own.
-        out: what it returned.
-        dtypes: names of number formats, to which a new one is added.
+    `made` are outputs with storages of their own. A new number format is added to `dtypes`.
     """
     name = func._opname
     if name in _NO_WORK:
@@ -283,7 +247,7 @@ def cost_of(
         if len(kinds) == 2:
             target = made[0] if made else inputs[0]
             to_device = target.device.type == pretended_device.NAME
-            kind = _INDEX["to_device" if to_device else "to_host"]
+            kind = INDEX["to_device" if to_device else "to_host"]
             return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
     if name == "embedding":
         moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
@@ -298,8 +262,8 @@ def cost_of(
         flops = float(max((each.numel() for each in (*inputs, *made)), default=0))
     if name == "embedding":
         flops = 0.0
-    if kind == _INDEX["attention"] and not _is_causal(func, args, kwargs):
-        kind = _INDEX["whole_attention"]
+    if kind == INDEX["attention"] and not _is_causal(func, args, kwargs):
+        kind = INDEX["whole_attention"]
     return kind, _dtype(first, dtypes), flops, moved, int(not is_on_device)
 
 
@@ -321,9 +285,6 @@ def _dtype(tensor: torch.Tensor, dtypes: list[str]) -> int:
 
 # The log of operations, in the order in which the program issues them, each with the module that issues it.
 
-
-INDEX = {name: index for index, name in enumerate(OPERATIONS)}
-"""Index of each class of operations."""
 # What matrix units do, with the question whether they may take 32-bit numbers for TF32 then.
 _TF32 = {
     INDEX["matmul"]: device.allows_products,
@@ -334,67 +295,52 @@ _TF32 = {
 
 
 class OperationLog:
-    """Notes operations.
-
-    Attributes:
-        dtypes: names of number formats, by index. `tf32` stands for 32-bit numbers that are multiplied in it.
-        modules: names of modules, by index.
-        rows: what was noted: kind, dtype, FLOPs, bytes, ranks, module, on host.
-    """
+    """Notes operations, with the formats of their numbers and their modules by index."""
 
     def __init__(self) -> None:
-        self.dtypes: list[str] = []
+        self.dtypes: list[str] = []  # `tf32` stands for 32-bit numbers that are multiplied in it
         self.modules: list[str] = [""]
+        # Kind, dtype, FLOPs, bytes, ranks, module, on host.
         self.rows: list[tuple[int, int, float, float, int, int, int]] = []
         self._index: dict[int, int] = {}
         self._stack: list[int] = [0]
 
     def __len__(self) -> int:
-        """Returns the number of operations so far."""
         return len(self.rows)
 
     def note(self, cost: tuple[int, int, float, float, int]) -> None:
-        """Notes an operation of the device or the host, by its cost."""
         kind, dtype, flops, moved, on_host = cost
         if (allowed := _TF32.get(kind)) and self.dtypes[dtype] == "float32" and not on_host and allowed():
             dtype = self._index_of("tf32")
         self.rows.append((kind, dtype, flops, moved, 1, self._stack[-1], on_host))
 
     def cost(self, func: Any, args: Any, kwargs: Any, inputs: Any, made: Any, out: Any) -> Any:
-        """Returns the cost of a call, as `cost_of` does."""
         return cost_of(func, args, kwargs, inputs, made, out, self.dtypes)
 
     def transfer(self, kind: str, tensor: torch.Tensor, moved: float, ranks: int) -> None:
-        """Notes a transfer between ranks.
-
-        Args:
-            kind: its class.
-            tensor: gives the number format.
-            moved: bytes of the whole tensor on this rank.
-            ranks: of the group.
-        """
-        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, float(moved), ranks, self._stack[-1], 0))
+        """Notes a transfer between ranks, with the bytes of the whole tensor on this rank."""
+        self._add(kind, self.dtype(tensor), moved, ranks=ranks)
 
     def work(self, kind: str, tensor: torch.Tensor, flops: float, moved: float, on_host: bool) -> None:
         """Notes the work of a kernel that is not torch's."""
-        self.rows.append((INDEX[kind], self.dtype(tensor), flops, moved, 1, self._stack[-1], int(on_host)))
+        self._add(kind, self.dtype(tensor), moved, flops, on_host=int(on_host))
 
     def moved_to_device(self, tensor: torch.Tensor) -> None:
         """Notes that a tensor of the host was moved to the device."""
-        moved = float(tensor.numel() * tensor.element_size())
-        self.rows.append((INDEX["to_device"], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+        self.swap("to_device", tensor)
 
     def swap(self, kind: str, tensor: torch.Tensor) -> None:
         """Notes that a tensor begins to be read from a disk, or written to it."""
-        moved = float(tensor.numel() * tensor.element_size())
-        self.rows.append((INDEX[kind], self.dtype(tensor), 0.0, moved, 1, self._stack[-1], 0))
+        self._add(kind, self.dtype(tensor), tensor.numel() * tensor.element_size())
 
     def swapped(self, kind: str) -> None:
         """Notes that the program waits for all that it began to read, or to write."""
-        self.rows.append((INDEX[kind], 0, 0.0, 0.0, 1, self._stack[-1], 0))
+        self._add(kind, 0, 0)
+
+    def _add(self, kind: str, dtype: int, moved: float, flops: float = 0.0, ranks: int = 1, on_host: int = 0) -> None:
+        self.rows.append((INDEX[kind], dtype, flops, float(moved), ranks, self._stack[-1], on_host))
 
     def dtype(self, tensor: torch.Tensor) -> int:
-        """Returns the index of a tensor's number format."""
         return self._index_of(str(tensor.dtype).removeprefix("torch."))
 
     def _index_of(self, name: str) -> int:
@@ -403,19 +349,16 @@ class OperationLog:
         return self.dtypes.index(name)
 
     def multiplied_in(self) -> tuple[str, ...]:
-        """Returns the number formats of all products of matrices so far, in order of their names."""
+        """The number formats of all products of matrices so far, in order of their names."""
         return tuple(sorted({self.dtypes[row[1]] for row in self.rows if row[0] in _TF32}))
 
     def name_modules(self, module: nn.Module) -> None:
-        """Gives the modules of a model their names from now on."""
         for name, each in module.named_modules():
             if id(each) not in self._index:
                 self._index[id(each)] = len(self.modules)
                 self.modules.append(name)
 
     def install(self) -> None:
-        """Follows the calls of modules."""
-
         def before(module: nn.Module, inputs: Any) -> None:
             self._stack.append(self._index.get(id(module), self._stack[-1]))
 
@@ -427,7 +370,6 @@ class OperationLog:
         torch_modules.register_module_forward_hook(after, always_call=True)
 
     def record(self) -> tuple[Operation, ...]:
-        """Returns the operations so far."""
         return tuple(Operation(*row) for row in self.rows)
 
 
@@ -441,7 +383,7 @@ class _HeapFigures(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """Returns the bytes that the program holds of the C library's heap; 0 if that library does not show it."""
+    """The bytes that the program holds of the C library's heap; 0 if that library does not show it."""
     figures = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if figures is None:
         return 0
@@ -451,7 +393,7 @@ def heap_bytes() -> int:
 
 
 def status_bytes(field: str) -> int:
-    """Returns a size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
+    """A size of this process from the kernel; 0 if it has none (proc_pid_status(5))."""
     for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -460,19 +402,18 @@ def status_bytes(field: str) -> int:
 
 # Lines of the user's own program, among those of libraries.
 
-
 _LIBRARY = f"{os.sep}lib{os.sep}python"
 _OWN = f"{os.sep}trial_lib{os.sep}"
 _MOST_CHARACTERS = 300
 
 
 def is_of_program(path: str) -> bool:
-    """Returns whether a file is the user's: neither Python's, nor a package's, nor ZeroTune's."""
+    """Whether a file is the user's: neither Python's, nor a package's, nor ZeroTune's."""
     return may_be_of_the_user(path) and _LIBRARY not in path and _OWN not in path
 
 
 def place_in_program() -> str:
-    """Returns `FILE:LINE` of the innermost frame that is the user's; empty if there is none."""
+    """`FILE:LINE` of the innermost frame that is the user's; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_of_program(frame.f_code.co_filename):
@@ -482,7 +423,7 @@ def place_in_program() -> str:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Returns what went wrong, with the last line of the user's own code that led to it.
+    """What went wrong, with the last line of the user's own code that led to it.
 
     What DeepSpeed refuses is in its configuration, and not in the line.
     """
@@ -502,7 +443,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def line_of(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Returns `, at FILE:LINE` of the first frame that may be the user's; empty if there is none."""
+    """`, at FILE:LINE` of the first frame that may be the user's; empty if there is none."""
     for frame, line in frames:
         if is_of_program(frame.f_code.co_filename):
             return f", at {frame.f_code.co_filename}:{line}"

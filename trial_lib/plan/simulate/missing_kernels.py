@@ -63,7 +63,6 @@ def _replace_recurrent_layers() -> None:
 
 def _by_arguments(padded: Callable[..., Any], packed: Callable[..., Any]) -> Callable[..., Any]:
     def layer(*arguments: Any) -> Any:
-        """Replaces a function of `torch._VF`. Packed sequences have their batch sizes in the second place."""
         # A flag whether the layer has biases comes after the weights, which are the only list of tensors there.
         is_packed = isinstance(arguments[3], (list, tuple))
         return packed(*arguments) if is_packed else padded(*arguments)
@@ -73,7 +72,7 @@ def _by_arguments(padded: Callable[..., Any], packed: Callable[..., Any]) -> Cal
 
 def _packing(original: Callable[..., Any]) -> Callable[..., Any]:
     def pack(padded: torch.Tensor, lengths: Any, batch_first: bool) -> Any:
-        """Replaces the function that leaves out padding, for known lengths in descending order."""
+        """For known lengths in descending order."""
         known = _known(lengths)
         if known is None:
             return original(padded, lengths, batch_first)
@@ -86,7 +85,7 @@ def _packing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _padding(original: Callable[..., Any]) -> Callable[..., Any]:
     def pad(rows: torch.Tensor, sizes: Any, batch_first: bool, padding_value: float, total_length: int) -> Any:
-        """Replaces the function that adds padding, for known numbers of samples in each step."""
+        """For known numbers of samples in each step."""
         known = _known(sizes)
         if known is None:
             return original(rows, sizes, batch_first, padding_value, total_length)
@@ -127,7 +126,6 @@ def _add_products_by_groups() -> None:
 def _of_other_formats(original: Any, made: Any) -> Any:
     @functools.wraps(original)
     def shape(mat_a: torch.Tensor, mat_b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Replaces the fake implementation."""
         dtype = mat_a.dtype
         if dtype != mat_b.dtype or dtype not in _ALSO or kwargs.get("scale_a") is not None:
             return original(mat_a, mat_b, *args, **kwargs)  # type: ignore[no-any-return]
@@ -148,16 +146,8 @@ def _per_channel(input_: torch.Tensor) -> torch.Tensor:
     return input_.new_empty(input_.shape[1], dtype=torch.float32 if input_.dtype in _HALVES else input_.dtype)
 
 
-def _stats(input_: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _stats(input_: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _per_channel(input_), _per_channel(input_)
-
-
-def _gathered_stats(input_: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _per_channel(input_), _per_channel(input_)
-
-
-def _normed(input_: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(input_)
 
 
 def _sums(
@@ -174,21 +164,16 @@ def _sums(
     return (*sums, *(torch.empty_like(of_weight) if each else mean.new_empty(0) for each in of_parameters))
 
 
-def _input_gradient(grad_out: torch.Tensor, input_: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(input_)
-
-
 _OF_SHARED_NORMS: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _stats,
-    "batch_norm_gather_stats_with_counts": _gathered_stats,
-    "batch_norm_elemt": _normed,
+    "batch_norm_gather_stats_with_counts": _stats,
+    "batch_norm_elemt": lambda input_, *_: torch.empty_like(input_),
     "batch_norm_backward_reduce": _sums,
-    "batch_norm_backward_elemt": _input_gradient,
+    "batch_norm_backward_elemt": lambda gradient, input_, *_: torch.empty_like(input_),
 }
 
 
 # Automatic mixed precision (`torch.autocast`) on the pretended device, as CUDA has it.
-
 
 _LOWER = (
     "addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d "
@@ -205,7 +190,6 @@ _FULL = (
 )
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot"
 _AUTOCAST = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("AutocastPrivateUse1"))  # type: ignore[arg-type]
-_libraries_mixed_precision: list[torch.library.Library] = []
 
 
 def install_mixed_precision() -> None:
@@ -215,20 +199,28 @@ def install_mixed_precision() -> None:
     others.fallback(torch.library.fallthrough_kernel)
     operators = torch.library.Library("aten", "IMPL", key)
     casts = _Casts()
-    for names, of_kernel in ((_LOWER, casts.lower), (_FULL, casts.full), (_WIDEST, casts.widest)):
+    for names, dtype_of in (
+        (_LOWER, lambda tensors: torch.get_autocast_dtype(pretended_device.NAME)),
+        (_FULL, lambda tensors: torch.float32),
+        (_WIDEST, _widest),
+    ):
         for name in names.split():
             operator = _operator(name)
             if operator is not None:
-                operators.impl(name, of_kernel(operator))
-    _libraries_mixed_precision.extend((others, operators))
+                operators.impl(name, casts.kernel_of(operator, dtype_of))
+    _libraries.extend((others, operators))
     original = torch.clear_autocast_cache
 
     def clear() -> None:
-        """Replaces `torch.clear_autocast_cache`."""
-        casts.forget()
+        casts.copies.clear()
         original()
 
     torch.clear_autocast_cache = clear
+
+
+def _widest(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    is_full = any(each.dtype == torch.float32 for each in tensors)
+    return torch.float32 if is_full else torch.get_autocast_dtype(pretended_device.NAME)
 
 
 def _operator(name: str) -> Any:
@@ -238,7 +230,7 @@ def _operator(name: str) -> Any:
 
 
 def is_kept(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether torch keeps the copy of a tensor (`cached_cast` in aten/src/ATen/autocast_mode.cpp)."""
+    """Whether torch keeps the copy of a tensor (`cached_cast` in aten/src/ATen/autocast_mode.cpp)."""
     is_weight = tensor.is_leaf and tensor.requires_grad and not tensor._is_view()
     is_lowered = tensor.dtype == torch.float32 != dtype
     return is_weight and is_lowered and torch.is_autocast_cache_enabled()
@@ -248,30 +240,9 @@ class _Casts:
     """The kernels, and the copies of weights."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self.copies: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
-    def lower(self, operator: Any) -> Callable[..., Any]:
-        """Returns the kernel of an operator that is cast to the lower precision."""
-        return self._kernel(operator, lambda tensors: torch.get_autocast_dtype(pretended_device.NAME))
-
-    def full(self, operator: Any) -> Callable[..., Any]:
-        """Returns the kernel of an operator that is cast to float32."""
-        return self._kernel(operator, lambda tensors: torch.float32)
-
-    def widest(self, operator: Any) -> Callable[..., Any]:
-        """Returns the kernel of an operator whose inputs are cast to the widest of them."""
-
-        def dtype_of(tensors: Iterable[torch.Tensor]) -> torch.dtype:
-            is_full = any(each.dtype == torch.float32 for each in tensors)
-            return torch.float32 if is_full else torch.get_autocast_dtype(pretended_device.NAME)
-
-        return self._kernel(operator, dtype_of)
-
-    def forget(self) -> None:
-        """Drops the copies of weights."""
-        self._copies.clear()
-
-    def _kernel(self, operator: Any, dtype_of: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
+    def kernel_of(self, operator: Any, dtype_of: Callable[[Iterable[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = dtype_of(each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
             with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
@@ -291,8 +262,8 @@ class _Casts:
             return value
         if not is_kept(value, dtype):
             return value.to(dtype)
-        kept, copy = self._copies.get(id(value), (None, None))
+        kept, copy = self.copies.get(id(value), (None, None))
         if kept is None or kept() is not value or copy is None or copy.dtype != dtype:
             copy = value.to(dtype)
-            self._copies[id(value)] = (weakref.ref(value), copy)
+            self.copies[id(value)] = (weakref.ref(value), copy)
         return copy

@@ -21,18 +21,7 @@ _META = torch.device("meta")
 _OF_VIEWS = {int, bool, type(None), list}
 _DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _INDEX = torch.ops.aten.index.Tensor
-_SIMPLE = (
-    int,
-    float,
-    bool,
-    str,
-    complex,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+_SIMPLE = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Output(NamedTuple):
@@ -61,28 +50,17 @@ class UnknownArgumentError(Exception):
 
 
 def can_repeat(func: Any) -> bool:
-    """Returns whether the outputs of an operator follow from the shapes of its inputs."""
+    """Whether the outputs of an operator follow from the shapes of its inputs."""
     return not any(tag in _DYNAMIC for tag in func.tags) and "resize" not in func._opname
 
 
 def has_places(func: Any, args: Sequence[Any]) -> bool:
-    """Returns whether an operator takes what is at places, and not what a mask chooses: its shape follows then."""
+    """Whether an operator takes what is at places, and not what a mask chooses: its shape follows then."""
     return func is _INDEX and all(each is None or each.dtype not in MASKS for each in args[1])
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: Any, tensors: list[torch.Tensor], with_offset: bool) -> Any:
-    """Returns the key of a call, and collects its tensors.
-
-    Args:
-        func: the operator.
-        args: fake tensors and plain values.
-        kwargs: likewise.
-        tensors: gets the tensors, in order.
-        with_offset: whether the place within a storage matters.
-
-    Raises:
-        UnknownArgumentError: an argument has no key.
-    """
+    """The key of a call, whose tensors are collected in order. `with_offset`: the place within a storage matters."""
     # Torch's operators stay, and hash by a function of Python's.
     parts: list[Any] = [id(func)]
     _add(args, parts, tensors, with_offset)
@@ -119,13 +97,9 @@ def _add(values: Sequence[Any], parts: list[Any], tensors: list[torch.Tensor], w
 
 
 def entry_of(out: Any, tensors: Sequence[Any], device: torch.device | None, cost: Any) -> Entry | None:
-    """Returns the entry for what a call has returned; None if it cannot be repeated.
+    """The entry for what a call has returned; None if it cannot be repeated.
 
-    Args:
-        out: what it returned.
-        tensors: of its arguments.
-        device: of the outputs; None for that of each.
-        cost: of the call.
+    Outputs are on `device`; None for that of each.
     """
     container: Callable[[Any], Any] | None = None
     leaves: Sequence[Any] = (out,)
@@ -155,11 +129,7 @@ def _output(leaf: Any, tensors: Sequence[Any], addresses: dict[int, int], device
 
 
 class Maker:
-    """Makes fake tensors, faster than torch's own constructor.
-
-    Args:
-        fakes: the mode that they belong to.
-    """
+    """Makes fake tensors, faster than torch's own constructor."""
 
     def __init__(self, fakes: FakeTensorMode) -> None:
         self._fakes = fakes
@@ -170,7 +140,7 @@ class Maker:
         self._views: dict[Any, tuple[Any, Any, int, torch.dtype]] = {}
 
     def fake(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-        """Returns a fake tensor with the shape and the storage of a tensor on torch's meta device."""
+        """With the shape and the storage of a tensor on torch's meta device."""
         tensor: FakeTensor = _make_subclass(
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=device
         )
@@ -180,16 +150,16 @@ class Maker:
         return tensor
 
     def new(self, shape: Any, stride: Any, dtype: Any, device: torch.device) -> FakeTensor:
-        """Returns a fake tensor with a storage of its own."""
+        """With a storage of its own."""
         return self.fake(torch.empty_strided(shape, stride, dtype=dtype, device=_META), device)
 
     def bare(self, fake: torch.Tensor) -> torch.Tensor:
-        """Returns a tensor on torch's meta device with the shape and the storage of a fake one."""
+        """On torch's meta device, with the shape and the storage of a fake one."""
         meta = torch.empty(0, dtype=fake.dtype, device=_META)
         return meta.set_(fake.untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
 
     def views(self, func: Any, tensor: FakeTensor, args: Sequence[Any], kwargs: Any) -> Any:
-        """Returns the views that an operator takes of its first argument. Such operators have no work of their own."""
+        """The views that an operator takes of its first argument. Such operators have no work of their own."""
         device = tensor._fake_device
         key: Any = None
         if not kwargs and _OF_VIEWS.issuperset(map(type, args)):
@@ -211,13 +181,7 @@ class Maker:
         return self.fake(out, device)
 
     def again(self, entry: Entry, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
-        """Returns what a call returns, by its entry.
-
-        Args:
-            entry: of the call.
-            tensors: among its arguments.
-            made: gets the outputs with storages of their own.
-        """
+        """What a call returns, by its entry. `made` gets the outputs with storages of their own."""
         values: list[Any] = []
         for output in entry.outputs:
             how = output.how

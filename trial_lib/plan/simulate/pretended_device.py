@@ -21,18 +21,15 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank."""
         return device()
 
     def __enter__(self) -> "Stream":
-        """Selects it."""
         return self
 
     def __exit__(self, *error: object) -> None:
         """Selects the one before."""
 
     def query(self) -> bool:
-        """Whether all its work is done."""
         return True
 
     def elapsed_time(self, other: Any) -> float:
@@ -40,7 +37,6 @@ class Stream:
         return 1.0
 
     def record_event(self, event: Any = None) -> Any:
-        """Returns the event."""
         return event if event is not None else Stream()
 
     def _does_nothing(self, *args: Any, **kwargs: Any) -> None: ...
@@ -110,18 +106,14 @@ def install() -> None:
 
 @functools.cache
 def device() -> torch.device:
-    """Returns the device of this rank."""
+    """The device of this rank."""
     return torch.device(NAME, 0)
 
 
 def as_written(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Reads the arguments of an operator that makes tensors as a program means them.
+    """The arguments of an operator that makes tensors, as a program means them, and whether the result is page-locked.
 
-    Args:
-        kwargs: of the operator.
-
-    Returns:
-        The arguments, with this device for one of CUDA and without `pin_memory`. Whether the result is page-locked.
+    They have this device for one of CUDA, and no `pin_memory`.
     """
     read = dict(kwargs)
     is_pinned = bool(read.pop("pin_memory", False))

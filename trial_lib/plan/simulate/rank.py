@@ -21,12 +21,7 @@ _exit_now = os._exit
 
 
 def run(payload: Mapping[str, Any], rank: int) -> None:
-    """Runs rank 0 of a pretended world. It ends the process and does not return.
-
-    Args:
-        payload: a `ForeseeOrder`, as JSON.
-        rank: 0.
-    """
+    """Runs rank 0 of a pretended world by a `ForeseeOrder`, as JSON. It ends the process and does not return."""
     order = ForeseeOrder.from_json(payload)
     process = os.getpid()
     layer = read_layer(Path(order.scratch))

@@ -21,12 +21,7 @@ _WRITTEN = frozenset((str, torch.device))
 
 
 def install(fake: FakeTensors, memory: MemoryLog) -> None:
-    """Makes what programs write about devices mean the pretended one. Call it once, before the program runs.
-
-    Args:
-        fake: the mode of the run.
-        memory: the log, which knows what is page-locked.
-    """
+    """Makes what programs write about devices mean the pretended one. Call it once, before the program runs."""
     # Else torch runs the backward pass of the device in a thread of its own, in which no mode of this one counts.
     torch._C._set_multithreading_enabled(False)
     fused_kernels.install_attention_kernels()
@@ -45,7 +40,7 @@ def _replace_methods(memory: MemoryLog) -> None:
     # Replaces methods that threads call as well, such as the one of a `DataLoader` that pins batches.
 
     def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-        """Replaces `Tensor.pin_memory`. Batches stay as they are: they are real, and small."""
+        """Batches stay as they are: they are real, and small."""
         if not isinstance(tensor, FakeTensor) or memory.is_pinned(tensor):
             return tensor
         copied = tensor.clone(memory_format=torch.contiguous_format)
@@ -53,11 +48,9 @@ def _replace_methods(memory: MemoryLog) -> None:
         return copied
 
     def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-        """Replaces `Tensor.is_pinned`."""
         return isinstance(tensor, FakeTensor) and memory.is_pinned(tensor)
 
     def cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-        """Replaces `Tensor.cuda`."""
         return tensor.to(pretended_device.device(), non_blocking=non_blocking)
 
     def record_stream(tensor: torch.Tensor, stream: Any) -> None:
@@ -74,7 +67,7 @@ def _replace_methods(memory: MemoryLog) -> None:
 
 
 def own_device(device: Any) -> Any:
-    """Returns the pretended device for one of CUDA, and anything else as it is."""
+    """The pretended device for one of CUDA, and anything else as it is."""
     if isinstance(device, str) and device.partition(":")[0] == "cuda":
         return pretended_device.NAME if device == "cuda" else f"{pretended_device.NAME}:0"
     if isinstance(device, torch.device) and device.type == "cuda":
@@ -99,7 +92,6 @@ def _read_devices_of_data() -> None:
     enter: Any = DeviceContext.__init__
 
     def init(context: DeviceContext, device: Any) -> None:
-        """Replaces `DeviceContext.__init__`."""
         enter(context, own_device(device))
 
     DeviceContext.__init__ = init  # type: ignore[method-assign, assignment]
@@ -143,11 +135,9 @@ def _read_devices_of_autocast() -> None:
     enter, cast = torch.autocast.__init__, modes._cast
 
     def init(context: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        """Replaces `torch.autocast.__init__`."""
         enter(context, own_device(device_type), *args, **kwargs)
 
     def cast_to(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-        """Replaces what `torch.amp.custom_fwd` calls."""
         return cast(value, own_device(device_type), dtype)
 
     torch.autocast.__init__ = init  # type: ignore[method-assign, assignment]
@@ -165,7 +155,6 @@ def _read_devices_of_autocast() -> None:
 
 def _of_own_device(original: Any) -> Any:
     def function(*args: Any, device_type: str | None = None, **kwargs: Any) -> Any:
-        """Replaces a function of automatic mixed precision."""
         if args and isinstance(args[0], str):
             device_type, args = args[0], args[1:]
         return original(own_device(device_type or "cuda"), *args, **kwargs)
@@ -194,11 +183,7 @@ def move_into(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     `tensor.data = moved` does so for tensors of kernels. Torch moves the parameters of a module by
     `torch.utils.swap_tensors` if they are fake. That function refuses a parameter with a weak reference, such as the
     fake mode's own memo or DeepSpeed's table of names, and drops attributes that a library has set. This function
-    replaces it while a run is foreseen.
-
-    Args:
-        tensor: the tensor that programs hold.
-        moved: of the same `requires_grad`. It is of no use afterwards.
+    replaces it while a run is foreseen. `moved` has the same `requires_grad`, and is of no use afterwards.
     """
     if tensor is moved:
         return
