@@ -20,8 +20,7 @@ from trial_lib.launch.starters import rank_environment
 from trial_lib.messages.orders import TrainingSpec
 from trial_lib.training.context import DeepSpeedTrialContext
 from trial_lib.training.distributed import DistributedContext, rank_device
-from trial_lib.training.loaders import build_loaders
-from trial_lib.training.loop import TrainingLoop
+from trial_lib.training.loop import TrainingLoop, build_loaders
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "training_loop.json"
 CONFIG = {

@@ -28,7 +28,7 @@ def train(spec: TrainingSpec) -> None:
     context, trial = build_trial(trial_class, spec)
     while following := run_loop(trial, context, spec):
         spec = read_training_spec(Path(following.arguments[0]))
-        context.follow(spec)
+        context.spec = spec
         for engine in context.models:
             following.set_batch(engine)
         following.go_on()

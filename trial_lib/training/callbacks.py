@@ -96,7 +96,20 @@ class Callbacks:
                 f"build_callbacks returned a {type(callbacks).__name__}: it has to return a dict of callbacks by name."
             )
         for name, callback in callbacks.items():
-            _check(name, callback)
+            if not isinstance(name, str):
+                raise InvalidTrialError(
+                    f"build_callbacks returned a callback under {name!r}: names have to be strings."
+                )
+            if isinstance(callback, type):
+                raise InvalidTrialError(
+                    f'build_callbacks returned the class {callback.__name__} as "{name}": give an instance, '
+                    f"{callback.__name__}(...)."
+                )
+            if not isinstance(callback, PyTorchCallback):
+                raise InvalidTrialError(
+                    f'build_callbacks returned a {type(callback).__name__} as "{name}": a callback has to be a '
+                    "PyTorchCallback."
+                )
         self._callbacks = callbacks
         self._overriding = {hook: _overriding(hook, callbacks) for hook in HOOKS}
 
@@ -116,20 +129,6 @@ class Callbacks:
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])
-
-
-def _check(name: object, callback: object) -> None:
-    if not isinstance(name, str):
-        raise InvalidTrialError(f"build_callbacks returned a callback under {name!r}: names have to be strings.")
-    if isinstance(callback, type):
-        raise InvalidTrialError(
-            f'build_callbacks returned the class {callback.__name__} as "{name}": give an instance, '
-            f"{callback.__name__}(...)."
-        )
-    if not isinstance(callback, PyTorchCallback):
-        raise InvalidTrialError(
-            f'build_callbacks returned a {type(callback).__name__} as "{name}": a callback has to be a PyTorchCallback.'
-        )
 
 
 def _overriding(hook: str, callbacks: dict[str, PyTorchCallback]) -> list[Callable[..., None]]:

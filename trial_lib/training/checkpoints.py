@@ -40,7 +40,6 @@ from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 # The files of a checkpoint: their list, writing them to the disk, and whether they are still intact.
 
-
 FileRecord = dict[str, Any]
 """The manifest's record of a file: `bytes`, and `sha256` in hexadecimal digits."""
 
@@ -51,11 +50,6 @@ def files_below(folder: Path) -> list[str]:
     """The paths of all files, relative to the folder. Symbolic links to folders are not followed."""
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
-
-
-def folders_below(folder: Path) -> list[Path]:
-    """All folders below one, without itself."""
-    return [Path(parent, name) for parent, names, _ in os.walk(folder) for name in names]
 
 
 def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
@@ -317,8 +311,9 @@ class CheckpointStore:
         return {name: record for share, _ in shares for name, record in share.items()}
 
     def _complete(self, partial: Path, checkpoint: Checkpoint, records: dict[str, FileRecord]) -> None:
-        for folder in folders_below(partial):
-            sync_folder(folder)
+        for parent, names, _ in os.walk(partial):
+            for name in names:
+                sync_folder(Path(parent, name))
         # This also writes the names in `partial` to the disk.
         _write_manifest(partial, checkpoint, records)
         replaced = self.root / f".{checkpoint.name}.replaced"
@@ -356,7 +351,8 @@ class CheckpointStore:
 
     def _names(self) -> list[str]:
         folders = self.root.iterdir() if self.root.exists() else ()
-        return sorted((folder.name for folder in folders if _NAME.fullmatch(folder.name)), key=_batch)
+        names = (folder.name for folder in folders if _NAME.fullmatch(folder.name))
+        return sorted(names, key=lambda name: int(name.removeprefix("batch-")))
 
     def _tidied_names(self) -> list[str]:
         self._tidy()
@@ -392,6 +388,20 @@ class CheckpointStore:
         sync_folder(self.root)
 
 
+def write_end(path: Path, store: CheckpointStore | None, batches: int | None, metrics: dict[str, float]) -> None:
+    """Records the end of a training that has reached its length, with its latest and its best checkpoint."""
+    complete = [] if store is None else store.complete()
+    best = None if store is None else store.best()
+    end = {
+        "batches": batches,
+        "latest_checkpoint": complete[-1].name if complete else None,
+        "best_checkpoint": best and best.name,
+        "best_metric": best and best.metric,
+        "metrics": metrics,
+    }
+    write_whole(path, json.dumps(end, indent=2))
+
+
 def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
     """Writes a rank's own state: tensors, numbers, strings, and lists, tuples and dicts of them.
 
@@ -425,10 +435,6 @@ class _DamagedError(Exception):
 
 def _name(batch: int) -> str:
     return f"batch-{batch:08d}"
-
-
-def _batch(name: str) -> int:
-    return int(name.removeprefix("batch-"))
 
 
 def _rank_file(folder: Path, rank: int) -> Path:

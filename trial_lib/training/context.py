@@ -2,20 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trial_lib.deepspeed_config.batch import sequence_parallel_size
-from trial_lib.messages.orders import TrainingSpec
+from trial_lib.messages.orders import TrainingSpec, UnitLength
 from trial_lib.training import model_parallel
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError, move_to
-from trial_lib.training.length import Pace
 from trial_lib.training.metrics import MetricReducer, Reducers
 from trial_lib.training.model_parallel import ModelParallelUnit, data_parallel_unit, pipeline_unit, sequence_unit
 
-# Hyperparameters as a dict with attributes. Pure.
+# Hyperparameters as a dict with attributes.
 
 
 class AttrDict(dict[str, Any]):
@@ -94,6 +94,97 @@ def _readable(value: Any) -> Any:
     return value
 
 
+# Lengths of a training, and the times of periodic events.
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The relation of batches, records and epochs in one training.
+
+    A batch is an optimizer step. An epoch is a pass over the training loader, `micro_batches_per_epoch` long on each
+    replica. If that is no multiple of the accumulation, an epoch ends within the batch that takes its last micro-batch.
+    """
+
+    train_batch_size: int  # samples of a batch, over all replicas
+    accumulation: int  # micro-batches of a batch, on each replica
+    micro_batches_per_epoch: int | None = None  # on each replica; None if the loader does not know
+    records_per_epoch: int | None = None  # samples of an epoch, for a loader that does not know; None if unknown
+
+    @property
+    def _epochs_per_batch(self) -> tuple[int, int]:
+        # The share of an epoch in a batch, as numerator and denominator; zero if unknown.
+        if self.micro_batches_per_epoch is not None:
+            return self.accumulation, self.micro_batches_per_epoch
+        if self.records_per_epoch is not None:
+            return self.train_batch_size, self.records_per_epoch
+        return 0, 1
+
+    @property
+    def inexact_epochs(self) -> str | None:
+        """Why epochs do not begin with a batch; None if they do, or if it is unknown."""
+        part, whole = self._epochs_per_batch
+        if not part or whole % part == 0:
+            return None
+        what = "micro-batches on each replica" if self.micro_batches_per_epoch is not None else "records"
+        return (
+            f"an epoch has {whole} {what}, which is no multiple of the {part} of a batch: epochs end within a batch, "
+            "and the next one begins in the same"
+        )
+
+    def done(self, batches: int, unit: str) -> int:
+        """How many of a unit (`batches`, `records` or `epochs`) are complete after so many batches.
+
+        Raises:
+            InvalidTrialError: epochs are asked for, and their length is not known.
+        """
+        if unit == "batches":
+            return batches
+        if unit == "records":
+            return batches * self.train_batch_size
+        part, whole = self._epochs_per_batch
+        if not part:
+            raise InvalidTrialError(
+                "The experiment counts in epochs, and the training loader does not tell how long one is (it has no "
+                "len()). Set records_per_epoch in the YAML, or count in batches or records."
+            )
+        return batches * part // whole
+
+    def batches_for(self, length: UnitLength) -> int:
+        """The first number of batches that reaches a length."""
+        unit, count = _only(length)
+        self.done(0, unit)
+        part, whole = {"batches": (1, 1), "records": (self.train_batch_size, 1)}.get(unit, self._epochs_per_batch)
+        return -(-count * whole // part)
+
+    def is_due(self, period: UnitLength | None, batches: int) -> bool:
+        """Whether the last batch has completed a period; never for None or 0."""
+        if period is None:
+            return False
+        unit, count = _only(period)
+        return count > 0 and self.done(batches, unit) // count > self.done(batches - 1, unit) // count
+
+    def epoch_of(self, batch_idx: int) -> int:
+        """The epoch, from 0, that a batch begins in; 0 if unknown."""
+        part, whole = self._epochs_per_batch
+        return batch_idx * part // whole
+
+    def is_epoch_start(self, batch_idx: int) -> bool:
+        """Whether a batch is the first that begins in its epoch."""
+        return batch_idx == 0 or self.epoch_of(batch_idx) != self.epoch_of(batch_idx - 1)
+
+    def is_epoch_end(self, batch_idx: int) -> bool:
+        """Whether a batch takes the last micro-batch of its epoch."""
+        return self.epoch_of(batch_idx + 1) != self.epoch_of(batch_idx)
+
+
+def _only(length: UnitLength) -> tuple[str, int]:
+    ((unit, count),) = length.items()
+    return unit, count
+
+
+# What the trial sees of the loop.
+
+
 class DeepSpeedTrialContext:
     """The loop's side of a trial; one for each rank.
 
@@ -112,9 +203,9 @@ class DeepSpeedTrialContext:
         self.accumulates_automatically = True
         self.checks_loaders = True
         self.profiler: Any = None
-        self._spec = spec
+        self.spec = spec
         self._mpu: ModelParallelUnit | None = None
-        self._mpu_is_custom = False
+        self.has_own_mpu = False  # whether the trial has set it
         self._writer: Any = None
         self._stop_requested = False
         # Set by the loop.
@@ -123,33 +214,25 @@ class DeepSpeedTrialContext:
         self.training_iterator: Iterator[Any] | None = None
         self.validation_iterator: Iterator[Any] | None = None
 
-    def follow(self, spec: TrainingSpec) -> None:
-        """Continues with another spec: the same training with another batch."""
-        self._spec = spec
-
-    @property
-    def spec(self) -> TrainingSpec:
-        return self._spec
-
     # -- the experiment --------------------------------------------------------------------------------
 
     def get_hparams(self) -> AttrDict:
         """A copy of the hyperparameters, with keys and attributes."""
-        return AttrDict(self._spec.hparams)
+        return AttrDict(self.spec.hparams)
 
     def get_hparam(self, name: str) -> Any:
         return self.get_hparams()[name]
 
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's YAML as a dict, without values of secrets."""
-        return AttrDict(self._spec.experiment_config)
+        return AttrDict(self.spec.experiment_config)
 
     def get_data_config(self) -> dict[str, Any]:
         data: dict[str, Any] = self.get_experiment_config().get("data") or {}
         return data
 
     def get_trial_seed(self) -> int:
-        return self._spec.seed
+        return self.spec.seed
 
     # -- engines -------------------------------------------------------------------------------------------------
 
@@ -196,14 +279,10 @@ class DeepSpeedTrialContext:
             )
         if not self.models:
             raise InvalidTrialError("set_mpu was called before an engine is registered. Call wrap_model_engine first.")
-        if self._mpu_is_custom:
+        if self.has_own_mpu:
             raise InvalidTrialError("set_mpu was called twice. Set one ModelParallelUnit: it counts for all engines.")
         self._mpu = mpu
-        self._mpu_is_custom = True
-
-    @property
-    def has_own_mpu(self) -> bool:
-        return self._mpu_is_custom
+        self.has_own_mpu = True
 
     @property
     def mpu(self) -> ModelParallelUnit:
@@ -329,7 +408,7 @@ class DeepSpeedTrialContext:
 
     def get_tensorboard_path(self) -> Path:
         """This rank's folder for TensorBoard's files. Rank 0 has the training's, the others one in it."""
-        root = Path(self._spec.tensorboard or "tensorboard")
+        root = Path(self.spec.tensorboard or "tensorboard")
         rank = self.distributed.rank
         path = root if rank == 0 else root / f"rank{rank}"
         path.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,6 @@ from trial_lib.training.core_checkpoints import CheckpointContext, CoreProgress,
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 from trial_lib.training.records import Recorder
 
-# The largest 32-bit number, because some code makes a tensor of a length.
-_LONGER_THAN_ANY_TRIAL = 2**31 - 1
-_LENGTH_WITHOUT_ZEROTUNE = 1
 _DEFAULT_METRIC = "validation_loss"
 
 
@@ -187,8 +184,9 @@ class Context:
         is_chief = distributed.rank == 0
         metrics = checkpoints = stop = tensorboard = None
         if spec is not None:
-            metrics, checkpoints, stop, tensorboard = map(
-                _path, (spec.metrics, spec.checkpoints, spec.stop, spec.tensorboard)
+            metrics, checkpoints, stop, tensorboard = (
+                None if path is None else Path(path)
+                for path in (spec.metrics, spec.checkpoints, spec.stop, spec.tensorboard)
             )
         smaller_is_better = spec is None or spec.smaller_is_better
         alone = None if checkpoints is None else CheckpointStore(checkpoints, DistributedContext(), smaller_is_better)
@@ -250,21 +248,17 @@ def init(
 
 def _length(spec: TrainingSpec | None) -> tuple[int | None, str | None]:
     if spec is None:
-        return _LENGTH_WITHOUT_ZEROTUNE, None
+        return 1, None
     if spec.is_trial:
-        return _LONGER_THAN_ANY_TRIAL, None
+        # Longer than any trial: the largest 32-bit number, because some code makes a tensor of a length.
+        return 2**31 - 1, None
     if spec.length is None:
         return None, None
     ((unit, length),) = spec.length.items()
     return length, unit
 
 
-def _path(path: str | None) -> Path | None:
-    return None if path is None else Path(path)
-
-
 # The training that a script is a rank of: Determined's `get_cluster_info`.
-
 
 LOG_FORMAT = "%(asctime)s %(levelname)s [%(process)s] %(name)s: %(message)s"
 """For `logging.basicConfig(format=...)`. The process number distinguishes the ranks."""
@@ -301,9 +295,7 @@ class ClusterInfo:
 def get_cluster_info() -> ClusterInfo | None:
     """ZeroTune's information for this rank; None without ZeroTune."""
     spec = training_spec_of_this_rank()
-    return None if spec is None else _info(spec)
-
-
-def _info(spec: TrainingSpec) -> ClusterInfo:
+    if spec is None:
+        return None
     trial = TrialInfo(AttrDict(spec.hparams), spec.seed, spec.experiment_config)
     return ClusterInfo(trial, spec.latest_checkpoint)

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.files import write_whole
-from trial_lib.training.checkpoints import CheckpointStore
+from trial_lib.training.checkpoints import CheckpointStore, write_end
 from trial_lib.training.distributed import DistributedContext
 from trial_lib.training.records import Recorder
 
@@ -64,16 +63,7 @@ class CoreProgress:
             self._validation = self.batch, {self._metric: number}
 
     def write_end(self, path: Path) -> None:
-        checkpoints = [] if self._store is None else self._store.complete()
-        best = None if self._store is None else self._store.best()
-        end = {
-            "batches": self.batch or None,
-            "latest_checkpoint": checkpoints[-1].name if checkpoints else None,
-            "best_checkpoint": best and best.name,
-            "best_metric": best and best.metric,
-            "metrics": self._validation[1],
-        }
-        write_whole(path, json.dumps(end, indent=2))
+        write_end(path, self._store, self.batch or None, self._validation[1])
 
     def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         numbers = {str(name): number for name, value in metrics.items() if (number := _number(value)) is not None}
@@ -267,7 +257,6 @@ def _place(folder: Path | None) -> tuple[int, int] | None:
 
 
 def _copy(source: Path, target: Path, selector: Selector | None) -> None:
-    # Copies the files below a folder that are selected.
     for parent, _, names in os.walk(source):
         for name in names:
             path = Path(parent, name)

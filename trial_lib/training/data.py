@@ -19,7 +19,6 @@ from trial_lib.training.distributed import InvalidTrialError
 
 # The samples that a replica reads, and their random states: functions of (seed, epoch, place), of nothing else.
 
-
 OWN_LOADER = (
     "call context.disable_dataset_reproducibility_checks() and return a loader of your own, for example a "
     "torch.utils.data.DataLoader"

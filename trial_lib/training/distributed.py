@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ _PATIENCE = timedelta(hours=24)
 one has died, whatever this says."""
 
 
+@dataclass(eq=False, repr=False)
 class DistributedContext:
     """The place of this rank among all ranks, and collectives of Python objects.
 
@@ -26,33 +28,16 @@ class DistributedContext:
     They need no room on a device, and may wait for hours, which the group of the gradients must not. A tensor arrives
     on the device that it came from, so pass CPU tensors. All ranks have to call all collectives (the local ones all
     ranks of a node), in the same order. A world of one needs no process group.
-
-    Attributes:
-        rank: of this process, from 0 to `size` - 1.
-        size: the number of ranks.
-        local_rank: of this process on its node.
-        local_size: the number of ranks on this node.
-        cross_rank: of this node among all nodes.
-        cross_size: the number of nodes.
     """
 
-    def __init__(
-        self,
-        rank: int = 0,
-        size: int = 1,
-        local_rank: int = 0,
-        local_size: int = 1,
-        cross_rank: int = 0,
-        cross_size: int = 1,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.local_rank = local_rank
-        self.local_size = local_size
-        self.cross_rank = cross_rank
-        self.cross_size = cross_size
-        self._group: dist.ProcessGroup | None = None
-        self._local_group: dist.ProcessGroup | None = None
+    rank: int = 0  # of this process, from 0 to `size` - 1
+    size: int = 1
+    local_rank: int = 0  # of this process on its node
+    local_size: int = 1  # the ranks on this node
+    cross_rank: int = 0  # of this node among all nodes
+    cross_size: int = 1  # the nodes
+    _group: dist.ProcessGroup | None = field(default=None, init=False)
+    _local_group: dist.ProcessGroup | None = field(default=None, init=False)
 
     @classmethod
     def from_torch(cls) -> "DistributedContext":
@@ -210,7 +195,6 @@ def _environment(*names: str, default: int) -> int:
 
 # Work that one rank does for all, and files that all ranks must see. Every rank returns, or every rank raises.
 
-
 _Result = TypeVar("_Result")
 
 
@@ -246,7 +230,6 @@ def must_be_seen(distributed: DistributedContext, folder: Path) -> None:
 
 
 # The device of a rank, its process group, and moving data to it.
-
 
 # Determined's name, and ZeroTune's own.
 _MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED")

@@ -1,34 +1,145 @@
 """The training loop: batches, reports, validations and checkpoints, each at its time."""
 
-import json
 import math
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trial_lib.deepspeed_config.batch import replicas_of
-from trial_lib.messages.files import write_whole
 from trial_lib.messages.orders import TrainingSpec
 from trial_lib.training import checkpoints
 from trial_lib.training.callbacks import Callbacks
 from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, load_rank_state, save_rank_state
-from trial_lib.training.context import DeepSpeedTrialContext
+from trial_lib.training.context import DeepSpeedTrialContext, Pace
+from trial_lib.training.data import DataLoader, custom_iterator
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.distributed import InvalidTrialError
-from trial_lib.training.length import Pace
-from trial_lib.training.loaders import (
-    CountedData,
-    Loaders,
-    build_loaders,
-    micro_batches,
-    training_iterator,
-    validation_iterator,
-)
 from trial_lib.training.metrics import MetricAverager, as_metrics, detached
 from trial_lib.training.records import Recorder
 from trial_lib.training.universal import loadable
+
+# The data loaders of a trial, and their data for the loop.
+
+
+def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_validation: bool) -> tuple[Any, Any]:
+    """Lets the trial build its loaders, on the ranks that do.
+
+    Raises:
+        InvalidTrialError: a loader is of a kind that is not reproducible, and the checks are not disabled.
+    """
+    if not context.mpu.should_build_data_loader:
+        return None, None
+    training = _checked(trial.build_training_data_loader, context)
+    validation = _checked(trial.build_validation_data_loader, context) if with_validation else None
+    for loader in (training, validation):
+        if context.needs_even_batches and isinstance(loader, DataLoader):
+            _refuse_uneven_batches(loader, context)
+    return training, validation
+
+
+class CountedData:
+    """The training data, with the number of micro-batches that this rank has taken. A call may take any number."""
+
+    def __init__(self, batches: Iterator[Any], first: int) -> None:
+        self._batches = batches
+        self.read = first
+
+    def __iter__(self) -> "CountedData":
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self.read += 1
+        return batch
+
+
+def training_iterator(
+    loader: Any, context: DeepSpeedTrialContext, seed: int, first_micro_batch: int
+) -> CountedData | None:
+    """The endless training data from a micro-batch of this replica on; None on a rank without loaders."""
+    if loader is None:
+        return None
+    if isinstance(loader, DataLoader):
+        mpu = context.mpu
+        batches = loader.training_iterator(
+            seed, mpu.data_parallel_world_size, mpu.data_parallel_rank, first_micro_batch
+        )
+    else:
+        batches = custom_iterator(loader, first_micro_batch)
+    return CountedData(batches, first_micro_batch)
+
+
+def validation_iterator(loader: Any, context: DeepSpeedTrialContext) -> Iterator[Any] | None:
+    """One pass over the validation data; None on a rank without loaders."""
+    if loader is None:
+        return None
+    if isinstance(loader, DataLoader):
+        mpu = context.mpu
+        loader = loader.validation_batches(mpu.data_parallel_world_size, mpu.data_parallel_rank)
+    batches: Iterator[Any] = iter(loader)
+    return batches
+
+
+def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
+    """The micro-batches of one pass on each replica, the same on every rank; None if unknown.
+
+    The trial's own loaders may differ between ranks. The shortest counts, because all must take part in each step.
+    """
+    own: int | None = None
+    if isinstance(loader, DataLoader):
+        own = loader.micro_batches_per_epoch(context.mpu.data_parallel_world_size)
+    elif hasattr(loader, "__len__"):
+        try:
+            own = len(loader)
+        except TypeError:  # torch's, over an iterable dataset
+            own = None
+    known = [count for count in context.distributed.allgather(own) if count is not None]
+    return min(known, default=None)
+
+
+def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -> None:
+    """Refuses a pipeline's loader with batches of different sizes.
+
+    DeepSpeed (runtime/pipe/engine.py) sends shapes once, and stages receive into buffers of the first batch. Another
+    size would leave the stages waiting for each other.
+    """
+    size = context.train_micro_batch_size_per_gpu
+    if loader.batch_size != size and loader.batch_sampler is None:
+        raise InvalidTrialError(
+            f"A loader of a pipeline has batches of {loader.batch_size}, and its stages exchange batches of {size}: "
+            "use context.train_micro_batch_size_per_gpu in the training and in the validation loader."
+        )
+    if loader.has_short_batch(context.mpu.data_parallel_world_size):
+        raise InvalidTrialError(
+            f"The last batch of a pipeline's loader has fewer than {size} samples, and its stages exchange batches of "
+            "one size. Set drop_last=True in the training and in the validation loader."
+        )
+
+
+def _of_the_engines_size(loader: Any, context: DeepSpeedTrialContext) -> Any:
+    # A loader. One that `deepspeed.initialize` built for another micro-batch size is replaced.
+    size = context.train_micro_batch_size_per_gpu
+    engine = next((engine for engine in context.models if getattr(engine, "training_dataloader", None) is loader), None)
+    if loader is None or engine is None or loader.batch_size == size:
+        return loader
+    return engine.deepspeed_io(loader.dataset, collate_fn=loader.collate_fn)
+
+
+def _checked(build: Callable[[], Any], context: DeepSpeedTrialContext) -> Any:
+    loader = _of_the_engines_size(build(), context)
+    if isinstance(loader, DataLoader) or (not context.checks_loaders and hasattr(loader, "__iter__")):
+        return loader
+    if loader is None or not hasattr(loader, "__iter__"):
+        raise InvalidTrialError(f"{build.__name__} returned {loader!r}, not a loader. Return a trial_lib.DataLoader.")
+    raise InvalidTrialError(
+        f"{build.__name__} returned a {type(loader).__module__}.{type(loader).__name__}, which neither shuffles "
+        "reproducibly nor shards as the training does. Return a trial_lib.DataLoader, or call "
+        "context.disable_dataset_reproducibility_checks() in __init__ and see to both yourself."
+    )
+
 
 # One pass over the validation data.
 
@@ -119,11 +230,11 @@ class TrainingLoop:
     """Trains a trial to its length, from the newest intact checkpoint on."""
 
     def __init__(
-        self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, loaders: Loaders, spec: TrainingSpec
+        self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, loaders: tuple[Any, Any], spec: TrainingSpec
     ) -> None:
         self._trial = trial
         self._context = context
-        self._loaders = loaders
+        self._training_loader, validation_loader = loaders
         self._spec = spec
         self._recorder = Recorder(
             None if spec.metrics is None else Path(spec.metrics), is_writer=context.distributed.rank == 0
@@ -134,7 +245,7 @@ class TrainingLoop:
             * context.num_micro_batches_per_slot
             * context.mpu.data_parallel_world_size,
             accumulation=context.num_micro_batches_per_slot,
-            micro_batches_per_epoch=micro_batches(loaders.training, context),
+            micro_batches_per_epoch=micro_batches(self._training_loader, context),
             records_per_epoch=spec.records_per_epoch,
         )
         context.pace = self._pace
@@ -142,9 +253,7 @@ class TrainingLoop:
         self._length = None if spec.length is None else self._pace.batches_for(spec.length)
         for period in (spec.validation_period, spec.checkpoint_period):
             self._pace.is_due(period, 1)  # one that cannot be told is an error now, not hours later
-        self._validator = (
-            None if spec.length is None else Validator(trial, context, loaders.validation, self._callbacks)
-        )
+        self._validator = None if spec.length is None else Validator(trial, context, validation_loader, self._callbacks)
         self._store = (
             None
             if spec.checkpoints is None
@@ -160,6 +269,7 @@ class TrainingLoop:
             if context.use_pipeline_parallel or not context.accumulates_automatically
             else context.num_micro_batches_per_slot
         )
+        # Since the last report, and since the training began.
         self._averager = MetricAverager()
         self._batch_metrics: list[dict[str, Any]] = []
         self._keeps_batch_metrics = self._callbacks.is_overridden("on_training_workload_end")
@@ -182,8 +292,9 @@ class TrainingLoop:
         try:
             states = None if checkpoint is None else self._load(checkpoint)
             context.training_iterator = self._data = training_iterator(
-                self._loaders.training, context, self._spec.seed, self._first_micro_batch
+                self._training_loader, context, self._spec.seed, self._first_micro_batch
             )
+            # A new training says once what its user may not expect.
             if self._note_on_replicas and self._batches == 0:
                 self._recorder.note(self._note_on_replicas)
             if self._spec.length is not None and self._pace.inexact_epochs and self._batches == 0:
@@ -238,7 +349,6 @@ class TrainingLoop:
                 profiler.stop()
 
     def _train_batch(self, batch_idx: int) -> None:
-        # Takes one optimizer step.
         context, pace = self._context, self._pace
         context.batch_idx = batch_idx
         epoch_idx = pace.epoch_of(batch_idx)
@@ -258,7 +368,13 @@ class TrainingLoop:
             if self._keeps_batch_metrics:
                 self._batch_metrics.append(detached(metrics))
         if counts:
-            _check_micro_batches(_micro_batches_seen(context) - before, pace.accumulation)
+            seen = _micro_batches_seen(context) - before
+            if seen != pace.accumulation:
+                raise InvalidTrialError(
+                    f"train_batch took {seen} micro-batches through the first engine, and without automatic "
+                    f"accumulation it has to take gradient_accumulation_steps, {pace.accumulation}: forward, backward "
+                    "and step for each."
+                )
         if pace.is_epoch_end(batch_idx):
             self._callbacks.call("on_training_epoch_end", epoch_idx)
 
@@ -325,7 +441,6 @@ class TrainingLoop:
         self._reported_at = time.perf_counter()
 
     def _write(self, folder: Path) -> None:
-        # Writes this rank's part of a checkpoint.
         self._trial.save(self._context, folder)
         states = {
             "random": checkpoints.capture(),
@@ -371,21 +486,12 @@ class TrainingLoop:
         return checkpoint.batch * self._pace.accumulation
 
     def _finish(self) -> None:
-        # Validates and saves the last batch, and records the end of the training.
         if self._validator is not None and self._validated_at != self._batches:
             self._validate()
         self._save()
         if self._spec.finished is None or self._context.distributed.rank != 0:
             return
-        best = None if self._store is None else self._store.best()
-        finished = {
-            "batches": self._batches,
-            "latest_checkpoint": None if self._store is None else self._store.complete()[-1].path.name,
-            "best_checkpoint": None if best is None else best.path.name,
-            "best_metric": None if best is None else best.metric,
-            "metrics": self._validation,
-        }
-        write_whole(Path(self._spec.finished), json.dumps(finished, indent=2))
+        checkpoints.write_end(Path(self._spec.finished), self._store, self._batches, self._validation)
 
 
 def _saves_in_the_background(engine: Any) -> bool:
@@ -419,11 +525,3 @@ def _micro_batches_seen(context: DeepSpeedTrialContext) -> int:
     if context.use_pipeline_parallel:
         return int(engine.global_steps) * context.num_micro_batches_per_slot
     return int(engine.micro_steps)
-
-
-def _check_micro_batches(seen: int, expected: int) -> None:
-    if seen != expected:
-        raise InvalidTrialError(
-            f"train_batch took {seen} micro-batches through the first engine, and without automatic accumulation it "
-            f"has to take gradient_accumulation_steps, {expected}: forward, backward and step for each."
-        )

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -227,9 +227,6 @@ class FunctionReducer(MetricReducer):
         return self._function([value for values in per_slot_metrics for value in values])
 
 
-ReducerT = TypeVar("ReducerT", bound=MetricReducer)
-
-
 @dataclass(frozen=True)
 class _Wrapped:
     reducer: MetricReducer
@@ -255,20 +252,6 @@ class Reducers:
         self._wrapped: list[_Wrapped] = []
         self._agreed = False
 
-    @overload
-    def wrap(
-        self, reducer: ReducerT, name: str | None = None, for_training: bool = True, for_validation: bool = True
-    ) -> ReducerT: ...
-
-    @overload
-    def wrap(
-        self,
-        reducer: Callable[[list[Any]], Any],
-        name: str | None = None,
-        for_training: bool = True,
-        for_validation: bool = True,
-    ) -> FunctionReducer: ...
-
     def wrap(
         self,
         reducer: MetricReducer | Callable[[list[Any]], Any],
@@ -276,10 +259,8 @@ class Reducers:
         for_training: bool = True,
         for_validation: bool = True,
     ) -> MetricReducer:
-        """Adds a reducer, as `DeepSpeedTrialContext.wrap_reducer`. Every rank has to add the same ones in the same
-        order.
-        """
-        label = _label(reducer, name)
+        """Adds a reducer, as `DeepSpeedTrialContext.wrap_reducer`. Every rank adds the same ones in the same order."""
+        label = str(getattr(reducer, "__name__", type(reducer).__name__) if name is None else name)
         if isinstance(reducer, type):
             raise InvalidTrialError(f'The reducer "{label}" is a class: give an instance, {reducer.__name__}(...).')
         if not isinstance(reducer, MetricReducer) and not callable(reducer):
@@ -330,8 +311,11 @@ class Reducers:
                 metrics = _reduce_all(phase, [parts for parts in gathered if parts is not None], for_training)
             except Exception as error:  # noqa: BLE001 - a reducer is the user's code, and the others wait to hear of it
                 failure = error
+        words = None if failure is None else f"A reducer failed on rank 0: {failure!r}."
+        if isinstance(failure, InvalidTrialError):
+            words = str(failure)
         agreed: dict[str, float]
-        agreed, problem = distributed.broadcast((metrics, None if failure is None else _words(failure)))
+        agreed, problem = distributed.broadcast((metrics, words))
         if failure is not None:
             raise failure
         if problem is not None:
@@ -368,11 +352,6 @@ def _reduce_all(phase: list[_Wrapped], ranks: list[list[Any]], for_training: boo
     return metrics
 
 
-def _words(failure: Exception) -> str:
-    # The message that the other ranks get about a failure on rank 0.
-    return str(failure) if isinstance(failure, InvalidTrialError) else f"A reducer failed on rank 0: {failure!r}."
-
-
 def _reduce_over_ranks(wrapped: _Wrapped, per_slot: list[Any], for_training: bool) -> dict[str, float]:
     try:
         reduced = wrapped.reducer.cross_slot_reduce(per_slot)
@@ -407,12 +386,6 @@ def _reduce_over_ranks(wrapped: _Wrapped, per_slot: list[Any], for_training: boo
             )
         metrics[name] = number
     return metrics
-
-
-def _label(reducer: object, name: object) -> str:
-    if name is not None:
-        return str(name)
-    return str(getattr(reducer, "__name__", type(reducer).__name__))
 
 
 def _labels(reducers: list[tuple[str, bool, bool]]) -> str:

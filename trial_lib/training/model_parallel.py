@@ -103,7 +103,6 @@ def pipeline_unit(grid: Any) -> ModelParallelUnit:
 
 # Pipeline engines, and the loop's data for them.
 
-
 Iterators = Callable[[], Iterator[Any] | None]
 
 

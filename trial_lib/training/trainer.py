@@ -109,36 +109,28 @@ class Trainer:
         Raises:
             InvalidTrialError: no engine is registered, or there is no length.
         """
-        spec = _completed(self._context.spec, checkpoint_period, validation_period, max_length, reporting_period)
-        train_built(self._trial, self._context, spec)
-
-
-def _completed(
-    spec: TrainingSpec,
-    checkpoint_period: TrainUnit | None,
-    validation_period: TrainUnit | None,
-    max_length: TrainUnit | None,
-    reporting_period: TrainUnit | None,
-) -> TrainingSpec:
-    # A spec, completed by the script's arguments. The spec of a trial has no length.
-    if spec.is_trial and training_spec_of_this_rank() is not None:
-        return replace(spec, length=None)
-    length = spec.length or _length(max_length)
-    if length is None:
-        raise InvalidTrialError(
-            "Nothing says how long to train: give Trainer.fit a max_length, such as Batch(1000), or the experiment's "
-            "YAML a searcher.max_length."
+        spec = self._context.spec
+        if spec.is_trial and training_spec_of_this_rank() is not None:
+            # A trial has no length.
+            train_built(self._trial, self._context, replace(spec, length=None))
+            return
+        length = spec.length or _length(max_length)
+        if length is None:
+            raise InvalidTrialError(
+                "Nothing says how long to train: give Trainer.fit a max_length, such as Batch(1000), or the "
+                "experiment's YAML a searcher.max_length."
+            )
+        report = spec.report_period
+        if reporting_period is not None:
+            report = reporting_period.length.get("batches", report)
+        spec = replace(
+            spec,
+            length=length,
+            checkpoint_period=spec.checkpoint_period or _length(checkpoint_period),
+            validation_period=spec.validation_period or _length(validation_period),
+            report_period=report,
         )
-    report = spec.report_period
-    if reporting_period is not None:
-        report = reporting_period.length.get("batches", report)
-    return replace(
-        spec,
-        length=length,
-        checkpoint_period=spec.checkpoint_period or _length(checkpoint_period),
-        validation_period=spec.validation_period or _length(validation_period),
-        report_period=report,
-    )
+        train_built(self._trial, self._context, spec)
 
 
 def _length(unit: TrainUnit | None) -> UnitLength | None:

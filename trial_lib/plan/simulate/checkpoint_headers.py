@@ -12,9 +12,9 @@ import json
 import os
 import pickle
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trial_lib.plan.simulate import pretended_device
 from trial_lib.plan.simulate.asks import CannotForeseeError
+from trial_lib.plan.simulate.fake_tensors import tensors_in
 from trial_lib.plan.simulate.logs import place_in_program
 from trial_lib.rank.patching import stand_in, when_imported
 
@@ -276,10 +277,7 @@ class _OpenFile:
     def __enter__(self) -> "_OpenFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+    def __exit__(self, *error: object) -> None: ...
 
     def keys(self) -> list[str]:
         return list(self._header.tensors)
@@ -425,17 +423,6 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
 def _are_weights(loaded: Any) -> bool:
     if not isinstance(loaded, Mapping):
         return False
-    tensors = list(_tensors(loaded))
+    tensors = tensors_in(loaded)
     fractions = sum(each.nbytes for each in tensors if each.dtype.is_floating_point)
     return fractions > 0.5 * sum(each.nbytes for each in tensors) and all(isinstance(name, str) for name in loaded)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)

@@ -13,7 +13,7 @@ Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo`
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -150,7 +150,7 @@ def note(func: Any, args: Any, operations: OperationLog) -> None:
     kind, position = _KINDS.get(func._opname, ("", 0))
     if not kind:
         return
-    tensors = _tensors(args[position])
+    tensors = tensors_in(args[position])
     if tensors:
         moved = sum(each.numel() * each.element_size() for each in tensors)
         operations.transfer(kind, tensors[0], moved, _group_size(args))
@@ -170,16 +170,16 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
     elif name in _EXCHANGE:
         _exchange(args)
     elif name in _RECEIVE:
-        for each in _tensors(args[0]):
+        for each in tensors_in(args[0]):
             known_numbers.forget(each)
     elif name in _REDUCE:
         # A sum of ones is as many as there are ranks.
-        for each in _tensors(args[0]):
+        for each in tensors_in(args[0]):
             if not known_numbers.is_known(each):
                 known_numbers.forget(each)
     kind, position = _KINDS.get(name, ("", 0))
     if kind:
-        whole = sum(each.numel() * each.element_size() for each in _tensors(args[position]))
+        whole = sum(each.numel() * each.element_size() for each in tensors_in(args[position]))
         note_collective(kind, whole, memory)
     work = FakeWork().boxed()
     returns = len(func._schema.returns)
@@ -189,7 +189,7 @@ def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory:
 def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     outputs, inputs = (each if isinstance(each, (list, tuple)) else [each] for each in args[:2])
     for output, given in zip(outputs, inputs, strict=True):
-        for gathered in _tensors(output):
+        for gathered in tensors_in(output):
             yield gathered, given
 
 
@@ -209,12 +209,12 @@ def _exchange(args: Any) -> None:
         known_numbers.gather(each, given[0])
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for each in value for tensor in _tensors(each)]
-    return []
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for each in inner for tensor in tensors_in(each)]
 
 
 def _group_size(args: Any) -> int:
@@ -229,7 +229,7 @@ def _group_size(args: Any) -> int:
 
 def is_fake(value: Any) -> bool:
     """Whether a collective's tensors are fake."""
-    return any(isinstance(each, FakeTensor) for each in _tensors(value))
+    return any(isinstance(each, FakeTensor) for each in tensors_in(value))
 
 
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
@@ -362,6 +362,7 @@ class FakeTensors(TorchDispatchMode):
         operator = self._operators.get(id(func))
         if operator is None:
             operator = self._operators[id(func)] = _Operator.of(func)
+        # Operators without a result in memory of its own.
         if operator.is_collective:
             return pretend(func, args, kwargs, self._operations, self._memory)
         if operator.is_ask:
@@ -376,6 +377,7 @@ class FakeTensors(TorchDispatchMode):
             if known_numbers.is_known(args[0]):
                 known_numbers.follow(func, args, kwargs, args[:1], out)
             return out
+        # The result of an equal call is made again, and any other is worked out.
         tensors: list[torch.Tensor] = []
         key = None
         repeats = operator.repeats or output_memo.has_places(func, args)
@@ -391,6 +393,7 @@ class FakeTensors(TorchDispatchMode):
             out = self._maker.again(entry, tensors, made)
             if entry.cost is not None:
                 self._operations.note(entry.cost)
+        # Its memory, and the numbers in it.
         is_moved_data = args is not given and func._opname == "_to_copy"
         if operator.is_of_processor:
             note_made(func._opname, args, made, self._memory)

@@ -1,7 +1,7 @@
 """One foreseen run inside its rank: what is replaced before the program runs, and the record at the end."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ from trial_lib.plan.simulate import (
 )
 from trial_lib.plan.simulate.asks import Asks
 from trial_lib.plan.simulate.engine_moments import EngineMoments
-from trial_lib.plan.simulate.fake_tensors import FakeTensors
+from trial_lib.plan.simulate.fake_tensors import FakeTensors, tensors_in
 from trial_lib.plan.simulate.logs import (
     GRADIENT,
     OPTIMIZER,
@@ -79,14 +79,14 @@ def name_kinds(engine: Any, memory: MemoryLog) -> None:
     basic = getattr(engine, "basic_optimizer", None)
     for names, kind in ((_MASTERS, OPTIMIZER), (_GRADIENTS, GRADIENT)):
         for name in names:
-            for tensor in _tensors(getattr(optimizer, name, None)):
+            for tensor in tensors_in(getattr(optimizer, name, None)):
                 memory.name(tensor, kind)
                 memory.name(tensor.grad if tensor.is_leaf else None, GRADIENT)
     for state in getattr(basic, "state", {}).values():
-        for tensor in _tensors(state):
+        for tensor in tensors_in(state):
             memory.name(tensor, OPTIMIZER)
     for name in _PARAMETERS:
-        for tensor in _tensors(getattr(optimizer, name, None)):
+        for tensor in tensors_in(getattr(optimizer, name, None)):
             memory.name(tensor, PARAMETER)
     for parameter in engine.module.parameters():
         memory.name(parameter, PARAMETER)
@@ -99,17 +99,6 @@ def name_gradients(engine: Any, memory: MemoryLog) -> None:
     for parameter in engine.module.parameters():
         if parameter.requires_grad:
             parameter.register_hook(lambda gradient: memory.name(gradient, GRADIENT))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
 
 
 # The pretended world: a process group of N ranks in which only rank 0 exists (torch's fake process group).
@@ -193,12 +182,14 @@ class Foreseeing:
     def install(self) -> None:
         """Replaces what has to be replaced, and enters the mode. Call it before the program runs."""
         order, scratch = self._order, Path(self._order.scratch)
+        # The device and the world, before DeepSpeed and the program look for them.
         pretended_device.install()
         accelerator.install(self._memory, order.device_bytes, order.ranks_per_host)
         install_world(order.world)
         intercept(order.overrides, self._facts, self, order.turned)
         accelerator.install_pretended_kernels(self._operations)
         batch_source.note_parsers()
+        # The program's files, and what the Trainer and trackers write.
         layer = read_layer(scratch)
         self._layered = None if layer is None else LayeredFiles(layer)
         device = None if self._layered is None else self._layered.device
@@ -209,6 +200,7 @@ class Foreseeing:
         accelerate.install(self._facts)
         interception.install(order.overrides, self._facts)
         redirects.install_trackers(scratch, self._files)
+        # The logs, and the mode.
         self._moments.install()
         self._plain_steps.begin()
         self._operations.install()

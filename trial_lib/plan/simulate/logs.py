@@ -249,12 +249,14 @@ def cost_of(
             to_device = target.device.type == pretended_device.NAME
             kind = INDEX["to_device" if to_device else "to_host"]
             return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
+    # Bytes: of all inputs and outputs, but only the rows that an embedding reads.
     if name == "embedding":
         moved = 2.0 * bytes_of(made[0]) + bytes_of(inputs[1])
     else:
         moved = float(sum(map(bytes_of, inputs)) + sum(map(bytes_of, made)))
         if is_mutating and inputs and name not in _OVERWRITES and func._overloadname != "out":
             moved += bytes_of(inputs[0])
+    # FLOPs: by torch's formula, or one for each number.
     formula = flop_registry.get(func._overloadpacket)
     if formula is not None:
         flops = float(formula(*args, **kwargs, out_val=out))

@@ -54,11 +54,10 @@ class _Module:
             raise AttributeError(name)
         return getattr(torch.cuda, name)
 
-    def is_initialized(self) -> bool:
-        return True
-
     def is_available(self) -> bool:
         return True
+
+    is_initialized = is_available
 
     def device_count(self) -> int:
         return 1
@@ -78,17 +77,9 @@ class _Module:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16, torch.float32]
 
-    def set_device(self, device: Any) -> None: ...
+    def _does_nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def synchronize(self, device: Any = None) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def manual_seed_all(self, seed: int) -> None: ...
-
-    def manual_seed(self, seed: int) -> None: ...
-
-    def set_rng_state(self, state: Any, device: Any = None) -> None: ...
+    set_device = synchronize = empty_cache = manual_seed_all = manual_seed = set_rng_state = _does_nothing
 
     @contextlib.contextmanager
     def device(self, device: Any) -> Iterator[None]:
