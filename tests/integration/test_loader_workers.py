@@ -47,7 +47,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("__init__", "__iter__"):
         monkeypatch.setattr(DataLoader, name, getattr(DataLoader, name))
     settings: dict[str, Any] = {}
-    torch_functions.install(lambda: settings)
+    torch_functions.install_loaders(lambda: settings)
     return settings
 
 

@@ -3,7 +3,7 @@
 `Accelerator()` makes DeepSpeed's configuration from a `DeepSpeedPlugin`, which has a file, a dictionary or fields. The
 overrides are merged when the plugin reads it (`huggingface_trainer`), before "auto" values are filled in. The values
 that the plugin and the Accelerator keep beside that configuration follow here. If there are several plugins, those that
-train follow (`accelerate_plugins`). In a trial
+train follow (`PluginRoles`). In a trial
 
 * `save_state` and `save_model` write nothing, and `load_state` reads nothing. A checkpoint is the user's, and one of
   another ZeRO stage could not be read.

@@ -17,7 +17,7 @@ from typing import Any
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.rank.user_program import may_be_of_the_user
 
-_TYPED_NUMBERS_LARGEST_FILE = 100_000
+_LARGEST_FILE = 100_000  # bytes
 _OF_DEEPSPEED = {MICRO_BATCH, "zero_optimization"}
 _OPTION = re.compile(r"--?[A-Za-z]")
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)*)")
@@ -56,11 +56,7 @@ def numbers_in_files(arguments: Sequence[str], folder: Path) -> Iterator[TypedNu
     for word in arguments:
         for name in dict.fromkeys((word, word.partition("=")[2])):
             path = folder / name
-            if (
-                path.suffix in (".json", ".yaml", ".yml")
-                and path.is_file()
-                and path.stat().st_size <= _TYPED_NUMBERS_LARGEST_FILE
-            ):
+            if path.suffix in (".json", ".yaml", ".yml") and _is_small(path):
                 document = _read(path)
                 if isinstance(document, dict) and not _OF_DEEPSPEED.isdisjoint(document):
                     continue
@@ -84,6 +80,10 @@ def _object(text: str) -> Any:
         found = json.loads(text if text[:1] == "{" else base64.urlsafe_b64decode(text))
         return found if isinstance(found, dict) else None
     return None
+
+
+def _is_small(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size <= _LARGEST_FILE
 
 
 def _read(path: Path) -> Any:
@@ -122,12 +122,9 @@ class ProgramOption:
     value: int  # typed or by default
 
 
+# Parsers that a program has used, each with whether it refuses options that it does not have.
 Parsers = list[tuple[argparse.ArgumentParser, bool]]
-"""Parsers that a program has used, each with whether it refuses options that it does not have."""
-
-parsers_used: Parsers = []
-"""The parsers of this process, in the order of their first use."""
-
+parsers_used: Parsers = []  # the parsers of this process, in the order of their first use
 _parsed: list[ProgramOption] = []
 # All options of the parsers, by their names with underscores. They stay in this process unless a value is asked for.
 _values: dict[str, Any] = {}
@@ -206,7 +203,7 @@ def options_read() -> Iterator[ProgramOption]:
 
 
 _BATCH_NAME = re.compile(r"batch|ims_per|(^|[-_.])(bs|bsz|mbs|mbsz|bz)($|[-_])", re.IGNORECASE)
-_MOST_FILES, _LARGEST_FILE = 200, 100_000
+_MOST_FILES = 200
 _ENGINE = "from the engine (engine.train_micro_batch_size_per_gpu())"
 
 
@@ -227,8 +224,7 @@ class BatchSource:
         The configuration is the one in the code. A batch of the typed size is divided `among` so many ranks.
         """
         fed = f"The script fed batches of {arrived} to an engine that was set to a micro-batch of {asked}."
-        divided = self._divided(asked, arrived)
-        if divided:
+        if divided := self._divided(asked, arrived):
             return f"{fed} {divided}"
         typed = replace(self, replicas=self.replicas // among)
         way = typed._way(arrived * among, configuration or {}, accumulation)
@@ -260,7 +256,11 @@ class BatchSource:
 
     def _way(self, arrived: int, configuration: Mapping[str, Any], accumulation: int) -> str:
         typed = [number for number in numbers_in_words(self.arguments) if number.value == str(arrived)]
-        variables = self._variables_of(arrived)
+        variables = [
+            name
+            for name, value in sorted(self.environment.items())
+            if _BATCH_NAME.search(name) and value.strip() == str(arrived)
+        ]
         named = [number for number in typed if _is_of_a_batch(number)]
         if named:
             return f"Its command line has {named[0].shown}. {_mapping(named[0].target)}"
@@ -281,8 +281,7 @@ class BatchSource:
                     f"It has {number.shown}, which no trial changes. Let it read the size {_ENGINE}. Or map its place "
                     "in the YAML or JSON file (FILE:KEY), if the command that you type names the file."
                 )
-        file = self._file_with(arrived)
-        if file is not None:
+        if (file := self._file_with(arrived)) is not None:
             return (
                 f"{file} has {MICRO_BATCH} {arrived}. If the code always reads that file, let it read the file that "
                 f"its command line names, or the size {_ENGINE}."
@@ -308,15 +307,9 @@ class BatchSource:
         typed = (name for name in option.names for word in self.arguments if word.partition("=")[0] == name)
         return next(typed, max(option.names, key=len))
 
-    def _variables_of(self, size: int) -> list[str]:
-        return [
-            name
-            for name, value in sorted(self.environment.items())
-            if _BATCH_NAME.search(name) and value.strip() == str(size)
-        ]
-
     def _file_with(self, size: int) -> Path | None:
-        for path in self._small_files():
+        paths = [*sorted(self.folder.glob("*.json")), *sorted(self.folder.glob("*/*.json"))]
+        for path in filter(_is_small, paths[:_MOST_FILES]):
             try:
                 config = json.loads(path.read_text())
             except (OSError, ValueError):
@@ -324,12 +317,6 @@ class BatchSource:
             if isinstance(config, dict) and config.get(MICRO_BATCH) == size:
                 return path.relative_to(self.folder)
         return None
-
-    def _small_files(self) -> Iterator[Path]:
-        paths = [*sorted(self.folder.glob("*.json")), *sorted(self.folder.glob("*/*.json"))]
-        for path in paths[:_MOST_FILES]:
-            if path.is_file() and path.stat().st_size <= _LARGEST_FILE:
-                yield path
 
 
 def _is_of_a_batch(number: TypedNumber, value: int | None = None) -> bool:

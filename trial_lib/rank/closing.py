@@ -222,7 +222,9 @@ class Watcher(threading.Thread):
         if now - self._fed_at < short:
             self._say(closing, None)
             return
-        does = doing(stack, self._model_dir, _is_busy(closing)) if now - self._moved_at >= short else None
+        device, does = closing.probe.device, None
+        if now - self._moved_at >= short:
+            does = doing(stack, self._model_dir, device is not None and device.is_busy())
         if does is not None and does.waits_in:
             self._say(closing, closing.end(WAITS, does))
             self._decide(closing, does, now - self._moved_at)
@@ -299,8 +301,3 @@ def _sleeps(thread: threading.Thread) -> int:
             if line.startswith("voluntary_ctxt_switches"):
                 return int(line.split()[1])
     return 0
-
-
-def _is_busy(closing: Closing) -> bool:
-    device = closing.probe.device
-    return device is not None and device.is_busy()

@@ -5,12 +5,12 @@ Nothing here imports Dynamo, because the import takes a second that a program wi
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from trial_lib.rank import patching
-from trial_lib.rank.user_program import NEVER_COMPILED
 
 # Keys of `torch._dynamo.utils.counters` that grow when code is compiled. They count functions that Dynamo has traced,
 # graphs that it has made, and graphs of compiled autograd.
@@ -25,8 +25,10 @@ def install() -> None:
     """Stops Dynamo from compiling the replacements of an engine's functions, before the program runs."""
 
     def leave_alone(rules: Any) -> None:
-        for place in NEVER_COMPILED:
-            rules.add(f"trial_lib.{place}")
+        for file in Path(__file__).parent.glob("*.py"):
+            # It compiles a recomputed block, which would be in pieces otherwise.
+            if file.stem not in ("turning", "recomputation", "__init__"):
+                rules.add(f"trial_lib.rank.{file.stem}")
 
     patching.when_imported("torch._dynamo.trace_rules", leave_alone)
 

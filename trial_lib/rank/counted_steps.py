@@ -181,6 +181,7 @@ class CountedSteps:
         count = len(self.steps)
         # Training pays the start of workers once an epoch, which is many steps.
         usual = [step for step in self.in_use if not step.loading.begins] or self.in_use
+        # One reduction brings all times, compilations and places in the workers' cycle.
         own = [
             *(step.seconds["latency"] for step in self.steps),
             *(float(step.has_compiled) for step in self.steps),
@@ -223,6 +224,7 @@ class CountedSteps:
         cpu_seconds, all_samples, all_tokens, with_tokens = total(
             [medians["cpu"], self._samples(watch), own_tokens, float(own_tokens > 0)], engine
         )
+        # Throughput is that of the slowest rank, which all others wait for.
         latency = self._cycle.step_time(self.slowest)
         replicas = replicas_of(engine)
         # Ranks of one replica have the same samples. An inner stage of a pipeline has as many as its engine is set to.

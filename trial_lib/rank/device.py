@@ -8,7 +8,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,17 +34,17 @@ class Device(Protocol):
     def allocator_figures(self) -> dict[str, int]: ...  # bytes reserved, and retries
     def forget_peak(self) -> None: ...  # starts the peak of the steps here, if that of their preparation would hide it
     def start_over(self) -> None: ...  # frees memory, and starts all figures here
-    # fails allocations beyond `budget` bytes, after the imports; returns what is still free of it
+    # Fails allocations beyond `budget` bytes, after the imports; returns what is still free of it
     def limit(self, budget: int) -> int: ...
     def unlimit(self) -> None: ...
-    # memory that a step frees stays with the process, as some tens of steps into a training
+    # Memory that a step frees stays with the process, as some tens of steps into a training
     def keep_what_is_freed(self) -> None: ...
     def finish(self) -> None: ...  # waits until the device has done its work
     def instant(self) -> Any: ...  # a moment in the device's own time, without waiting for it
     def seconds_between(self, start: Any, end: Any) -> float: ...  # after `finish`
     def is_recording(self) -> bool: ...  # work is recorded for later (CUDA graph), so that nothing can be timed
     def is_busy(self) -> bool: ...
-    # whether 32-bit matrices are multiplied with float16's mantissa
+    # Whether 32-bit matrices are multiplied with float16's mantissa
     def multiplies_in_tf32(self, module: Any) -> bool: ...
     # FLOP/s of products of matrices, by `data_sheets`' names of types; None if unknown
     def peak_flops(self, dtype: str) -> float | None: ...
@@ -338,17 +337,13 @@ class OtherDeviceError(InputError):
     """The rank trains on another kind of device than its slot."""
 
 
-@dataclass
-class _Expected:
-    kind: str | None = None
-
-
-_expected = _Expected()
+_expected_kind: str | None = None
 
 
 def expect(kind: str | None) -> None:
     """Sets the kind of slots that `require` compares with: `cuda`, `cpu`, or None for any."""
-    _expected.kind = kind
+    global _expected_kind
+    _expected_kind = kind
 
 
 def found() -> str:
@@ -360,16 +355,12 @@ def found() -> str:
 
 def require() -> None:
     """Compares the device with the slot, when DeepSpeed is imported and before an engine is built."""
-    kind = found() if _expected.kind is not None else None
-    if kind == _expected.kind:
+    if _expected_kind is None or (kind := found()) == _expected_kind:
         return
-    assert kind is not None
-    raise _on_cores_of(kind) if _expected.kind == "cpu" else _without_gpu(kind)
+    raise _on_cores_of(kind) if _expected_kind == "cpu" else _without_gpu(kind)
 
 
 def _without_gpu(kind: str) -> OtherDeviceError:
-    import torch
-
     ranks = "the CPU" if kind == "cpu" else f"`{kind}`"
     what = f"the program's DeepSpeed trains on {ranks}, but this host's slots are GPUs"
     choice = os.environ.get("DS_ACCELERATOR")
@@ -396,8 +387,6 @@ def _without_gpu(kind: str) -> OtherDeviceError:
 
 def _gpus_of_torch() -> str | None:
     # The GPUs that torch is built for, such as `CUDA 13.0`; None for a CPU alone.
-    import torch
-
     hip = getattr(torch.version, "hip", None)
     return f"ROCm {hip}" if hip else None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
 

@@ -17,9 +17,8 @@ from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.device.gpu_architectures import unread_architectures
 from trial_lib.rank.user_program import may_be_of_the_user
 
+# The end of a rank's program: by itself, by a wait for others, or by a collective that has failed. Or it works.
 ENDED, WAITS, FAILED, WORKS = "ended", "waits", "failed", "works"
-"""The end of a rank's program: by itself, by a wait for others, or by a collective that has failed. Or it works."""
-
 _SAME_BATCHES = "Give every rank equally many batches: make the data divisible by the ranks, or drop the rest."
 
 
@@ -125,8 +124,7 @@ class Call:
     place: tuple[int, int]  # a value that changes when the call goes on, however little
 
 
-Stack = tuple[Call, ...]
-"""Calls, the innermost one first."""
+Stack = tuple[Call, ...]  # calls, the innermost one first
 
 
 @dataclass(frozen=True)

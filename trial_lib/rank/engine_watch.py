@@ -68,7 +68,7 @@ class PartTimer:
     """Records when each part of an optimizer step begins and ends."""
 
     def __init__(self, device: Device) -> None:
-        # a context that names a call of a part in a trace; None if nothing is traced
+        # A context that names a call of a part in a trace; None if nothing is traced
         self.scope: Callable[[str], AbstractContextManager[Any]] | None = None
         self._device = device
         self._calls: dict[str, list[tuple[Any, Any]]] = {part: [] for part in PARTS}
@@ -124,9 +124,9 @@ _MOST_SIZES = 64
 class StepObserver(Protocol):
     """The receiver of a watch's events."""
 
-    # once per step; not applied if loss scaling has skipped it
+    # Once per step; not applied if loss scaling has skipped it
     def optimizer_step_ended(self, applied: bool) -> None: ...
-    # of a training micro-batch; `tokens` if it shows them
+    # Of a training micro-batch; `tokens` if it shows them
     def first_batch_arrived(self, sizes: tuple[int, ...], tokens: int | None) -> None: ...
     def other_engine_stepped(self, engine: Any) -> None: ...  # an engine that was left out
 
@@ -160,15 +160,15 @@ class EngineWatch:
         self.arrival = arrival
         self.sizes: list[tuple[int, ...]] = []  # of the first training micro-batches, as `batch_sizes` returns them
         self.parts = PartTimer(device)
-        # activations of the first micro-batch, and the FLOPs of one on request
+        # Activations of the first micro-batch, and the FLOPs of one on request
         self.model = self._counter(with_activations)
         self._arrived = _nothing_arrived()
         self.micro_batches = 0  # trained on so far
         self._kept: tuple[int, ...] = ()
         self._counted: tuple[int, ...] = ()
         self.counted_elements = 0  # numbers in the micro-batch whose FLOPs `model` has counted
-        self.first_micro_batch: int | None = None  # samples in it; None before it
-        self.first_digest: float | None = None  # of its values; None without tensor parallelism
+        self.first_micro_batch: int | None = None  # samples in the first micro-batch; None before it
+        self.first_digest: float | None = None  # of the values in it; None without tensor parallelism
         self.shortest_sequence: int | None = None  # fewest tokens in a row; None if no inputs show tokens
         self.longest_sequence: int | None = None
         self.loss: torch.Tensor | None = None  # the last one passed to `backward`, unscaled, on its device
@@ -202,6 +202,8 @@ class EngineWatch:
 
         # A call of the engine itself is counted elsewhere.
         direct_calls = DirectCalls(engine.module, called_directly)
+
+        # The engine's own methods
 
         def watched_forward(*args: Any, **kwargs: Any) -> Any:
             direct_calls.remove()
@@ -253,6 +255,7 @@ class EngineWatch:
                 self._observer.optimizer_step_ended(bool(engine.was_step_applied()))
             return result
 
+        # The replacements are put in place.
         engine_forward = engine.forward
         tensor_backward: Any = torch.Tensor.backward
         timed_tensor_backward = self.parts.timed("backward", tensor_backward)

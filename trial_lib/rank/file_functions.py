@@ -98,20 +98,14 @@ def _entries(files: UserFiles, path: Any) -> list[Any] | None:
     return [*kept, *(_Entry(entry, folder) for entry in written.values())]
 
 
-def _lists(files: UserFiles, original: Any) -> Any:
-    def listdir(path: Any = None) -> Any:
-        entries = _entries(files, path)
-        return original(path) if entries is None else [entry.name for entry in entries]
-
-    return listdir
+def _lists(files: UserFiles, original: Any, path: Any = None) -> Any:
+    entries = _entries(files, path)
+    return original(path) if entries is None else [entry.name for entry in entries]
 
 
-def _scans(files: UserFiles, original: Any) -> Any:
-    def scandir(path: Any = None) -> Any:
-        entries = _entries(files, path)
-        return original(path) if entries is None else _Entries(iter(entries))
-
-    return scandir
+def _scans(files: UserFiles, original: Any, path: Any = None) -> Any:
+    entries = _entries(files, path)
+    return original(path) if entries is None else _Entries(iter(entries))
 
 
 def install(
@@ -128,11 +122,11 @@ def install(
     """
     files = UserFiles(scratch, protected_before, folder, layered_device, hidden, records)
     _replace_open(files)
-    for name, make in _STAND_INS.items():
+    for name, call in _STAND_INS.items():
         original = getattr(os, name)
-        _replace(os, name, _like(original, make(files, original)))
+        _replace(os, name, _like(original, functools.partial(call, files, original)))
     _replace_rmtree(files)
-    redirects.install(files)
+    redirects.redirect_saved_files(files)
     return files
 
 
@@ -172,142 +166,118 @@ def _replace_open(files: UserFiles) -> None:
     builtins.open = replacement
 
 
-def _os_open(files: UserFiles, original: Any) -> Any:
-    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if not flags & _WRITES:
-            path = files.seen(path, dir_fd)
-        else:
-            creates = flags & os.O_CREAT and flags & os.O_EXCL
-            asked, path = path, files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
-            if path is not asked:
-                # The program takes the copy of a file to be the file.
-                flags |= os.O_CREAT
-        number: int = original(path, flags, mode, dir_fd=dir_fd)
-        return number
-
-    return open_
-
-
-def _looks(files: UserFiles, original: Any) -> Any:
-    def look(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-        return original(files.seen(path, dir_fd), *args, dir_fd=dir_fd, **kwargs)
-
-    return look
+def _os_open(
+    files: UserFiles, original: Any, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+) -> int:
+    if not flags & _WRITES:
+        path = files.seen(path, dir_fd)
+    else:
+        creates = flags & os.O_CREAT and flags & os.O_EXCL
+        asked, path = path, files.to_write(path, not flags & os.O_TRUNC, bool(creates), dir_fd)
+        if path is not asked:
+            # The program takes the copy of a file to be the file.
+            flags |= os.O_CREAT
+    number: int = original(path, flags, mode, dir_fd=dir_fd)
+    return number
 
 
-def _accesses(files: UserFiles, original: Any) -> Any:
-    def access(path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any) -> bool:
+def _looks(files: UserFiles, original: Any, path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+    return original(files.seen(path, dir_fd), *args, dir_fd=dir_fd, **kwargs)
+
+
+def _accesses(
+    files: UserFiles, original: Any, path: Any, mode: int, *, dir_fd: int | None = None, **kwargs: Any
+) -> bool:
+    try:
+        path = files.seen(path, dir_fd)
+    except FileNotFoundError:
+        return False
+    answer: bool = original(path, mode, dir_fd=dir_fd, **kwargs)
+    return answer
+
+
+def _removes(files: UserFiles, original: Any, path: Any, *, dir_fd: int | None = None) -> None:
+    where = files.path_of(path, dir_fd)
+    is_here = not (files.has_copy(where) or files.is_old(where, follow=False))
+    if not is_here:
+        files.removed(where)
+    # The program may have put files below the copy before it trained.
+    if is_here or files.is_new(where):
+        original(path, dir_fd=dir_fd)
+
+
+def _renames(
+    files: UserFiles, original: Any, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    source, target = files.path_of(src, src_dir_fd), files.path_of(dst, dst_dir_fd)
+    if files.has_copy(source):
+        _real_replace(files.copy_of(source), files.new_copy(target))
+        files.removed(source)
+        if files.is_new(source) and not is_there(source, as_folder=True):
+            _real_unlink(source)
+    elif files.holds_old(source):
+        files.removed(source)
+    elif files.has_copy(target) or (files.is_old(target, follow=False) and not os.path.isdir(target)):
+        shutil.move(source, files.new_copy(target))
+    else:
         try:
-            path = files.seen(path, dir_fd)
-        except FileNotFoundError:
-            return False
-        answer: bool = original(path, mode, dir_fd=dir_fd, **kwargs)
-        return answer
-
-    return access
-
-
-def _removes(files: UserFiles, original: Any) -> Any:
-    def remove(path: Any, *, dir_fd: int | None = None) -> None:
-        where = files.path_of(path, dir_fd)
-        is_here = not (files.has_copy(where) or files.is_old(where, follow=False))
-        if not is_here:
-            files.removed(where)
-        # The program may have put files below the copy before it trained.
-        if is_here or files.is_new(where):
-            original(path, dir_fd=dir_fd)
-
-    return remove
-
-
-def _renames(files: UserFiles, original: Any) -> Any:
-    def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        source, target = files.path_of(src, src_dir_fd), files.path_of(dst, dst_dir_fd)
-        if files.has_copy(source):
-            _real_replace(files.copy_of(source), files.new_copy(target))
-            files.removed(source)
-            if files.is_new(source) and not is_there(source, as_folder=True):
-                _real_unlink(source)
-        elif files.holds_old(source):
-            files.removed(source)
-        elif files.has_copy(target) or (files.is_old(target, follow=False) and not os.path.isdir(target)):
-            shutil.move(source, files.new_copy(target))
-        else:
-            try:
-                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-            except OSError as error:
-                # A layer cannot rename a folder that is below it.
-                if error.errno != errno.EXDEV or not (files.is_layered(source) and files.is_layered(target)):
-                    raise
-                shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-                shutil.rmtree(source)
-
-    return rename
-
-
-def _makes(files: UserFiles, original: Any) -> Any:
-    def make(path: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(path, *args, **kwargs)
-        except FileExistsError:
-            # The file from before the study is still there.
-            where = files.path_of(path, kwargs.get("dir_fd"))
-            if not files.was_removed(where):
+            original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        except OSError as error:
+            # A layer cannot rename a folder that is below it.
+            if error.errno != errno.EXDEV or not (files.is_layered(source) and files.is_layered(target)):
                 raise
-            if is_there(where, as_folder=True):
-                files.made_again(where)
-
-    return make
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+            shutil.rmtree(source)
 
 
-def _makes_link(files: UserFiles, original: Any) -> Any:
-    def symlink(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        where = files.path_of(dst, kwargs.get("dir_fd"))
-        named = os.path.join(os.path.dirname(where), os.fsdecode(src))
-        if files.has_copy(files.path_of(named)) or files.was_removed(where):
-            original(files.seen(named), files.new_copy(where))
-        else:
-            original(src, dst, *args, **kwargs)
-
-    return symlink
-
-
-def _links(files: UserFiles, original: Any) -> Any:
-    def link(src: Any, dst: Any, **kwargs: Any) -> None:
-        source = files.path_of(src, kwargs.get("src_dir_fd"))
-        if files.has_copy(source) or files.is_old(source):
-            # A hard link would count as a change of the file. The file could then be changed by another name.
-            shutil.copy2(files.seen(source), files.path_of(dst, kwargs.get("dst_dir_fd")))
-        else:
-            original(src, dst, **kwargs)
-
-    return link
-
-
-def _touches(files: UserFiles, original: Any) -> Any:
-    def touch(path: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(path, int):
-            # A file that was opened to be read may be the user's.
-            if not files.is_old(os.readlink(f"/proc/self/fd/{path}")):  # noqa: PTH115
-                original(path, *args, **kwargs)
-            return
+def _makes(files: UserFiles, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    try:
+        original(path, *args, **kwargs)
+    except FileExistsError:
+        # The file from before the study is still there.
         where = files.path_of(path, kwargs.get("dir_fd"))
-        if files.has_copy(where):
-            original(files.copy_of(where), *args, **kwargs)
-        elif not files.is_old(where):
+        if not files.was_removed(where):
+            raise
+        if is_there(where, as_folder=True):
+            files.made_again(where)
+
+
+def _makes_link(files: UserFiles, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+    where = files.path_of(dst, kwargs.get("dir_fd"))
+    named = os.path.join(os.path.dirname(where), os.fsdecode(src))
+    if files.has_copy(files.path_of(named)) or files.was_removed(where):
+        original(files.seen(named), files.new_copy(where))
+    else:
+        original(src, dst, *args, **kwargs)
+
+
+def _links(files: UserFiles, original: Any, src: Any, dst: Any, **kwargs: Any) -> None:
+    source = files.path_of(src, kwargs.get("src_dir_fd"))
+    if files.has_copy(source) or files.is_old(source):
+        # A hard link would count as a change of the file. The file could then be changed by another name.
+        shutil.copy2(files.seen(source), files.path_of(dst, kwargs.get("dst_dir_fd")))
+    else:
+        original(src, dst, **kwargs)
+
+
+def _touches(files: UserFiles, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(path, int):
+        # A file that was opened to be read may be the user's.
+        if not files.is_old(os.readlink(f"/proc/self/fd/{path}")):  # noqa: PTH115
             original(path, *args, **kwargs)
-
-    return touch
-
-
-def _truncates(files: UserFiles, original: Any) -> Any:
-    def truncate(path: Any, length: int) -> None:
-        original(files.to_write(path, keeps=True), length)
-
-    return truncate
+        return
+    where = files.path_of(path, kwargs.get("dir_fd"))
+    if files.has_copy(where):
+        original(files.copy_of(where), *args, **kwargs)
+    elif not files.is_old(where):
+        original(path, *args, **kwargs)
 
 
-_STAND_INS: dict[str, Callable[[UserFiles, Any], Any]] = {
+def _truncates(files: UserFiles, original: Any, path: Any, length: int) -> None:
+    original(files.to_write(path, keeps=True), length)
+
+
+_STAND_INS: dict[str, Callable[..., Any]] = {
     "listdir": _lists,
     "scandir": _scans,
     "open": _os_open,

@@ -108,11 +108,7 @@ _OF_THE_LENGTH = ("scheduler.params.total_num_steps", "scheduler.params.warmup_n
 
 
 def install(
-    facts: ProgramFacts,
-    overrides: Mapping[str, Any],
-    scratch: Path,
-    to_save: _ToSave,
-    to_save_model: _ToSave,
+    facts: ProgramFacts, overrides: Mapping[str, Any], scratch: Path, to_save: _ToSave, to_save_model: _ToSave
 ) -> None:
     """Makes transformers, accelerate's configuration and PEFT follow the trial, before the program runs.
 
@@ -233,7 +229,9 @@ def _find_flags(facts: ProgramFacts, module: ModuleType) -> None:
             names = set(parser._option_string_actions)
             facts.trainer_options = sorted(names & set(TRAINER_OPTIONS))
             for key, name in TRAINING_ARGUMENTS.items():
-                flag = _spelling(name)
+                # The flag as the user has typed it: transformers accepts dashes for underscores.
+                dashed = f"--{name.replace('_', '-')}"
+                flag = dashed if any(word.split("=")[0] == dashed for word in sys.argv[1:]) else f"--{name}"
                 if flag in names:
                     facts.arg_mappings.setdefault(key, flag)
         return original(parser, args, *more, **kwargs)
@@ -248,18 +246,10 @@ def _are_of_the_command_line(args: Sequence[str] | None) -> bool:
     return bool(ours and theirs) and (theirs <= ours or ours <= theirs)
 
 
-def _spelling(name: str) -> str:
-    # An argument's flag as the user has typed it. transformers accepts dashes for underscores.
-    dashed = f"--{name.replace('_', '-')}"
-    typed = any(word.split("=")[0] == dashed for word in sys.argv[1:])
-    return dashed if typed else f"--{name}"
-
-
 def _neither_save_nor_evaluate(module: ModuleType) -> None:
-    # Makes the Trainer's loop never save and never evaluate, whatever its arguments or a callback say.
+    # Whatever the Trainer's arguments or a callback say.
     never = property(lambda control: False, lambda control, value: None)
-    module.TrainerControl.should_save = never
-    module.TrainerControl.should_evaluate = never
+    module.TrainerControl.should_save = module.TrainerControl.should_evaluate = never
 
 
 def _train_only(module: ModuleType) -> None:

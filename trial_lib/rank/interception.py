@@ -25,7 +25,7 @@ from trial_lib.messages.errors import InputError
 from trial_lib.rank import device
 from trial_lib.rank.endings import keys_named
 from trial_lib.rank.engine_watch import Followers, trains
-from trial_lib.rank.patching import stand_in, when_imported
+from trial_lib.rank.patching import replace, stand_in, when_imported
 from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.turning import Turning
 from trial_lib.search.knobs import STAGE, get_knob
@@ -109,17 +109,10 @@ def install_engine_checkpoints(facts: ProgramFacts) -> None:
     engine = deepspeed.DeepSpeedEngine
     for name in _SAVES:
         if hasattr(engine, name):
-            setattr(engine, name, _saves_nothing)
-    engine.load_checkpoint = _reading_no_weights(engine.load_checkpoint, facts)
+            setattr(engine, name, lambda engine, *args, **kwargs: True)
 
-
-def _saves_nothing(engine: Any, *args: Any, **kwargs: Any) -> bool:
-    return True
-
-
-def _reading_no_weights(original: Callable[..., Any], facts: ProgramFacts) -> Callable[..., Any]:
-    @functools.wraps(original)
     def load_checkpoint(
+        original: Callable[..., Any],
         engine: Any,
         load_dir: Any,
         tag: Any = None,
@@ -149,7 +142,7 @@ def _reading_no_weights(original: Callable[..., Any], facts: ProgramFacts) -> Ca
         left_out |= {"optimizer"} if load_optimizer_states else set()
         return str(file), {name: value for name, value in saved.items() if name not in left_out}
 
-    return load_checkpoint
+    replace(engine, "load_checkpoint", load_checkpoint)
 
 
 def _file_with_state(folder: Path, tag: Any, is_universal: bool) -> Path | None:
@@ -271,10 +264,7 @@ def adopt(ds_config: Mapping[str, Any], turned: Mapping[str, Any] | None = None)
 
 def let_config_count(turned: Mapping[str, Any] | None = None) -> None:
     """Makes the code's `config` win if it also passes a configuration to `deepspeed.initialize` in `args`."""
-    before = device.require
-    _stand_in_for_initialize(
-        lambda passed, is_trained: passed, before, lambda engine, is_trained: None, Turning(turned)
-    )
+    _stand_in_for_initialize(lambda passed, is_trained: passed, device.require, lambda *_: None, Turning(turned))
 
 
 def _stand_in_for_initialize(
@@ -393,22 +383,20 @@ def _read(value: Any) -> DeepSpeedConfig | None:
         return None
 
 
-# `deepspeed.zero.Init` below stage 3, at which engines take no partitioned parameters. There the context does
-# nothing.
-
+# `deepspeed.zero.Init` does nothing below stage 3, where engines take no partitioned parameters
 # Those two check the stage before they use it. DeepSpeed's engine partitions at stage 3 if the code has not. In a sweep
 # this replacement finds itself in place.
 _BY_STAGE = ("transformers", "accelerate", "deepspeed", "trial_lib")
 
 
-def install(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
+def install_zero_init(overrides: Mapping[str, Any], facts: ProgramFacts) -> None:
     """Makes `deepspeed.zero.Init` follow a candidate, before the program runs.
 
     It counts for every engine that trains. Another engine of stage 3 partitions its model itself. Overrides without a
     stage leave the context as it is.
     """
     stage = get_knob(overrides, STAGE)
-    _when_imported(lambda _: stage, facts)
+    _follow_zero_init(lambda _: stage, facts)
 
 
 def adopt_zero_init(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
@@ -418,20 +406,17 @@ def adopt_zero_init(ds_config: Mapping[str, Any], is_in_code: bool) -> None:
     a call is that of its engine, which may be another one that only computes.
     """
     stage = get_knob(ds_config, STAGE)
-    _when_imported(lambda named: stage if is_in_code or named is None else _stage_of(named), ProgramFacts())
+    _follow_zero_init(lambda named: stage if is_in_code or named is None else _stage_of(named), ProgramFacts())
 
 
 def _stage_of(named: Any) -> Any:
-    try:
-        config = named if isinstance(named, dict) else read_named_config(str(named), Path(), where="")
-    except InputError:
-        return None  # DeepSpeed reports the error
-    return get_knob(config, STAGE, 0)
+    config = _read(named)
+    return None if config is None else get_knob(config, STAGE, 0)
 
 
-def _when_imported(stage_for: Callable[[Any], Any], facts: ProgramFacts) -> None:
-    call = functools.partial(_follow_stage, stage_for, facts)
-    when_imported("deepspeed.runtime.zero.partition_parameters", call)
+def _follow_zero_init(stage_for: Callable[[Any], Any], facts: ProgramFacts) -> None:
+    module = "deepspeed.runtime.zero.partition_parameters"
+    when_imported(module, functools.partial(_follow_stage, stage_for, facts))
 
 
 def _follow_stage(stage_for: Callable[[Any], Any], facts: ProgramFacts, module: ModuleType) -> None:

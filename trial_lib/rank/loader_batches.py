@@ -188,8 +188,9 @@ class LoaderBatches:
         # By iterator, so that the batches of two loaders that are read side by side still match.
         self._stretched: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._ahead: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
-        self._source: weakref.ref[Any] | None = None
-        self._last: weakref.ref[Any] | None = None
+        # The iterators of the last batch with sequences and of the last batch to train on; None if it is gone
+        self._source: Callable[[], Any] = lambda: None
+        self._last: Callable[[], Any] = lambda: None
         self._came_empty = 0
         self._ran_empty: Callable[[], None] = lambda: None
         self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -200,7 +201,7 @@ class LoaderBatches:
         self._begins = False
         # The seconds that earlier steps have waited.
         self._waited_before = 0.0
-        self.is_surveyed = self.draws_numbers = self.gives_from_device = False  # whether the next two are kept
+        self.is_surveyed = self.draws_numbers = self.gives_from_device = False
 
     def install(self) -> None:
         """Wraps the loaders, once for a process, and before the user's code runs."""
@@ -229,22 +230,22 @@ class LoaderBatches:
     @property
     def has_source(self) -> bool:
         """Whether a loader has given sequences to train on, and may give more."""
-        return self._source is not None and self._source() is not None
+        return self._source() is not None
 
     @property
     def training_loader(self) -> Any:
-        iterator = self._last() if self._last is not None else None
+        iterator = self._last()
         loader = None if iterator is None else self._loaders.get(iterator)
         return None if loader is None else loader()
 
     @property
     def has_fixed_size(self) -> bool:
         """Whether the loader of the last batch has torch's own sampler, with a fixed batch size."""
-        return _torchs_sampler(self._last() if self._last is not None else None)[0] is not None
+        return _torchs_sampler(self._last())[0] is not None
 
     @property
     def samples_per_epoch(self) -> int | None:
-        return samples_of(self._last() if self._last is not None else None)
+        return samples_of(self._last())
 
     def take_loading(self) -> StepLoading:
         reads = [WorkersRead(read, self._places[each], each._num_workers) for each, read in self._read.items()]
@@ -263,16 +264,14 @@ class LoaderBatches:
 
         It ends after `seconds`, or after `at_first` batches of one length.
         """
-        iterator = self._source() if self._source is not None else None
+        iterator = self._source()
         lengths: list[int] = []
         if iterator is None:
             return lengths
         kept = self._ahead.setdefault(iterator, deque())
         started = time.monotonic()
         for count in range(most):
-            if time.monotonic() - started > seconds:
-                break
-            if count >= at_first and len(set(lengths)) <= 1:
+            if time.monotonic() - started > seconds or (count >= at_first and len(set(lengths)) <= 1):
                 break
             try:
                 batch = self._next(iterator)
@@ -356,8 +355,7 @@ def _generators() -> tuple[Any, ...]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), plain
 
 
-loader_batches = LoaderBatches()
-"""The wrapper of this process."""
+loader_batches = LoaderBatches()  # the wrapper of this process
 
 
 # Whether torch's data loader gives the same batches with other workers

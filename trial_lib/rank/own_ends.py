@@ -32,7 +32,7 @@ _EXECUTES = (
 _exit_now = os._exit
 
 
-def install(find: Callable[[], Closing]) -> None:
+def install_own_ends(find: Callable[[], Closing]) -> None:
     """Closes the measurement before a program ends its own process. `find` returns the closing of the current size."""
     process = os.getpid()
 

@@ -20,20 +20,14 @@ import torch
 from trial_lib.rank.patching import stand_in
 from trial_lib.rank.user_program import may_be_of_the_user
 
-ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
-"""Where the ranks meet."""
-
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"  # where the ranks meet
+# The devices that a rank finds. HIP reads both, and its own first.
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-"""The devices that a rank finds. HIP reads both, and its own first."""
-
-NUMBERING = ("CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES")
-"""What decides how CUDA and HIP number the devices."""
-
-PLACE = (ADDRESS, PORT, *DEVICES, *NUMBERING, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""All of them."""
+NUMBERING = ("CUDA_DEVICE_ORDER", "ROCR_VISIBLE_DEVICES")  # what decides how CUDA and HIP number the devices
+PLACE = (ADDRESS, PORT, *DEVICES, *NUMBERING, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # all of them
 
 
-# Not the numbers of ranks: `own_ranks` refuses a program that changes them to what cannot be.
+# Not the numbers of ranks: `own_ends` refuses a program that changes them to what cannot be.
 _KEPT = (ADDRESS, PORT, *DEVICES, *NUMBERING)
 _HIDES_ALL = ("", "-1")
 # Code that stands between the environment and who reads it.

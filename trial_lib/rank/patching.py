@@ -10,12 +10,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+# The names under which every rank replaces functions before the program runs.
 OF_RANKS = (
     *("open", "_builtin_open", "bltn_open", "rmtree", "save", "load", "safe_open"),
     *("initialize", "destroy_process_group", "init_process_group", "start_processes"),
 )
-"""The names under which every rank replaces functions before the program runs."""
-
 _noted: dict[str, list[ModuleType]] = {}
 _newest = ""
 

@@ -27,13 +27,12 @@ from trial_lib.rank.device import Device, UnknownDeviceError, device_of
 from trial_lib.rank.engine_watch import EngineWatch, PipelineWatch, refuse_other_replicas
 from trial_lib.rank.interception import InitializeObserver, intercept
 from trial_lib.rank.loader_batches import loader_batches
-from trial_lib.rank.longest_batch import StretchedWarmUp
 from trial_lib.rank.losses import StepLosses
 from trial_lib.rank.meeting import most
 from trial_lib.rank.memory import RankMemory
 from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.step_trace import TracedEnd, with_data_over
-from trial_lib.rank.surveys import Surveys
+from trial_lib.rank.surveys import StretchedWarmUp, Surveys
 from trial_lib.rank.tensor_parallel import refuse_unequal_batches
 from trial_lib.rank.torch_functions import PlainSteps
 
@@ -92,9 +91,8 @@ def relative_standard_error(values: Sequence[float]) -> float:
 
 # Whether a running trial can still reach the best, by a bound from its first counted steps
 
+# The largest share of trials that could reach the best and are stopped all the same, over all looks together.
 ERROR_RATE = 0.01
-"""The largest share of trials that could reach the best and are stopped all the same, over all looks together."""
-
 # Step times repeat only within some percent. If three steps scatter less by chance, this value replaces their scatter.
 _LEAST_SPREAD = 0.05
 # Two steps are little evidence. A third costs little, unless a step takes this long (s).
@@ -173,8 +171,7 @@ class SkippedInARow:
         return f"{skipped}, because their gradients were not finite."
 
 
-current: "Probe | None" = None
-"""The probe of this process; None if the process is no rank of a trial."""
+current: "Probe | None" = None  # the probe of this process; None if the process is no rank of a trial
 
 
 class Probe:
@@ -190,13 +187,13 @@ class Probe:
         facts: ProgramFacts,
         phases: dict[str, float],  # seconds of the rank's phases so far; the probe adds its own
         engine_built: Callable[[], None],  # when the first engine exists
-        # with a measurement that is enough; ends the rank or raises `NextSize`; called again with an empty one if the
+        # With a measurement that is enough; ends the rank or raises `NextSize`; called again with an empty one if the
         # code still trains on, or destroys the process group
         finish: Callable[[dict[str, Any]], None],
-        # with a measurement that counts if the rank gets no further
+        # With a measurement that counts if the rank gets no further
         keep: Callable[[dict[str, Any]], None] = lambda measurement: None,
         training_began: Callable[[], None] = lambda: None,  # after the first optimizer step of the measured engine
-        # before the code destroys the process group, if enough may have been measured
+        # Before the code destroys the process group, if enough may have been measured
         end_early: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
@@ -375,9 +372,11 @@ class Probe:
         if self._traced is not None:
             self._go_on_tracing()
             return
+        # Every step is timed, and adds to the peak of memory.
         time_taken = watch.clock.step_ended(watch.parts.take())
         self.memory.step_ended(watch.device, self.steps_seen + 1 >= self._order.window.start_step)
         self.steps_seen += 1
+        # The first step shows whether the program follows the candidate.
         if self.steps_seen == 1:
             self.thread = threading.current_thread()
             self._tell_training_began()
@@ -391,6 +390,7 @@ class Probe:
             time_taken, watch.take_arrived(), self._compilations.were_made(), loader_batches.take_loading()
         )
         self._step_losses.add(watch.take_loss(), applied)
+        # After the warm-up, a step counts if it was applied. Later steps are those of a profile's surveys.
         if self._survey is not None:
             self._go_on_surveying()
         elif applied and self.steps_seen >= self._order.window.start_step:

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -15,7 +14,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from trial_lib.messages.files import write_whole
@@ -64,6 +62,8 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     # Later sizes find the ops loaded, so the first folder has all builds.
     note_builds(scratch)
     swap_into_own_folder(scratch)
+
+    # What the sizes call when they are measured, or fail
 
     def end(code: int) -> NoReturn:
         memory.note_held()
@@ -131,10 +131,8 @@ def _run_program(order: RankOrder, sizes: Any, process: int) -> bool:
 
 def _end_child(error: BaseException | None) -> None:
     # Ends a child that the program has forked, as Python would. A child is not the rank, and leaves no record.
-    code = 1
-    if error is None:
-        code = 0
-    else:
+    code = 0 if error is None else 1
+    if error is not None:
         say(without_own_frames(error))
         if isinstance(error, SystemExit) and isinstance(error.code, int):
             code = error.code
@@ -152,16 +150,13 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
         device.expect(order.device)
         huggingface_trainer.adopt(order.ds_config, order.is_in_code)
         interception.adopt_zero_init(order.ds_config, order.is_in_code)
-        torch_functions.install(lambda: settings_of("loader", order.turned))
+        torch_functions.install_loaders(lambda: settings_of("loader", order.turned))
         torch_functions.install_fused_adam(lambda: settings_of("optimizer", order.turned))
         if order.is_in_code:
-            # This imports torch, which a program may not use.
-            from trial_lib.rank import interception
-
             interception.adopt(order.ds_config, order.turned)
             accelerate.adopt()
         else:
-            patching.when_imported("deepspeed", functools.partial(_let_config_count, order.turned))
+            patching.when_imported("deepspeed", lambda deepspeed: interception.let_config_count(order.turned))
         try:
             run_program(order.program, _arguments(order, order.arguments))
         except SystemExit as stop:
@@ -179,13 +174,6 @@ def train(payload: Mapping[str, Any], rank: int) -> None:
     except BaseException:  # noqa: BLE001 - the program has returned: the training has ended well
         traceback.print_exc()
     _end(0)
-
-
-def _let_config_count(turned: Mapping[str, Any], _deepspeed: ModuleType) -> None:
-    # This imports torch, which DeepSpeed has imported already.
-    from trial_lib.rank import interception
-
-    interception.let_config_count(turned)
 
 
 def _arguments(order: RankOrder | TrainingOrder, arguments: list[str]) -> list[str]:
@@ -233,10 +221,7 @@ def _fail(
 def _left_bytes() -> dict[str, int]:
     # The memory that the rank has left, if it can still find out. It decides cases that the error does not.
     with contextlib.suppress(BaseException):
-        if "torch" in sys.modules:
-            from trial_lib.rank.device import device_in_use
-
-            return device_in_use().left_bytes()
+        return device.device_in_use().left_bytes()
     return {}
 
 

@@ -14,7 +14,7 @@ from trial_lib.rank.patching import replace, stand_in, when_imported
 from trial_lib.rank.user_files import UserFiles
 
 
-def install(files: UserFiles) -> None:
+def redirect_saved_files(files: UserFiles) -> None:
     """Redirects the files that torch, safetensors and torch's distributed checkpoints write."""
 
     def to_write(path: Any) -> Any:

@@ -60,7 +60,7 @@ from trial_lib.rank.user_files import LayeredFiles
 from trial_lib.rank.user_program import forget_program
 
 
-def install() -> None:
+def skip_lone_buffer() -> None:
     """Makes a lone rank skip the buffer, before the user's program runs."""
     when_imported("deepspeed.comm.torch", _follow)
 
@@ -145,7 +145,7 @@ class Sizes:
         order: RankOrder,
         rank: int,
         record: Callable[[SizeOrder, dict[str, Any]], None],  # writes the measurement of the current size
-        # records the exception that has ended the current size, and ends the process
+        # Records the exception that has ended the current size, and ends the process
         fail: Callable[[BaseException], None],
         end: Callable[[int], NoReturn],  # ends the process with a status
     ) -> None:
@@ -189,6 +189,7 @@ class Sizes:
             interception.end_at_unbuilt_ops()
         compiled_programs.install()
         batch_source.note_parsers()
+        # The user's files
         layer = read_layer(self._scratch)
         self._layered = None if layer is None else LayeredFiles(layer)
         self._files = file_functions.install(
@@ -199,19 +200,21 @@ class Sizes:
             order.hidden,
             {Path(size.logs[self._rank]).parent for size in order.sizes},
         )
+        # Libraries and torch's functions
         files = self._files
         huggingface_trainer.install(facts, self._overrides, self._scratch, files.to_prepare, files.to_prepare_model)
         accelerate.install(facts)
-        interception.install(self._overrides, facts)
-        torch_functions.install(lambda: settings_of("loader", self.size.turned))
+        interception.install_zero_init(self._overrides, facts)
+        torch_functions.install_loaders(lambda: settings_of("loader", self.size.turned))
         torch_functions.install_fused_adam(lambda: settings_of("optimizer", self.size.turned))
-        install()
+        skip_lone_buffer()
+        # The place of the rank, and the ends of the program
         redirects.install_trackers(self._scratch, self._files)
         own_place.install(facts.note_devices)
         own_ends.install_own_ranks(
             lambda reason: self.probe.starts_own_ranks(reason), lambda: self.closing.meeting.apart()
         )
-        own_ends.install(lambda: self.closing)
+        own_ends.install_own_ends(lambda: self.closing)
         Watcher(lambda: self.closing, model_dir, order.patience_s).start()
 
     def _new_probe(self, facts: ProgramFacts, size: SizeOrder, training_began: Callable[[], None]) -> Probe:
@@ -331,6 +334,7 @@ class Sizes:
         _meet()
         ended = EndedRun(before.release_engine())
         forget_program()
+        # Compiled code, libraries and files are as in a fresh process.
         has_compiled = compiled_programs.compilations() > 0
         compiled_programs.forget_compiled()
         accelerate.start_over()
@@ -338,6 +342,7 @@ class Sizes:
         if self._layered is not None and self._rank == 0:
             self._layered.go_back()
         shutil.rmtree(self._scratch / "output", ignore_errors=True)
+        # If memory is held, the next size would not be measured as in a fresh process.
         self._turn_to_next()
         device.unlimit()
         device.start_over()

@@ -15,9 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trial_lib.rank.patching import when_imported
 from trial_lib.rank.user_program import may_be_of_the_user
 
+# The settings of a loader, as torch names them.
 WORKERS, PREFETCH, PINNED, PERSISTENT = "num_workers", "prefetch_factor", "pin_memory", "persistent_workers"
-"""The settings of a loader, as torch names them."""
-
 # The default that torch gives to a loader with workers (torch/utils/data/dataloader.py).
 _PREFETCH = 2
 _TRAINER = "transformers.trainer"
@@ -60,11 +59,10 @@ def _calling_line() -> tuple[str, bool]:
     return "", by_trainer
 
 
-origins = LoaderOrigins()
-"""Those of this process."""
+origins = LoaderOrigins()  # those of this process
 
 
-def install(settings: Callable[[], Mapping[str, Any]]) -> None:
+def install_loaders(settings: Callable[[], Mapping[str, Any]]) -> None:
     """Makes data loaders follow the candidate's settings, before the program runs.
 
     A missing one or None changes none.
@@ -113,11 +111,9 @@ def apply(loader: Any, wanted: Mapping[str, Any]) -> None:
 
 # Adam and AdamW: one kernel for all parameters, or the code's own form
 
-FUSED = "fused"
-"""The setting, as torch names it."""
-
+FUSED = "fused"  # the setting, as torch names it
+# The optimizers that Hugging Face's Trainer has made by its own code. Its option for the optimizer sets their form.
 of_the_trainer: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""The optimizers that Hugging Face's Trainer has made by its own code. Its option for the optimizer sets their form."""
 
 
 def install_fused_adam(settings: Callable[[], Mapping[str, Any]]) -> None:

@@ -53,7 +53,7 @@ _NO_BLOCKS = "the model has no repeated blocks of several operations"
 _STATISTICS = "the repeated blocks keep statistics of their batches, which recomputation counts twice"
 
 
-def find(model: Any) -> Found:
+def find_checkpointing(model: Any) -> Found:
     """The kinds of checkpointing that a model can have, its own first."""
     own = inner_model(model)
     if _has_method(own):
@@ -68,7 +68,7 @@ def find(model: Any) -> Found:
     return Found(reason=reason) if reason else Found.of(NONE, (NONE, FULL, EVERY_SECOND))
 
 
-def turn(model: Any, kind: str) -> None:
+def turn_checkpointing(model: Any, kind: str) -> None:
     """Gives a model another kind of checkpointing before its engine exists. ValueError without worthwhile blocks."""
     own = inner_model(model)
     if not _has_method(own):
@@ -79,7 +79,7 @@ def turn(model: Any, kind: str) -> None:
         for block in _of_kind(blocks, kind):
             # A copy of the model gets a copy of this, which calls the copied block.
             block.forward = functools.partial(guarded, block, block.forward)
-    elif find(model).values[0] != kind:
+    elif find_checkpointing(model).values[0] != kind:
         # The newer name (transformers 5) warns of the older one, and means the same.
         of_transformers_5 = hasattr(own, "activation_checkpointing_enable")
         name = "activation_checkpointing" if of_transformers_5 else "gradient_checkpointing"
@@ -103,7 +103,7 @@ def _of_kind(blocks: list[Any], kind: str) -> list[Any]:
 
 
 def _is_recomputed(module: Any) -> bool:
-    # Whether `turn` has given a module its forward pass.
+    # Whether `turn_checkpointing` has given a module its forward pass.
     return isinstance(getattr(vars(module).get("forward"), "func", None), GuardedCheckpoint)
 
 
@@ -121,10 +121,7 @@ def _flagged(model: Any) -> list[Any]:
 
 # The attribute of a model's class that says whether it can have an implementation. The older name is that of
 # transformers before 4.53.
-_SAYS = {
-    "sdpa": ("_supports_sdpa",),
-    "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2"),
-}
+_SAYS = {"sdpa": ("_supports_sdpa",), "flash_attention_2": ("_supports_flash_attn", "_supports_flash_attn_2")}
 
 
 def find_attention(model: Any) -> Found:
@@ -217,7 +214,7 @@ class _Way:
 # In this order: blocks are wrapped before the whole is compiled.
 _WAYS: dict[str, _Way] = {
     ATTENTION: _Way(find_attention, before=turn_attention),
-    CHECKPOINTING: _Way(find, before=turn),
+    CHECKPOINTING: _Way(find_checkpointing, before=turn_checkpointing),
     # The first step of the engine then pays for it.
     COMPILE: _Way(find_compiled, after=lambda engine, is_on: engine.compile() if is_on else None),
 }

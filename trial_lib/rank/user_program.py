@@ -10,18 +10,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-OWN_ROOMS = ("rank",)
-"""Tracebacks of the user's leave their frames out."""
-
-NEVER_COMPILED = tuple(
-    f"rank.{file.stem}"
-    for file in sorted(Path(__file__).parent.glob("*.py"))
-    if file.stem not in ("turning", "recomputation", "__init__")
-)
-"""Dynamo compiles none of their functions. It compiles a recomputed block, which would be in pieces otherwise."""
-
-
-_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in (*OWN_ROOMS, "launch"))
+# Tracebacks of the user's leave their frames out.
+_OWN_FOLDERS = tuple(str(Path(__file__).resolve().parents[1] / name) + os.sep for name in ("rank", "launch"))
 _OF_PACKAGES = ("/site-packages/", "/dist-packages/")
 _IMPORT = "<frozen importlib._bootstrap"
 _RUNPY = ("<frozen runpy>", runpy.__file__)

@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trial_lib.rank import compiled_programs
 from trial_lib.rank.recomputation import repeated_blocks
-from trial_lib.rank.turning import find, turn
+from trial_lib.rank.turning import find_checkpointing as find
+from trial_lib.rank.turning import turn_checkpointing as turn
 
 KINDS = ("none", "full", "every_second")
 

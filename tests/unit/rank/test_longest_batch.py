@@ -7,11 +7,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.rank import longest_batch
+from trial_lib.rank import surveys
 from trial_lib.rank.flops import ModelCounter
 from trial_lib.rank.loader_batches import LoaderBatches, tokens_per_row
-from trial_lib.rank.longest_batch import SequenceSurvey, StretchedWarmUp
 from trial_lib.rank.program_facts import ProgramFacts
+from trial_lib.rank.surveys import SequenceSurvey, StretchedWarmUp
 
 LENGTHS = [3, 4, 5, 9, 3, 4, 5, 4, 4, 4]
 
@@ -20,7 +20,7 @@ LENGTHS = [3, 4, 5, 9, 3, 4, 5, 4, 4, 4]
 def loaders(monkeypatch):
     monkeypatch.setattr(_BaseDataLoaderIter, "__next__", _BaseDataLoaderIter.__next__)
     batches = LoaderBatches()
-    monkeypatch.setattr(longest_batch, "loader_batches", batches)
+    monkeypatch.setattr(surveys, "loader_batches", batches)
     batches.install()
     return batches
 

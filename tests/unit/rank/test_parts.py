@@ -3,7 +3,7 @@
 import pytest
 
 from trial_lib.messages.measurement import STEP_PARTS, TracedStep
-from trial_lib.rank.trace_parts import BOUNDARY, PREFIX, WAIT, Span, TraceEvent, collective_part, parts_of, window_of
+from trial_lib.rank.step_trace import BOUNDARY, PREFIX, WAIT, Span, TraceEvent, collective_part, parts_of, window_of
 
 S = 1_000_000_000
 

@@ -8,7 +8,8 @@ import torch
 from torch.nn import GELU, GRU, Conv2d, Dropout, Embedding, LayerNorm, Linear, ReLU, Sequential
 
 from trial_lib.rank.recomputation import repeated_blocks
-from trial_lib.rank.turning import find, turn
+from trial_lib.rank.turning import find_checkpointing as find
+from trial_lib.rank.turning import turn_checkpointing as turn
 
 
 class Scaled(torch.nn.Module):

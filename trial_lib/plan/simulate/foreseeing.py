@@ -198,7 +198,7 @@ class Foreseeing:
         to_save = self._files.to_prepare
         huggingface_trainer.install(self._facts, order.overrides, scratch, to_save, checkpoint_headers.saves_none)
         accelerate.install(self._facts)
-        interception.install(order.overrides, self._facts)
+        interception.install_zero_init(order.overrides, self._facts)
         redirects.install_trackers(scratch, self._files)
         # The logs, and the mode.
         self._moments.install()
