@@ -219,14 +219,8 @@ _AT_ONCE = 3
 
 # A server for one command does not need these.
 _IDLE_SERVICES = (
-    "SCHEDULER",
-    "LATE_RUNS",
-    "PAUSE_EXPIRATIONS",
-    "CANCELLATION_CLEANUP",
-    "CLEANUP_RECONCILER",
-    "FOREMAN",
-    "REPOSSESSOR",
-    "TRIGGERS",
+    *("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "CLEANUP_RECONCILER", "FOREMAN"),
+    *("REPOSSESSOR", "TRIGGERS"),
 )
 # A study has no block. To list them, the server would import each installed collection of Prefect's, as for Docker.
 _NO_BLOCKS = {

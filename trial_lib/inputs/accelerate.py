@@ -218,14 +218,8 @@ _CONFIG_FLAG, _LAUNCHER_CONFIG_FLAG = "--deepspeed_config_file", "--config_file"
 _FIELDS_VARIABLE = "ACCELERATE_CONFIG_DS_FIELDS"
 # accelerate refuses these fields of its configuration file beside a DeepSpeed configuration file.
 _PLUGIN_FIELDS = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_optimizer_nvme_path",
-    "offload_param_nvme_path",
-    "zero3_save_16bit_model",
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device"),
+    *("offload_param_device", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model"),
 )
 _MIXED_PRECISION = "mixed_precision"
 

@@ -131,15 +131,7 @@ _ORDINARY_WORDS = ("at", "batch", "screen")  # which may be the value of a prefi
 _MPI = ("mpirun", "mpiexec", "orterun")  # `-bootstrap ssh`, `--mca plm_rsh_agent ssh`: how they reach other hosts
 # Names that mean the program, in whatever text they stand.
 UNMISTAKABLE = (
-    "sbatch",
-    "salloc",
-    "qsub",
-    "bsub",
-    "condor_submit",
-    "docker",
-    "podman",
-    "apptainer",
-    "singularity",
+    *("sbatch", "salloc", "qsub", "bsub", "condor_submit", "docker", "podman", "apptainer", "singularity"),
     "kubectl",
 )
 _SHELLS = ("sh", "bash", "zsh", "dash", "ksh")

@@ -14,7 +14,7 @@ from trial_lib.messages.files import read_bounded
 # torch/distributed/launch.py has one more option. Without it each rank is told its local rank.
 _USE_ENV = "--use_env"
 _OLDER = {_USE_ENV: followed(has_value=False)}
-_DEVICES = {"auto": "all", "gpu": "gpu", "cpu": "cpu"}
+_ONE_EACH = {"auto": "all", "gpu": "gpu", "cpu": "cpu"}
 
 
 def read_deepspeed(words: Words, launcher: UserLauncher, interpreter: str | None) -> dict[str, Any]:
@@ -42,11 +42,11 @@ def read_torchrun(words: Words, launcher: UserLauncher, interpreter: str | None)
     if not words.follows:
         return found
     count = options.get("--nproc_per_node", "1")
-    if count not in _DEVICES and not (count.isdecimal() and int(count) > 0):
+    if count not in _ONE_EACH and not (count.isdecimal() and int(count) > 0):
         raise words.error(
             f"--nproc_per_node {count} is no number of processes.", "Write a number above 0, gpu, cpu or auto."
         )
-    return {**found, "launched_by": launcher.name, "slots": _DEVICES.get(count) or int(count)}
+    return {**found, "launched_by": launcher.name, "slots": _ONE_EACH.get(count) or int(count)}
 
 
 # The readers of launchers that start a whole command: `mpirun`, `srun`, and any that only counts its ranks.
@@ -170,15 +170,15 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
     if host is not None:
         refuse_foreign(words, "the hostfile", host[0])
     slots = None if host is None else host[1]
-    count = _count(words, options.get("--num_gpus", "-1"))
+    count = _num_gpus(words, options.get("--num_gpus", "-1"))
     if count is not None:
         return {"slots": count}
     if "--include" in options:
-        devices = _devices(words, "--include", options["--include"], host)
+        devices = _named_devices(words, "--include", options["--include"], host)
         # A host's name alone means all its devices.
         return {"slots": len(devices), "devices": devices} if devices else {"slots": slots or "memory_nodes"}
     if "--exclude" in options:
-        excluded = _devices(words, "--exclude", options["--exclude"], host)
+        excluded = _named_devices(words, "--exclude", options["--exclude"], host)
         if not excluded:
             raise words.error("--exclude leaves no device.", "Name the devices to leave out, as in localhost:0.")
         if slots is not None:
@@ -188,8 +188,8 @@ def deepspeed_slots(words: Words, options: Mapping[str, str]) -> dict[str, Any]:
     return {"slots": slots or "memory_nodes"}
 
 
-def _count(words: Words, text: str) -> int | None:
-    # A number of devices. None means all.
+def _num_gpus(words: Words, text: str) -> int | None:
+    # None means all.
     try:
         count = int(text)
     except ValueError:
@@ -260,7 +260,7 @@ def _variables_in_file(words: Words) -> dict[str, str]:
     return found
 
 
-def _devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:
+def _named_devices(words: Words, flag: str, text: str, host: tuple[str, int] | None) -> tuple[int, ...]:
     # The devices that `HOST:0,1` names. Empty if it names the host alone.
     name, colon, listed = text.partition(":")
     if host is None or name != host[0]:

@@ -35,6 +35,10 @@ def refused(why: str, has_value: bool = True) -> Option:
     return Option(Does.REFUSED, why, has_value)
 
 
+def _each(flags: str, option: Option) -> dict[str, Option]:
+    return dict.fromkeys(flags.split(), option)
+
+
 SLOTS = "resources.slots_per_trial says how many ranks start"
 _PORT = "every trial has a port of its own"
 ONE_NODE = "a trial runs on one node"
@@ -61,9 +65,7 @@ DEEPSPEED: dict[str, Option] = {
     "--node_rank": Option(Does.ONE_NODE),
     "--master_port": left_out(_PORT),
     "--master_addr": left_out(_PORT),
-    "--launcher": left_out(ONE_NODE),
-    "--launcher_args": left_out(ONE_NODE),
-    "--ssh_port": left_out(ONE_NODE),
+    **_each("--launcher --launcher_args --ssh_port", left_out(ONE_NODE)),
     "--no_ssh": left_out(ONE_NODE, has_value=False),
     "--no_ssh_check": left_out(ONE_NODE, has_value=False),
     "--enable_each_rank_log": left_out(_LOGS),
@@ -76,7 +78,7 @@ DEEPSPEED: dict[str, Option] = {
     "--force_multi": refused("it asks for the launcher of several nodes", has_value=False),
     "--no_python": refused(_NO_PYTHON, has_value=False),
     "--elastic_training": refused(_ELASTIC, has_value=False),
-    **{name: refused(_ELASTIC) for name in ("--min_elastic_nodes", "--max_elastic_nodes")},
+    **_each("--min_elastic_nodes --max_elastic_nodes", refused(_ELASTIC)),
     "--autotuning": refused("ZeroTune takes the place of DeepSpeed's autotuner"),
     "--venv_script": refused("no shell is started: activate the environment before zerotune"),
 }
@@ -99,29 +101,16 @@ TORCHRUN: dict[str, Option] = {
     "--nnodes": Option(Does.ONE_NODE),
     "--node_rank": Option(Does.ONE_NODE),
     "--standalone": left_out(ONE_NODE, has_value=False),
-    "--master_port": left_out(_PORT),
-    "--master_addr": left_out(_PORT),
-    "--local_addr": left_out(_PORT),
-    "--rdzv_backend": left_out(_PORT),
-    "--rdzv_endpoint": left_out(_PORT),
-    "--rdzv_id": left_out(_PORT),
-    "--rdzv_conf": left_out(_PORT),
+    **_each(
+        "--master_port --master_addr --local_addr --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf", left_out(_PORT)
+    ),
     "--max_restarts": left_out(_NEVER_AGAIN),
-    "--monitor_interval": left_out(_PROCESSES),
-    "--start_method": left_out(_PROCESSES),
-    "--signals_to_handle": left_out(_PROCESSES),
-    "--shutdown_timeout": left_out(_PROCESSES),
-    "--event_log_handler": left_out(_LOGS),
-    "--role": left_out(_LOGS),
-    "--log_dir": left_out(_LOGS),
-    "--redirects": left_out(_LOGS),
-    "-r": left_out(_LOGS),
-    "--tee": left_out(_LOGS),
-    "-t": left_out(_LOGS),
-    "--local_ranks_filter": left_out(_LOGS),
-    "--duplicate_stdout_filters": left_out(_LOGS),
-    "--duplicate_stderr_filters": left_out(_LOGS),
-    "--logs_specs": left_out(_LOGS),
+    **_each("--monitor_interval --start_method --signals_to_handle --shutdown_timeout", left_out(_PROCESSES)),
+    **_each(
+        "--event_log_handler --role --log_dir --redirects -r --tee -t --local_ranks_filter "
+        "--duplicate_stdout_filters --duplicate_stderr_filters --logs_specs",
+        left_out(_LOGS),
+    ),
     "--numa_binding": left_out(_CORES),
     "--no_python": refused(_NO_PYTHON, has_value=False),
     "--run_path": refused("ZeroTune starts a script or a module", has_value=False),
@@ -143,73 +132,47 @@ _OTHER_FOLDER = "change to that folder before zerotune"
 
 # Of Open MPI 4 and 5, and of MPICH's and Intel's Hydra.
 MPIRUN: dict[str, Option] = {
-    **{name: followed("-np") for name in ("-np", "--np", "-n", "--n", "-c")},
-    **{name: followed("-npernode") for name in ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")},
-    **{
-        name: refused("a search runs on this host")
-        for name in ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f", "-hosts", "--hosts")
-    },
-    **{name: followed("--host") for name in ("--host", "-host", "-H")},
-    **{name: refused(_OTHER_FOLDER) for name in ("-wdir", "--wdir", "-wd", "--wd")},
-    **{
-        name: left_out(_CORES)
-        for name in ("--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-rank-by", "--cpu-set")
-    },
-    **{
-        name: left_out(_MPI)
-        for name in ("--prefix", "--timeout", "--launcher", "-launcher", "--output-filename", "--output")
-    },
-    **{
-        name: left_out(_MPI, has_value=False)
-        for name in (
-            *("--oversubscribe", "-oversubscribe", "--nooversubscribe", "--use-hwthread-cpus", "--report-bindings"),
-            *("-report-bindings", "--allow-run-as-root", "-allow-run-as-root", "--tag-output", "-tag-output", "-l"),
-            *("--timestamp-output", "--display-map", "--display-allocation", "--bind-to-core", "-q", "--quiet"),
-            *("-v", "--verbose", "-genvall"),
-        )
-    },
+    **_each("-np --np -n --n -c", followed("-np")),
+    **_each("-npernode --npernode -ppn --ppn -perhost", followed("-npernode")),
+    **_each("--hostfile -hostfile --machinefile -machinefile -f -hosts --hosts", refused("a search runs on this host")),
+    **_each("--host -host -H", followed("--host")),
+    **_each("-wdir --wdir -wd --wd", refused(_OTHER_FOLDER)),
+    **_each("--bind-to -bind-to --map-by -map-by --rank-by -rank-by --cpu-set", left_out(_CORES)),
+    **_each("--prefix --timeout --launcher -launcher --output-filename --output", left_out(_MPI)),
+    **_each(
+        "--oversubscribe -oversubscribe --nooversubscribe --use-hwthread-cpus --report-bindings -report-bindings "
+        "--allow-run-as-root -allow-run-as-root --tag-output -tag-output -l --timestamp-output --display-map "
+        "--display-allocation --bind-to-core -q --quiet -v --verbose -genvall",
+        left_out(_MPI, has_value=False),
+    ),
     "-genvlist": followed(),
     "-genvnone": followed(has_value=False),
 }
 
 # Of Slurm 24.
 SRUN: dict[str, Option] = {
-    **{name: followed("--ntasks") for name in ("-n", "--ntasks")},
+    **_each("-n --ntasks", followed("--ntasks")),
     "--ntasks-per-node": followed(),
     "--export": followed(),
-    **{name: Option(Does.ONE_NODE, name="--nodes") for name in ("-N", "--nodes")},
-    **{
-        name: left_out(_DEVICES)
-        for name in ("-G", "--gpus", "--gres", "--gpus-per-node", "--gpus-per-task", "--gpu-bind", "--tres-per-task")
-    },
-    **{
-        name: left_out(_CORES)
-        for name in ("-c", "--cpus-per-task", "--cpu-bind", "--cpus-per-gpu", "--hint", "--threads-per-core", "-m")
-    },
+    **_each("-N --nodes", Option(Does.ONE_NODE, name="--nodes")),
+    **_each("-G --gpus --gres --gpus-per-node --gpus-per-task --gpu-bind --tres-per-task", left_out(_DEVICES)),
+    **_each("-c --cpus-per-task --cpu-bind --cpus-per-gpu --hint --threads-per-core -m", left_out(_CORES)),
     "--distribution": left_out(_CORES),
-    **{
-        name: left_out(_JOB)
-        for name in (
-            *("-p", "--partition", "-A", "--account", "-t", "--time", "-q", "--qos", "-J", "--job-name", "--mem"),
-            *("--mem-per-cpu", "--mem-per-gpu", "-w", "--nodelist", "-x", "--exclude", "--jobid", "-C", "--constraint"),
-            *("--reservation", "--network", "--signal", "--comment", "-W", "--wait", "--mpi"),
-        )
-    },
-    **{
-        name: left_out(_JOB, has_value=False)
-        for name in ("--exclusive", "--overlap", "-s", "--oversubscribe", "-K", "--kill-on-bad-exit", "--pty", "-v")
-    },
-    **{name: left_out(_LOGS) for name in ("-o", "--output", "-e", "--error", "-i", "--input")},
-    **{
-        name: left_out(_LOGS, has_value=False)
-        for name in ("-l", "--label", "-u", "--unbuffered", "-Q", "--quiet", "--verbose")
-    },
-    **{name: refused(_OTHER_FOLDER) for name in ("-D", "--chdir")},
+    **_each(
+        "-p --partition -A --account -t --time -q --qos -J --job-name --mem --mem-per-cpu --mem-per-gpu -w "
+        "--nodelist -x --exclude --jobid -C --constraint --reservation --network --signal --comment -W --wait "
+        "--mpi",
+        left_out(_JOB),
+    ),
+    **_each("--exclusive --overlap -s --oversubscribe -K --kill-on-bad-exit --pty -v", left_out(_JOB, has_value=False)),
+    **_each("-o --output -e --error -i --input", left_out(_LOGS)),
+    **_each("-l --label -u --unbuffered -Q --quiet --verbose", left_out(_LOGS, has_value=False)),
+    **_each("-D --chdir", refused(_OTHER_FOLDER)),
     "--multi-prog": refused("it starts several programs", has_value=False),
-    **{
-        name: refused("start zerotune within the container")
-        for name in ("--container", "--container-image", "--container-mounts", "--container-workdir")
-    },
+    **_each(
+        "--container --container-image --container-mounts --container-workdir",
+        refused("start zerotune within the container"),
+    ),
 }
 
 _ONE_RUN = "it makes an environment for one run, and a study has many: add the packages to the project"
@@ -217,33 +180,27 @@ _SECRETS = "ZeroTune has to know which variables are secret: export them before 
 
 # Of `uv run`, uv 0.7.
 UV_RUN: dict[str, Option] = {
-    **{
-        name: followed()
-        for name in (
-            *("--extra", "--no-extra", "--group", "--no-group", "--only-group", "--package", "--project", "--python"),
-            *("-p", "--config-file", "--cache-dir", "--color", "--allow-insecure-host", "--trusted-host", "--index"),
-            *("--default-index", "--index-url", "-i", "--extra-index-url", "--find-links", "-f", "--index-strategy"),
-            *("--keyring-provider", "--resolution", "--prerelease", "--fork-strategy", "--exclude-newer"),
-            *("--link-mode", "--config-setting", "--config-settings", "-C", "--no-build-isolation-package"),
-            *("--no-build-package", "--no-binary-package", "--refresh-package", "--reinstall-package"),
-            *("--upgrade-package", "-P"),
-        )
-    },
-    **{
-        name: followed(has_value=False)
-        for name in (
-            *("--active", "--all-extras", "--all-groups", "--all-packages", "--dev", "--no-dev", "--only-dev"),
-            *("--no-default-groups", "--no-editable", "--exact", "--inexact", "--no-sync", "--locked", "--frozen"),
-            *("--no-project", "--no-env-file", "--no-index", "--no-sources", "--no-build", "--no-binary"),
-            *("--no-build-isolation", "--compile-bytecode", "--compile", "--no-cache", "--no-cache-dir", "-n"),
-            *("--no-config", "--refresh", "--reinstall", "--force-reinstall", "--upgrade", "-U", "--managed-python"),
-            *("--no-managed-python", "--no-python-downloads", "--native-tls", "--offline", "--no-progress"),
-            *("--quiet", "-q", "--verbose", "-v", "--module", "--"),
-        )
-    },
+    **_each(
+        "--extra --no-extra --group --no-group --only-group --package --project --python -p --config-file "
+        "--cache-dir --color --allow-insecure-host --trusted-host --index --default-index --index-url -i "
+        "--extra-index-url --find-links -f --index-strategy --keyring-provider --resolution --prerelease "
+        "--fork-strategy --exclude-newer --link-mode --config-setting --config-settings -C "
+        "--no-build-isolation-package --no-build-package --no-binary-package --refresh-package "
+        "--reinstall-package --upgrade-package -P",
+        followed(),
+    ),
+    **_each(
+        "--active --all-extras --all-groups --all-packages --dev --no-dev --only-dev --no-default-groups "
+        "--no-editable --exact --inexact --no-sync --locked --frozen --no-project --no-env-file --no-index "
+        "--no-sources --no-build --no-binary --no-build-isolation --compile-bytecode --compile --no-cache "
+        "--no-cache-dir -n --no-config --refresh --reinstall --force-reinstall --upgrade -U --managed-python "
+        "--no-managed-python --no-python-downloads --native-tls --offline --no-progress --quiet -q --verbose -v "
+        "--module --",
+        followed(has_value=False),
+    ),
     "-m": followed("--module", has_value=False),
-    **{name: refused(_ONE_RUN) for name in ("--with", "-w", "--with-editable", "--with-requirements")},
-    **{name: refused(_ONE_RUN, has_value=False) for name in ("--isolated", "--script", "-s", "--gui-script")},
+    **_each("--with -w --with-editable --with-requirements", refused(_ONE_RUN)),
+    **_each("--isolated --script -s --gui-script", refused(_ONE_RUN, has_value=False)),
     "--env-file": refused(_SECRETS),
     "--directory": refused(_OTHER_FOLDER),
 }

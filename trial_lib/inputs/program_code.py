@@ -253,12 +253,12 @@ def _ask(words: Words, uv_run: list[str]) -> tuple[str, str]:
 # surely gets the file itself if the program calls `deepspeed.initialize` with its `args`, and if neither that call nor
 # any other line of the code names the configuration.
 
-_FLAG = "--deepspeed_config"
+_CONFIG_FLAG = "--deepspeed_config"
 _INITIALIZE = "deepspeed.initialize"
 _CONFIG_ARGUMENTS = ("config", "config_params")
 _POSITION_OF_CONFIG = 10
 # These names give a program the path that its argument parser has read.
-_NAMES = ("deepspeed_config", "deepscale_config", "argv")
+_NAMES_OF_CONFIG = ("deepspeed_config", "deepscale_config", "argv")
 
 
 def is_handed_over(entrypoint: Entrypoint, folder: Path) -> bool:
@@ -269,9 +269,9 @@ def is_handed_over(entrypoint: Entrypoint, folder: Path) -> bool:
         program = None if entrypoint.script is None else folder / entrypoint.script
     words, positions = entrypoint.arguments, entrypoint.config_positions
     flags = [split_flag(words[position])[0].rstrip("=") or words[max(position - 1, 0)] for position in positions]
-    if program is None or flags != [_FLAG] or entrypoint.config_variables:
+    if program is None or flags != [_CONFIG_FLAG] or entrypoint.config_variables:
         return False
-    names = (*_NAMES, *(Path(value).name for value in entrypoint.config_values))
+    names = (*_NAMES_OF_CONFIG, *(Path(value).name for value in entrypoint.config_values))
     has_call = False
     for tree, imported in own_code(program, (program.parent, folder)):
         if _names_it(tree, names):

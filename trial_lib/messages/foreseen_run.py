@@ -64,27 +64,9 @@ PLACES = ("device", "host", "pinned", "processor", "thread")
 what its operators take beside their results, on the program's own heap and on that of the thread that communicates."""
 
 OPERATIONS = (
-    "matmul",
-    "attention",
-    "convolution",
-    "norm",
-    "elementwise",
-    "reduction",
-    "copy",
-    "embedding",
-    "loss",
-    "update",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "all_to_all",
-    "send",
-    "to_host",
-    "to_device",
-    "whole_attention",
-    "from_disk",
-    "to_disk",
+    *("matmul", "attention", "convolution", "norm", "elementwise", "reduction", "copy", "embedding", "loss"),
+    *("update", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "to_host"),
+    *("to_device", "whole_attention", "from_disk", "to_disk"),
 )
 """The classes of operations. Links do those from `all_reduce` to `to_device`, and the device does the others.
 `attention` is causal, and `whole_attention` computes all pairs of positions."""

@@ -97,17 +97,8 @@ def _follows(found: int, typed: int, growth: float) -> bool:
 
 TRACE = "trace"  # the phase of a trial in which its steps are traced
 STEP_PARTS = (
-    "compute",
-    "gathering",
-    "reducing",
-    "exchanging",
-    "update",
-    "host_update",
-    "transfers",
-    "disk",
-    "data",
-    "launches",
-    "other",
+    *("compute", "gathering", "reducing", "exchanging", "update", "host_update", "transfers", "disk", "data"),
+    *("launches", "other"),
 )
 """The parts of a step. A plan names its parts alike; `other` is known only to a trace.
 
