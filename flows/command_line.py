@@ -33,7 +33,7 @@ from trial_lib.inputs.launchers import launchers_listed
 from trial_lib.messages.errors import InputError
 from trial_lib.search.methods import METHODS, Method
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.data_folder import FolderError
+from trial_lib.study.folder import FolderError
 
 FOUND, NONE_FOUND, BAD_INPUT = 0, 1, 2
 

@@ -47,7 +47,7 @@ from trial_lib.launch.locks import host_lock_dir
 from trial_lib.launch.starters import rank_environment
 from trial_lib.messages.errors import InputError, plain
 from trial_lib.records.folders import STUDIES as STUDIES_FOLDER
-from trial_lib.study.data_folder import data_folder
+from trial_lib.study.folder import data_folder
 from trial_lib.study.program import build_root, with_build_folder
 
 NAME = "Prefect"

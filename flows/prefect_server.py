@@ -25,7 +25,7 @@ from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.processes.keeper import Leashed
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
-from trial_lib.study.data_folder import data_folder, made_in_data_folder, require_data_folder
+from trial_lib.study.folder import data_folder, made_in_data_folder, require_data_folder
 from trial_lib.tracking.tracking_uri import in_uri
 
 # A port that stays this process's own while its server is starting, or starting again.

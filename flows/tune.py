@@ -38,17 +38,15 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.folders import STUDIES, StudyPaths, StudyStatus
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.methods import METHODS
-from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import MINUTES_OVER, OLDER_NAMES, StudyArguments
 from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, no_answer
-from trial_lib.study.data_folder import FolderError, folder_error_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier import record_of
-from trial_lib.study.folder import INTERRUPTED, FinishedError, begun_by
+from trial_lib.study.folder import INTERRUPTED, FinishedError, FolderError, begun_by, folder_error_told
 from trial_lib.study.full_experiment import LONGEST_END_S
 from trial_lib.study.history import ElsewhereError, waiting_trials
 from trial_lib.study.open_full_experiment import full_experiment_of
-from trial_lib.study.open_study import OpenStudy, new_study, resume_study
+from trial_lib.study.open_study import OpenStudy, new_study, require_accepted_config, resume_study
 from trial_lib.study.profile_report import had_engine, profile_failure
 from trial_lib.study.runner import Work, WorkEnd
 

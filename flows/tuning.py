@@ -19,14 +19,13 @@ from trial_lib.records.units import NONE_FOUND
 from trial_lib.report.read_study import first_failed
 from trial_lib.report.study_view import leaderboard
 from trial_lib.search.methods import METHODS
-from trial_lib.study.accepted_config import require_accepted_config
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirm import answer_of, since_last_study
 from trial_lib.study.folder import INTERRUPTED
 from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
 from trial_lib.study.history import SUBMITTED_NUMBER
 from trial_lib.study.open_full_experiment import new_full_experiment, read_full_experiment, resume_newest
-from trial_lib.study.open_study import OpenStudy, open_planned, plan_study, resume_study
+from trial_lib.study.open_study import OpenStudy, open_planned, plan_study, require_accepted_config, resume_study
 
 if TYPE_CHECKING:
     from prefect import Flow

@@ -28,7 +28,6 @@ from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.switches import deepspeed_part
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.study_view import leaderboard
-from trial_lib.study.answer import write_answer
 from trial_lib.study.confirm import (
     Answer,
     NoAnswer,
@@ -37,9 +36,10 @@ from trial_lib.study.confirm import (
     search_found,
     since_last_study,
     starting_from,
+    write_answer,
 )
+from trial_lib.study.confirmation import Confirmed
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.finding import Confirmed
 from trial_lib.study.full_experiment import FullExperiment
 from trial_lib.study.limits import size_limit
 from trial_lib.study.profile_report import model_notes, program_notes, report_profile
@@ -170,7 +170,7 @@ def report(driver: StudyDriver, answer: Answer, tracker: Tracker) -> None:
     best, finding = answer.best, answer.finding
     candidate = driver.state.candidates[best.number]
     metric = driver.metric
-    write_answer(driver.setup, driver.known, candidate, answer.document(driver))
+    write_answer(driver, answer)
     value = SEARCH_METRICS[metric].shown(best.metrics[metric])
     measured = f"Trial {best.number:04d} ({driver.state.label(best.number)}): {metric} {value}"
     headline = answer.sentence or measured

@@ -13,9 +13,8 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan
+from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, write_answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.open_study import OpenStudy, new_study, resume_study
 from trial_lib.study.runner import Work
@@ -146,7 +145,7 @@ class Experiment:
             run(plan)
         answer = answer_of(driver)
         assert answer is not None
-        write_answer(driver.setup, driver.known, driver.state.candidates[answer.best.number], answer.document(driver))
+        write_answer(driver, answer)
         study.finish(StudyStatus.COMPLETED)
 
     def _search(self, work: Work, run: Callable[[TrialPlan], None]) -> None:

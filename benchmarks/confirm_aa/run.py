@@ -14,9 +14,8 @@ import yaml
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirmation import Confirmation, Contender
+from trial_lib.study.confirmation import Confirmation, Contender, Finding
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.finding import Finding
 from trial_lib.study.open_study import new_study
 from trial_lib.study.runner import Work
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.answer import write_answer
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirm import Answer, answer_of, next_confirming_plan, no_answer
+from trial_lib.study.confirm import Answer, answer_of, next_confirming_plan, no_answer, write_answer
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.open_study import OpenStudy, new_study
 from trial_lib.study.profile_report import had_engine, profile_failure
@@ -68,5 +67,5 @@ def run_to_answer(study: OpenStudy, tell: Callable[[], None] = lambda: None) -> 
     answer = answer_of(driver)
     if answer is None:
         raise StudyFailedError(no_answer(driver))
-    write_answer(driver.setup, driver.known, driver.state.candidates[answer.best.number], answer.document(driver))
+    write_answer(driver, answer)
     return answer

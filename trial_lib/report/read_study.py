@@ -41,7 +41,7 @@ from trial_lib.report.study_view import (
 )
 from trial_lib.search.knobs import get_knob, leaves
 from trial_lib.search.zero_settings import arm_label
-from trial_lib.study.finding import Confirmed, Estimate, Finding
+from trial_lib.study.confirmation import Confirmed, Estimate, Finding
 from trial_lib.study.folder import read_own_text, read_record
 from trial_lib.study.foreseen_arms import foreseen_in
 from trial_lib.study.history import StudyState, read_history, waiting_trials

@@ -22,12 +22,6 @@ class Admission:
     """Holds chosen trials back, and picks the next one that may start.
 
     It admits everything until the profile trial has shown the model.
-
-    Args:
-        setup: the study's.
-
-    Attributes:
-        waiting: choices of the search that start before it is asked again.
     """
 
     def __init__(self, setup: StudySetup) -> None:
@@ -38,22 +32,20 @@ class Admission:
         self._base_config: Mapping[str, Any] = {}
         self._model: ModelProfile | None = None
         self._memory: HostMemory | None = None
-        self.waiting: list[Decided] = []
+        self.waiting: list[Decided] = []  # choices of the search that start before it is asked again
         self._running: dict[int, Candidate] = {}
 
     def profiled(
         self, model: ModelProfile | None, base_config: Mapping[str, Any], foreseen: Sequence[ForeseenArm] = ()
     ) -> None:
-        """Takes the model that the profile trial found, the user's DeepSpeed configuration, and the foreseen arms."""
         self._model, self._base_config = model, base_config
         basis = None if model is None else MemoryBasis(model, base_config, self._slots, self._device, foreseen)
         self._memory = None if basis is None else HostMemory(basis)
 
     def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
-        """Returns the trials that may start now; None if nothing may start before another trial has ended.
+        """The trials that may start now; None if nothing may start before another trial has ended.
 
-        Args:
-            ask: asks the search. A candidate that it returns counts as asked.
+        What `ask` returns counts as asked of the search.
         """
         if self._runs_alone(self._running.values()):
             return None
@@ -64,26 +56,22 @@ class Admission:
         return decided
 
     def started(self, plans: Iterable[TrialPlan]) -> None:
-        """Notes trials that run from now on."""
         self._running.update({plan.number: plan.candidate for plan in plans})
 
     def ended(self, number: int) -> None:
-        """Notes that a trial has ended, or that a size of a sweep was withdrawn."""
+        """A trial has ended, or a size of a sweep was withdrawn."""
         self._running.pop(number, None)
 
     def _runs_alone(self, candidates: Iterable[Candidate]) -> bool:
-        """Returns whether no other trial may run beside these candidates.
-
-        Offloaded states use the host's memory, its bandwidth, the buses to the devices, and the cores.
-        """
+        # Offloaded states use the host's memory, its bandwidth, the buses to the devices, and the cores.
         memory = self._memory
         return memory is not None and any(memory.needed(candidate) > 0 for candidate in candidates)
 
     def why_not(self, plan: TrialPlan) -> NotRun | None:
-        """Returns why a trial is not run; None if it is.
+        """Why a trial is not run; None if it is.
 
-        A trial is not run if its configuration breaks a rule that the user's keeps, or offloads more than the host has,
-        or if a wrapper does not start the program with it.
+        It is not if its configuration breaks a rule that the user's keeps, or offloads more than the host has, or if a
+        wrapper does not start the program with it.
         """
         if plan.refused is not None:
             return NotRun(*plan.refused)
@@ -124,19 +112,15 @@ def _broken_rule(
     return next((rule.reason for rule in rules if rule.name not in own), None)
 
 
-# The measured configurations of a study. None runs twice because it has two names or two purposes. Pure.
-
-
 class MeasuredConfigs:
-    """The trials of a study, by the complete configuration that they ran."""
+    """The trials of a study by the complete configuration that they ran. None runs twice."""
 
     def __init__(self) -> None:
-        """Starts with none."""
         self._first: dict[str, int] = {}
         self._searched: set[tuple[str, str]] = set()
 
     def add(self, result: TrialResult, candidate: Candidate) -> None:
-        """Adds a trial. One that was killed from outside says nothing about its configuration, and is not added."""
+        """A trial that was killed from outside says nothing about its configuration, and is not added."""
         if result.from_outside:
             return
         self._first.setdefault(result.config_hash, result.number)
@@ -144,42 +128,30 @@ class MeasuredConfigs:
             self._searched.add((result.config_hash, candidate.lineage))
 
     def known(self, config_hash: str, candidate: Candidate) -> int | None:
-        """Returns the number of the trial that has measured a candidate of the search already.
+        """The number of the trial that has measured a candidate of the search already.
 
-        It is None if the candidate has to run: no trial had its configuration, or the search asks for it again by the
-        same name to measure it once more.
-
-        Args:
-            config_hash: the hash of the candidate's complete configuration.
-            candidate: the candidate.
+        None if the candidate has to run: no trial had its configuration, or the search asks for it again by the same
+        name to measure it once more.
         """
         is_asked_again = (config_hash, candidate.lineage) in self._searched
         return None if is_asked_again else self._first.get(config_hash)
 
 
-# Second tries: a failure that may be chance is tried once more before the search learns of it. Pure.
-
-
 class SecondTries:
-    """The candidates of a search that run once more. It depends only on the results, so a resumed study has the same.
+    """A failure that may be chance is tried once more before the search learns of it.
 
-    Attributes:
-        waiting: candidates whose second trial has not begun, in order.
+    It depends only on the results, so a resumed study has the same second tries.
     """
 
     def __init__(self) -> None:
-        """Starts with none."""
-        self.waiting: list[Candidate] = []
+        self.waiting: list[Candidate] = []  # whose second trial has not begun, in order
         self._first: dict[tuple[str, int], str] = {}
         self._repeated: set[str] = set()
 
     def takes(self, candidate: Candidate, result: TrialResult, spend: Callable[[], bool]) -> bool:
-        """Returns whether a candidate runs once more, so that the search does not learn of its result.
+        """Whether a candidate runs once more, so that the search does not learn of its result.
 
-        Args:
-            candidate: the candidate of a trial of the search.
-            result: how the trial ended.
-            spend: takes one trial of the budget, and returns False if none is left.
+        `spend` takes one trial of the budget, and returns False if none is left.
         """
         key, cause = _key(candidate), cause_of(without_log(result.reason))
         before = self._first.pop(key, None)
@@ -205,7 +177,7 @@ class SecondTries:
 
 
 def not_tried_again(events: Sequence[Event]) -> set[int]:
-    """Returns the numbers of the crashed trials whose candidate was not tried again before the search went on.
+    """The numbers of the crashed trials whose candidate was not tried again before the search went on.
 
     Such a history is of an older version, whose search has learned of the crash at once.
     """

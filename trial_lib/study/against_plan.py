@@ -30,12 +30,7 @@ _COMPARED = (Purpose.SUBMITTED, Purpose.SEARCH, Purpose.CONFIRM)
 
 
 class AgainstPlan:
-    """Compares the trials of a study with its plan.
-
-    Args:
-        plan: that the study began with.
-        file: of the study, for the comparison.
-    """
+    """Compares the trials of a study with the plan that it began with, in a file of the study."""
 
     def __init__(self, plan: StudyPlan, file: Path) -> None:
         self._plan = plan
@@ -52,12 +47,7 @@ class AgainstPlan:
         self._model: MemoryModel | None = None
 
     def add(self, state: StudyState, base_config: Mapping[str, Any]) -> None:
-        """Adds the trials that have ended since.
-
-        Args:
-            state: of the study. Its profile trial has ended.
-            base_config: the user's DeepSpeed configuration, completed by that trial.
-        """
+        """Adds the trials that have ended since. The profile trial has completed the user's configuration."""
         profile = state.profile.profile if state.profile is not None else None
         new = [result for number, result in state.results.items() if number not in self._seen]
         if profile is None or not new:
@@ -101,8 +91,7 @@ class AgainstPlan:
         return max(memory.steps_peak or memory.peak, default=None)
 
 
-# The constants of the foreseen time, learned from measured steps. Pure.
-
+# The constants of the foreseen time, fitted to measured steps
 
 NOISE = 0.06
 _ROUNDS, _LONGEST = 12, 0.5
@@ -121,11 +110,9 @@ class MeasuredStep:
 
 
 def refit(measured: Sequence[MeasuredStep], prior: Efficiencies | None = None) -> Efficiencies:
-    """Returns the constants given measured steps, with what remains unknown about each.
+    """The constants given measured steps of one kind of device, with what remains unknown about each.
 
-    Args:
-        measured: of one kind of device, for constants of that device.
-        prior: what was known before; the defaults if None. Fit all steps at once, not some on top of others.
+    `prior` is what was known before. Fit all steps at once, not some on top of others.
     """
     start = prior or Efficiencies()
     if not measured:
@@ -160,10 +147,8 @@ def refit(measured: Sequence[MeasuredStep], prior: Efficiencies | None = None) -
     return replace(start, **values, measured=len(measured), device=names.pop() if len(names) == 1 else "")
 
 
-# What the trials of a study show of its devices' speed, for later plans and studies.
+# What later plans and studies learn of the devices' speed
 
-
-_MEASURED = (Purpose.SUBMITTED, Purpose.SEARCH, Purpose.CONFIRM)
 # A fit foresees each of them a dozen times.
 _MOST = 12
 
@@ -171,19 +156,10 @@ _MOST = 12
 def learned_speed(
     foreseen: ForeseenSteps, study_id: str, state: StudyState, base_config: Mapping[str, Any]
 ) -> DeviceSpeed | None:
-    """Returns what a study has learned of its devices.
+    """What a study that has ended shows of its devices' speed; None if they are no known ones, or no step was foreseen.
 
     All of its own steps are fitted at once, from the defaults. What an earlier study has learned is no prior, because
     its steps may be the same ones.
-
-    Args:
-        foreseen: the steps of the study's arms, by its plan or by its own foreseen runs.
-        study_id: of the study.
-        state: of the study, which has ended.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-
-    Returns:
-        None if the devices are no known ones, or no trial that completed was foreseen.
     """
     cluster = foreseen.cluster
     if cluster is None:
@@ -203,19 +179,12 @@ def learned_speed(
 def measured_steps(
     foreseen: ForeseenSteps, cluster: Cluster, state: StudyState, base_config: Mapping[str, Any]
 ) -> list[MeasuredStep]:
-    """Returns the optimizer steps of a study that were foreseen, one for each configuration.
-
-    Args:
-        foreseen: the steps of the study's arms.
-        cluster: that it ran on.
-        state: of the study.
-        base_config: the user's DeepSpeed configuration, as far as it is known.
-    """
+    """The optimizer steps of a study that were foreseen, one for each configuration."""
     runs: dict[str, tuple[str, ForeseenRun]] = {}
     seconds: dict[str, list[float]] = defaultdict(list)
     for number, result in state.results.items():
         speed = result.metrics.get("throughput", 0.0)
-        if result.purpose not in _MEASURED or result.outcome is not Outcome.COMPLETED or speed <= 0:
+        if result.purpose not in _COMPARED or result.outcome is not Outcome.COMPLETED or speed <= 0:
             continue
         candidate = state.candidates[number]
         found = foreseen.of(candidate, base_config)

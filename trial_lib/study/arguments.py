@@ -11,12 +11,10 @@ from trial_lib.records.result import SEARCH_METRICS, MetricName, ModelProfile, T
 from trial_lib.search.knobs import ZeroStage
 from trial_lib.search.methods import METHODS, MethodName
 
+# Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves.
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
-"""Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves."""
-
+# Fields by the names that they had once. Records of older studies, deployments and scripts still use these.
 OLDER_NAMES = {"launcher": "start"}
-"""Fields by the names that they had once. Records of older studies, deployments and scripts still use these."""
-
 _DEFAULT = METHODS["adaptive"]
 
 
@@ -160,23 +158,16 @@ INSTEAD = (
 
 
 def metric_with(asked: str, profiled: TrialResult | None) -> str:
-    """Returns the metric of a study.
-
-    Args:
-        asked: the metric in its arguments.
-        profiled: its profile trial; None if that has not ended.
-    """
+    """The metric of a study that was asked for one, given its profile trial if that has ended."""
     profile: ModelProfile | None = None if profiled is None else profiled.profile
     is_without_figure = profile is not None and not profile.flops_per_sample
     return SEARCH_METRICS[asked].instead or asked if is_without_figure else asked
 
 
-# The time that a study may take (`--max-minutes`).
+# The time that a study may take (`--max-minutes`)
 
-
+# The end of a search that has used up its time, as the history has it.
 MINUTES_OVER = "its minutes are over"
-"""The end of a search that has used up its time, as the history has it."""
-
 # A confirmation takes about half the time of the search before it.
 _OF_SEARCH = 2 / 3
 
@@ -184,10 +175,8 @@ _OF_SEARCH = 2 / 3
 class StudyTime:
     """Counts the time of a study, from its opening in this process on.
 
-    Args:
-        minutes: the limit; None for no limit.
-        seconds_before: the running time of the trials that the study had when it was opened again.
-        confirms: whether the search's winner is confirmed. The last third of the time is left for that.
+    `minutes` None is no limit. `seconds_before` is the running time of the trials that the study had when it was opened
+    again. The last third of the time is left for the confirmation of the search's winner.
     """
 
     def __init__(self, minutes: float | None, seconds_before: float, confirms: bool = True) -> None:
@@ -198,12 +187,10 @@ class StudyTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether the study may run no longer."""
         return self._has_taken(1.0)
 
     @property
     def is_over_for_search(self) -> bool:
-        """Whether the search may start no further trial."""
         return self._has_taken(self._share)
 
     @property
@@ -212,7 +199,6 @@ class StudyTime:
         return f"The {self._minutes:g} minutes of --max-minutes were over while it ran."
 
     def check(self) -> None:
-        """Raises TimeoutError if the study may run no longer."""
         if self.is_over:
             raise TimeoutError(self.told)
 

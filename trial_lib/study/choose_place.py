@@ -22,15 +22,9 @@ from trial_lib.study.typed_command import devices_of
 
 
 def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bool = False) -> Host:
-    """Returns the slots of trials: on this host, on all hosts that one trial spans, or on a whole cluster.
+    """The slots of trials: on this host, on all hosts that one trial spans, or on a whole cluster.
 
-    Args:
-        experiment: what the user submitted.
-        ray_address: of the Ray cluster; None for none.
-        trains: whether a full experiment follows.
-
-    Raises:
-        InputError: the experiment names devices that do not exist, or there is no such cluster.
+    Raises InputError if the experiment names devices that do not exist, or there is no such cluster.
     """
     hosts, entrypoint = experiment.config.resources.hosts, experiment.entrypoint
     if ray_address is None:
@@ -60,11 +54,7 @@ def slots_for(experiment: Experiment, ray_address: str | None = None, trains: bo
 
 
 def connect_to_ray(address: str) -> None:
-    """Connects this process to a Ray cluster, unless it is connected.
-
-    Raises:
-        InputError: there is none, or Ray is not installed.
-    """
+    """Connects this process to a Ray cluster, unless it is connected. Raises InputError if there is none, or no Ray."""
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("prefect_ray") is None:
         raise InputError(
             "Ray, or Prefect's integration for it, is not installed.",
@@ -84,14 +74,9 @@ def connect_to_ray(address: str) -> None:
 
 
 def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, log: str, note: Note) -> RankStarter:
-    """Returns the starter of trials on this host, or on all hosts of a hostfile. It starts in the background.
+    """The starter of trials on this host, or on all hosts of a hostfile. It starts in the background.
 
-    Args:
-        experiment: what the user submitted.
-        arguments: the study's.
-        host: the slots.
-        log: path of the fork server's own output.
-        note: called with a sentence when something takes long.
+    `log` is the path of the fork server's own output. `note` is called with a sentence when something takes long.
     """
     interpreter = interpreter_of(experiment)
     environment = environment_of(experiment, arguments.include, host.device)
@@ -109,15 +94,7 @@ def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, lo
 
 
 def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str, note: Note) -> Place:
-    """Returns the cluster that this process is connected to. The starters of its hosts start in the background.
-
-    Args:
-        experiment: what the user submitted.
-        arguments: the study's.
-        host: the slots of all hosts.
-        study_id: the study's.
-        note: called with a sentence about the resources that trials request from Ray.
-    """
+    """The cluster that this process is connected to. The starters of its hosts start in the background."""
     from trial_lib.launch.ray_cluster import RayCluster, RayPlace, share_of
     from trial_lib.launch.ray_host import HostSetup
 

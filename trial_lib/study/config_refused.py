@@ -24,15 +24,8 @@ from trial_lib.messages.secrets import redact
 class ConfigCheck:
     """One question to DeepSpeed, asked once.
 
-    A configuration in the code is judged when its program runs, so nothing is asked here.
-
-    Args:
-        experiment: what the user submitted.
-        starter: of its trials; None if they run elsewhere.
-        log: gets refusals that may not apply, and failures of the question itself.
-
-    Attributes:
-        warned: the refusals that may not apply, in sentences. Empty if there are none, or DeepSpeed has not answered.
+    A configuration in the code is judged when its program runs, so nothing is asked here. `log` gets refusals that may
+    not apply, and failures of the question itself.
     """
 
     def __init__(self, experiment: Experiment, starter: RankStarter | None, log: logging.Logger) -> None:
@@ -41,10 +34,10 @@ class ConfigCheck:
         self._log = log
         self._judgement: Judgement | None = None
         self._thread: threading.Thread | None = None
-        self.warned = ""
+        self.warned = ""  # the refusals that may not apply, in sentences
 
     def ask(self) -> None:
-        """Asks and returns at once, so that other servers can start meanwhile."""
+        """Returns at once, so that other servers can start meanwhile."""
         if self._thread is None and self._starter is not None and self._experiment.ds_config:
             self._thread = threading.Thread(target=self._ask, daemon=True, name="check-config")
             self._thread.start()
@@ -58,7 +51,7 @@ class ConfigCheck:
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
 
     def refusal(self) -> InputError | None:
-        """Waits for the answer. Returns what the user has to correct; None if DeepSpeed does not object.
+        """Waits for the answer: what the user has to correct; None if DeepSpeed does not object.
 
         A refusal of a file that the program may change is logged once, as a warning.
         """
@@ -87,7 +80,7 @@ def _judged_part(experiment: Experiment) -> dict[str, Any]:
 
 
 def told(experiment: Experiment, judgement: Judgement) -> list[InputError]:
-    """Returns the refusals of a configuration."""
+    """The refusals of a configuration, as the user reads them."""
     deepspeed, slots = f"DeepSpeed {judgement['deepspeed']}", experiment.config.resources.slots_per_trial
     errors = []
     for refusal in (_shown(Refusal(**each)) for each in judgement["refusals"]):

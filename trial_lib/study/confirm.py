@@ -1,5 +1,6 @@
 """The last step of a study: the trial that confirms next, and the answer."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.launch.trial import TrialPlan
+from trial_lib.messages.files import write_whole
 from trial_lib.rank.batch_source import TypedNumber, numbers_in_words
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyStatus
@@ -17,17 +19,24 @@ from trial_lib.search.base import key_in_plan, switches_in
 from trial_lib.search.knobs import STAGE, get_knob
 from trial_lib.search.methods import METHODS
 from trial_lib.search.zero_settings import ZeroSettings
-from trial_lib.study.answer import best_result, gain
 from trial_lib.study.arguments import INSTEAD, MINUTES_OVER
-from trial_lib.study.confirmation import Confirmation, Contender, is_good, ranking
-from trial_lib.study.driver import StudyDriver
+from trial_lib.study.confirmation import (
+    Confirmation,
+    Contender,
+    Estimate,
+    Finding,
+    freeing_advice,
+    is_good,
+    partition_advice,
+    ranking,
+)
+from trial_lib.study.driver import StudyDriver, best_result
 from trial_lib.study.earlier import EarlierConfirmed, SinceLast, since_last
-from trial_lib.study.finding import Estimate, Finding, freeing_advice, partition_advice
 from trial_lib.study.history import StudyState
 from trial_lib.study.runner import seconds_of
+from trial_lib.study.training_command import write_winner
 
-# The configurations other than the user's that a study has tried: how many it measured, and why not the others. Pure.
-
+# The configurations other than the user's
 
 # A program repeats these keys in its own options, and some compare the two.
 _REPEATED = {
@@ -63,7 +72,7 @@ class Others:
 
     @property
     def measured(self) -> int:
-        """The number of those that were measured. A trial that was stopped because it cannot win is one."""
+        """A trial that was stopped because it cannot win is one."""
         return self.tried - len(self.failed)
 
     @property
@@ -111,15 +120,7 @@ class Others:
 def others_of(
     state: StudyState, metric: str, base_config: Mapping[str, Any], arguments: Sequence[str], mapped: Mapping[str, str]
 ) -> Others:
-    """Returns the other configurations that the search of a study has tried.
-
-    Args:
-        state: the study's.
-        metric: that it goes by.
-        base_config: the user's DeepSpeed configuration.
-        arguments: of the user's program.
-        mapped: the place in the command that sets each DeepSpeed key.
-    """
+    """The other configurations that the search has tried. `mapped` has the place in the command of each key."""
     own = state.submitted
     ends: dict[str, list[TrialResult]] = {}
     for result in state.of_purpose(Purpose.SEARCH):
@@ -167,7 +168,6 @@ class NoAnswer:
 
     @property
     def sentence(self) -> str:
-        """Both."""
         return f"{self.headline} {self.reason}".rstrip()
 
 
@@ -185,7 +185,7 @@ class Answer:
 
     @property
     def sentence(self) -> str:
-        """The answer in one line. Empty if nothing was confirmed and there is nothing to compare."""
+        """Empty if nothing was confirmed and there is nothing to compare."""
         if self.finding is not None:
             return self.finding.sentence
         if self.best.purpose is Purpose.SUBMITTED:
@@ -194,13 +194,12 @@ class Answer:
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
-        """The ends of the gain's interval. None if the gain is from one measurement each, or there is none."""
+        """None if the gain is from one measurement each, or there is none."""
         if self.finding is None or self.finding.winner is None or self.finding.winner.gain is None:
             return None
         return self.finding.winner.gain.low, self.finding.winner.gain.high
 
     def document(self, driver: StudyDriver) -> dict[str, Any]:
-        """Returns the measurements, as JSON."""
         submitted = driver.state.submitted
         own = {} if submitted is None else submitted.metrics
         if self.finding is not None and self.finding.own is not None:
@@ -218,7 +217,7 @@ class Answer:
 
 
 def confirmation_of(driver: StudyDriver) -> Confirmation | None:
-    """Returns the confirmation of a study, as far as it has come; None before its search has ended.
+    """The confirmation of a study, as far as it has come; None before its search has ended.
 
     It is also None for a search for micro-batch sizes, which has no winner to confirm.
     """
@@ -262,14 +261,14 @@ def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None
 
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
-    """Returns the next confirming trial, in fresh processes and alone; None when the confirmation is over."""
+    """The next confirming trial, in fresh processes and alone; None when the confirmation is over."""
     confirmation = confirmation_of(driver)
     candidate = None if confirmation is None else confirmation.next
     return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
 
 
 def search_found(driver: StudyDriver) -> str:
-    """Returns which configuration the search expects most of; empty if none is confirmed, or one has been already."""
+    """Which configuration the search expects most of; empty if none is confirmed, or one has been already."""
     confirmation = confirmation_of(driver)
     leader = None if confirmation is None or driver.state.of_purpose(Purpose.CONFIRM) else confirmation.leader
     if leader is None:
@@ -283,7 +282,7 @@ def search_found(driver: StudyDriver) -> str:
 
 
 def answer_of(driver: StudyDriver) -> Answer | None:
-    """Returns the answer of a study; None if nothing but the user's configuration completed, or completed again."""
+    """None if nothing but the user's configuration completed, or completed again."""
     confirmation = confirmation_of(driver)
     if confirmation is not None and driver.time.is_over:
         confirmation.end_now()
@@ -313,11 +312,16 @@ def answer_of(driver: StudyDriver) -> Answer | None:
     return Answer(best, finding, value, winner.name, step_accounts(driver, best))
 
 
-def cut_short(driver: StudyDriver) -> str:
-    """Returns that the confirmation was cut, and why, as a sentence. Empty if it has come to its end or has not begun.
+def write_answer(driver: StudyDriver, answer: Answer) -> None:
+    """Writes the winning configuration, its measurements, and the command to train with it."""
+    winner, known = driver.state.candidates[answer.best.number], driver.known
+    measured = json.dumps(answer.document(driver), indent=2) + "\n"
+    write_whole(driver.setup.paths.best_ds_metrics, measured)
+    write_winner(driver.setup, known, winner.complete(known.base_config), winner.switches)
 
-    Call it when the study ends.
-    """
+
+def cut_short(driver: StudyDriver) -> str:
+    """That the confirmation was cut, and why, when the study ends. Empty if it has come to its end or has not begun."""
     confirmation = confirmation_of(driver)
     if confirmation is None or confirmation.next is None:
         return ""
@@ -327,7 +331,7 @@ def cut_short(driver: StudyDriver) -> str:
 
 
 def since_last_study(driver: StudyDriver) -> SinceLast | None:
-    """Returns the confirmed winner beside that of the last study; None if the study does not learn from one."""
+    """The confirmed winner beside that of the last study; None if the study does not learn from one."""
     answer = answer_of(driver)
     winner = None if answer is None or answer.finding is None else answer.finding.winner
     if winner is None:
@@ -338,7 +342,7 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
 
 
 def no_answer(driver: StudyDriver) -> NoAnswer | None:
-    """Returns why a study has no answer; None if it has one, or has not searched yet."""
+    """Why a study has no answer; None if it has one, or has not searched yet."""
     if not driver.state.has_searched or answer_of(driver) is not None:
         return None
     confirmation, others = confirmation_of(driver), _others(driver)
@@ -349,18 +353,13 @@ def no_answer(driver: StudyDriver) -> NoAnswer | None:
 
 
 def reason_of(driver: StudyDriver, status: StudyStatus, reason: str) -> str:
-    """Returns why a study has ended, with a sentence if that has cut its confirmation. A failure says enough."""
+    """Why a study has ended, with a sentence if that has cut its confirmation. A failure says enough."""
     cut = "" if status is StudyStatus.FAILED else cut_short(driver)
     return f"{as_sentence(reason)} {cut}".lstrip() if cut else reason
 
 
 def headline_of(driver: StudyDriver, status: StudyStatus) -> str:
-    """Returns the answer of a study that has ended in one line, or that it has none. Empty if it was cut short.
-
-    Args:
-        driver: the study's.
-        status: how it ended.
-    """
+    """The answer of a study that has ended so, or that it has none, in one line. Empty if it was cut short."""
     answer = answer_of(driver)
     # The best of an interrupted search is no answer.
     if answer is not None and (status is StudyStatus.COMPLETED or answer.finding is not None):
@@ -568,3 +567,14 @@ def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAcco
             shares = {part: seconds / total for part, seconds in arm.seconds.items() if seconds > 0}
             name = f"{arm.label}, micro-batch {arm.micro_batch}"
             yield StepAccount(name=name, role="arm", basis="foreseen", seconds=total, shares=shares)
+
+
+def gain(best: TrialResult, submitted: TrialResult | None, metric: str) -> float | None:
+    """How many times better the best trial is than the user's configuration; None if that did not complete."""
+    if submitted is None or submitted.outcome is not Outcome.COMPLETED:
+        return None
+    ours, theirs = best.metrics[metric], submitted.metrics[metric]
+    if SEARCH_METRICS[metric].smaller_is_better:
+        ours, theirs = theirs, ours
+    # A model without a matrix product has no FLOPs to compare.
+    return ours / theirs if theirs else None

@@ -25,27 +25,201 @@ import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trial_lib.device.this_host import kind_of
 from trial_lib.launch.device_watch import unusual_reasons
 from trial_lib.messages.measurement import TRACE
 from trial_lib.messages.statistics import Ratio, geometric_mean, ratios_to
-from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
+from trial_lib.records.candidate import Candidate, FrozenRecord
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, as_sentence, without_log
 from trial_lib.records.switches import other_switches
-from trial_lib.records.units import name_of
-from trial_lib.study.finding import (
-    ConfirmationVerdict,
-    Confirmed,
-    Estimate,
-    Finding,
-    learning_rate_advice,
-    micro_batch_advice,
+from trial_lib.records.units import (
+    NONE_CONFIRMED,
+    NONE_FASTER,
+    NONE_FASTER_ALIKE,
+    NONE_FASTER_BEYOND_NOISE,
+    NOTHING_CONFIRMED,
+    PROCESSOR_TIME,
+    confidence_level,
+    gain_line,
+    interval,
+    name_of,
+    percent,
 )
 from trial_lib.study.loss_agreement import LossAgreement, LossCourse, compare, cuts_alike, global_batch
 
-# The configurations of a confirmation, and which of the search's come first. Pure.
+# A free batch changes the training: less than this is not worth the thought.
+_WORTH_SAYING = 1.05
+
+ConfirmationVerdict = Literal["own", "faster", "equal", "slower", "uncompared", "failed", "disagrees"]
+
+
+class Estimate(FrozenRecord):
+    """A geometric mean over fresh processes, with the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def times(self) -> str:
+        """A gain in short, such as `1.83x (1.79 to 1.87)`."""
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+class Confirmed(FrozenRecord):
+    """One configuration that was measured again."""
+
+    name: str  # its name in a sentence, such as `ZeRO 2, micro-batch 24`
+    trials: tuple[int, ...]  # the numbers of its confirming trials, in their order
+    number: int | None  # the trial with the median. None if no trial completed.
+    metrics: dict[str, float]  # the median of each metric over the completed trials, which a training can expect
+    value: Estimate | None = None  # the study's metric. None if fewer than two trials completed.
+    # How many times better it is than the user's configuration. None if there is nothing to compare.
+    gain: Estimate | None = None
+    clock_gain: Estimate | None = None  # the same by the metric itself, if another quantity decides
+    verdict: ConfirmationVerdict  # `own` for the user's configuration, `uncompared` if that has no measurement
+    reason: str = ""  # why it failed. Empty otherwise.
+    losses: str = ""  # how its losses compare with those of the user's configuration
+
+
+class Finding(FrozenRecord):
+    """The result of a study's last step."""
+
+    metric: str  # the metric that the study optimises
+    quantity: str  # the quantity that was compared, in words
+    rounds: int  # how many rounds were run. In each one every contender was measured once, in a fresh process.
+    error: float  # the probability that any of the intervals misses the true value
+    own: Confirmed | None  # the user's configuration. None if it was not measured.
+    candidates: tuple[Confirmed, ...]  # the others, best first
+    winner: Confirmed | None  # the configuration to train with. None if no configuration could be measured again.
+    advice: str = ""  # on the learning rate and on the code, if the winner has another batch. Empty otherwise.
+    # The expected gain of a free batch, if the batch was kept and the gain is worth it. Empty otherwise.
+    freeing: str = ""
+    in_code: str = ""  # a change that the winner needs in the code. Empty if none.
+    # Configurations that were not tried because two trials had failed alike, a sentence each
+    left_out: tuple[str, ...] = ()
+    instead: str = ""  # why the metric is not the requested one. Empty if it is.
+    left_unmeasured: str = ""  # what the measurement of the user's configuration leaves out. Empty if nothing.
+    others: str = ""  # how many of the other configurations could not be measured, and why. Empty if all were.
+    on_devices: tuple[str, ...] = ()  # differences between devices that may have influenced the trials, a sentence each
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one line."""
+        if self.winner is None:
+            is_own = self.own is not None and self.own.verdict == "own"
+            return NONE_CONFIRMED.format(len(self.candidates)) if is_own else NOTHING_CONFIRMED
+        if self.winner.verdict == "own":
+            verdicts = {candidate.verdict for candidate in self.candidates}
+            none = NONE_FASTER_BEYOND_NOISE if "equal" in verdicts else NONE_FASTER
+            none = NONE_FASTER_ALIKE if "disagrees" in verdicts else none
+            return f"{none.removesuffix('.')}{self._by}."
+        if self.winner.gain is None:
+            value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
+            said = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
+            return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
+        gain = self.winner.gain
+        return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error, self._by)
+
+    @property
+    def _by(self) -> str:
+        return "" if self.quantity == self.metric else PROCESSOR_TIME
+
+    @property
+    def failure(self) -> str:
+        """Why nothing was confirmed, in the words of the first trial that failed. Empty if that is not known."""
+        reasons = [tried.reason for tried in (self.own, *self.candidates) if tried is not None]
+        return as_sentence(without_log(next(filter(None, reasons), "")))
+
+    @property
+    def lines(self) -> list[str]:
+        """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
+        said = [self.instead] if self.instead else []
+        if self.rounds:
+            said.append(
+                f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
+                f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
+            )
+        if self.winner is not None and self.winner.clock_gain is not None:
+            said.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
+        said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
+        if self.winner is not None and self.winner.losses:
+            said.append(f"{_capital(self.winner.losses)}.")
+        said += self.on_devices
+        more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
+        return [*said, *filter(None, more), *self.left_out]
+
+    def document(self) -> dict[str, Any]:
+        return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> "Finding":
+        return cls.model_validate({name: value for name, value in document.items() if name in cls.model_fields})
+
+
+def _about(candidate: Confirmed) -> str:
+    if candidate.verdict == "failed":
+        return f"{candidate.name} did not complete again. {candidate.reason}"
+    if candidate.verdict == "disagrees":
+        return f"{candidate.name} is not chosen: {candidate.losses}."
+    return f"{candidate.name}: {candidate.gain.times if candidate.gain else 'measured as well'}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
+    """What a winner needs of code that makes its model within `deepspeed.zero.Init`; empty where nothing."""
+    if zero_stage == 3 or not partitions_its_model:
+        return ""
+    return (
+        "The code makes its model within deepspeed.zero.Init, which was off in these trials and is in "
+        f"`zerotune train`; elsewhere give it enabled=False at stage {zero_stage}."
+    )
+
+
+def freeing_advice(micro_batch_size: int, factor: float) -> str:
+    """What a free batch is expected to bring; empty where that is too little to speak of.
+
+    `factor` is how many times as many samples per second it is expected to take.
+    """
+    if factor < _WORTH_SAYING:
+        return ""
+    return (
+        f"With a free batch (--free-batch) about {factor:.2g} times as many samples per second are expected, at "
+        f"micro-batch {micro_batch_size}: predicted, not measured, and the training changes with the batch."
+    )
+
+
+def micro_batch_advice(own: int, winner: int) -> str:
+    """What another micro-batch may change in a training of the same global batch; empty if it is the same."""
+    if own == winner:
+        return ""
+    return (
+        f"The micro-batch is {winner} and yours {own}. Whatever depends on it trains differently, such as BatchNorm "
+        "and losses across the samples of a micro-batch (docs/tuning.md, What depends on the micro-batch)."
+    )
+
+
+def learning_rate_advice(own_batch: int, batch: int) -> str:
+    """What to try with the learning rate when the samples of an optimizer step change; empty if they do not.
+
+    DeepSpeed's dynamic batching has both rules (`data_efficiency.data_sampling.dynamic_batching.lr_scaling_method`):
+    linear after Goyal et al., Accurate, Large Minibatch SGD (2017), the square root after Krizhevsky, One weird trick
+    (2014). You et al. train with LAMB by the square root (2020). Its tutorial for larger batches finds the rate by a
+    learning rate range test.
+    """
+    if own_batch == batch:
+        return ""
+    factor = batch / own_batch
+    return (
+        f"The global batch is {batch} and yours {own_batch}: scale the learning rate, by {math.sqrt(factor):.3g} "
+        f"(square root, usual with Adam and LAMB) or {factor:.3g} (linear, usual with SGD), the two rules of "
+        "DeepSpeed's lr_scaling_method, and try it: https://www.deepspeed.ai/tutorials/lrrt."
+    )
 
 
 _NO_FAILURE = (Outcome.COMPLETED, Outcome.TOO_SLOW, Outcome.CANCELLED)
@@ -62,16 +236,15 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """The name of the configuration in its trials."""
         return self.reading.config_hash
 
     def worth(self, metric: str) -> float:
-        """Returns its expected metric, in the metric's unit."""
+        """The expected metric, in its unit."""
         return self.reading.metrics[metric] if self.expected is None else self.expected
 
 
 def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -> list[Contender]:
-    """Returns the configurations that completed in the search, each once, best first, without the user's.
+    """The configurations that completed in the search, each once, best first, without the user's.
 
     Configurations that failed in another trial come last.
     """
@@ -90,19 +263,12 @@ def ranking(readings: Sequence[Contender], own: Contender | None, metric: str) -
 
 
 def is_good(result: TrialResult, metric: str) -> bool:
-    """Returns whether a trial has measured the metric."""
+    """Whether a trial has measured the metric."""
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
 
 
-# Differences between devices that may influence a comparison: other processes, other cards, slower clocks.
-
-
 def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
-    """Returns a sentence for each difference between devices that matters for the compared trials.
-
-    Args:
-        results: of these trials.
-    """
+    """A sentence for each difference between devices that matters for the compared trials."""
     said = []
     beside = [result for result in results if result.had_company]
     if beside:
@@ -131,6 +297,8 @@ def _reasons_of(result: TrialResult) -> list[str]:
     return [reason for device in result.devices for reason in unusual_reasons(device)]
 
 
+# The confirmation
+
 ERROR = 0.05
 _NEAR = 0.05  # a candidate that is this share below the best may be as good
 _MOST_CANDIDATES = 3
@@ -152,19 +320,10 @@ _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
 
 
 class Confirmation:
-    """The confirmation of a study: which configuration is measured next, and the finding.
+    """Which configuration is measured next, and the finding.
 
     It depends only on its arguments and on the results that it is told. A resumed study tells it the same results.
-
-    Args:
-        own: the user's configuration; None if it did not complete.
-        ranked: the configurations of the search, best first.
-        metric: the metric of the study.
-        device: `cuda` or `cpu`.
-        search_seconds: the time of the search.
-        submitted: the user's configuration, completed or not.
-        formats: the number formats that the program computes in, as in `ProgramProfile`.
-        free: places of the program's switches that may change the training, as the user says.
+    `own` is the user's configuration, None if it did not complete; `submitted` is that one, completed or not.
     """
 
     def __init__(
@@ -198,7 +357,7 @@ class Confirmation:
 
     @property
     def next(self) -> Candidate | None:
-        """The candidate to measure now; None when the confirmation is over."""
+        """None when the confirmation is over."""
         return self._queue[0].candidate if self._queue else None
 
     @property
@@ -208,7 +367,7 @@ class Confirmation:
 
     @property
     def leader(self) -> Contender | None:
-        """The candidate of this heat that the search expects most of; None if there is none."""
+        """The candidate of this heat that the search expects most of."""
         return self._candidates[0] if self._candidates else None
 
     @property
@@ -217,7 +376,7 @@ class Confirmation:
         return self._own is not None
 
     def tell(self, result: TrialResult) -> None:
-        """Takes a trial. A trial that it does not expect, from a record of another version, is ignored."""
+        """A trial that it does not expect, from a record of another version, is ignored."""
         contender = next((one for one in self._queue if one.key == result.config_hash), None)
         if contender is None:
             return
@@ -245,10 +404,7 @@ class Confirmation:
         return result.outcome not in _NO_CHANCE and not self._is_measured(result)
 
     def end_now(self) -> None:
-        """Ends the confirmation with its complete rounds, if they are enough for intervals, which are wide then.
-
-        Call it when there is no time for more rounds.
-        """
+        """Without time for more, ends it with its complete rounds if they are enough for (wide) intervals."""
         if self.next is None or self._round < _FEWEST_ROUNDS:
             return
         for contender in self._with_own(self._live):
@@ -286,11 +442,9 @@ class Confirmation:
         self._begin_round()
 
     def _cut_as_own(self, left: list[Contender]) -> list[Contender]:
-        """Returns the contenders that cut the batch as the user does, if another cut trained differently.
-
-        If a contender with other switches of the program trained differently, those with the same are left out. The
-        loss may depend on the micro-batch, for example if it compares the samples of a micro-batch with each other.
-        """
+        # The contenders that cut the batch as the user does, if another cut trained differently. If a contender with
+        # other switches of the program trained differently, those with the same are left out. The loss may depend on
+        # the micro-batch, for example if it compares the samples of a micro-batch with each other.
         own = self._own
         apart = [one for one in self._tried if self._out.get(one.key, ("",))[0] == "disagrees"]
         if own is None:
@@ -395,7 +549,7 @@ class Confirmation:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def finding(self) -> Finding:
-        """Returns the finding of the results so far. When `next` is None, it is that of the study."""
+        """The finding of the results so far. When `next` is None, it is that of the study."""
         own = self._living_own
         gains, clock_gains = self._gains() if own is not None and self._live and self._round else ({}, {})
         confirmed = [

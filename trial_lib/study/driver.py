@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,18 +13,16 @@ from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import ModelProfile, Outcome, TrialResult
+from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import Search
 from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.methods import METHODS
 from trial_lib.study.admission import Admission, MeasuredConfigs, SecondTries, not_tried_again
 from trial_lib.study.against_plan import AgainstPlan, learned_speed
-from trial_lib.study.answer import best_result, ignored_batch_reason, untuned_batch
 from trial_lib.study.arguments import StudyTime, metric_with
-from trial_lib.study.data_folder import folder_error_told
 from trial_lib.study.earlier import HeadStart, earlier_studies_of
-from trial_lib.study.edits import Edits
-from trial_lib.study.fingerprint import fingerprint_in
+from trial_lib.study.fingerprint import Edits, fingerprint_in
+from trial_lib.study.folder import folder_error_told
 from trial_lib.study.foreseen_arms import (
     Foresight,
     cluster_here,
@@ -67,31 +65,13 @@ class StudyDriver:
     """Runs the trials of one study.
 
     One thread asks for work and tells its ends. Only `run` and `cancel` may be called from other threads.
-
-    Args:
-        setup: the study's.
-        place: where its trials run.
-        log: the study's log.
-
-    Attributes:
-        setup: the study's.
-        place: where its trials run.
-        log: the study's log.
-        state: its trials so far.
-        known: the user's program, as far as it is known.
-        search: its search; None until the first candidate is asked for.
-        edits: the user's files that were edited while it ran.
-        plan: that it began with; None without one, or if it is of another program.
-        time: the time that it may take.
-        plans: makes the plans of its trials.
-        history: all that has happened in it.
     """
 
     def __init__(self, setup: StudySetup, place: Place, log: logging.Logger) -> None:
         self.setup, self.place, self.log = setup, place, log
         self.state = StudyState()
         self.known = KnownProgram.of(setup.experiment, setup.environment)
-        self.search: Search | None = None
+        self.search: Search | None = None  # until the first candidate is asked for
         self.edits = Edits(setup.experiment, setup.arguments.include, setup.paths, log)
         self._earlier = earlier_studies_of(setup.paths)
         self._changes = CommandChanges(setup.experiment, setup.environment, log)
@@ -104,6 +84,7 @@ class StudyDriver:
         self._foresight: Foresight | None = None
         hosts = max(1, len(setup.experiment.config.resources.hosts))
         self._cluster = cluster_here(setup.host, setup.slots, hosts)
+        # None without one, or if it is of another program.
         self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
         self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
         self._without_plan = ""
@@ -120,7 +101,6 @@ class StudyDriver:
 
     @property
     def untuned_batch(self) -> str:
-        """Why only the program's own micro-batch size is measured, in sentences. Empty if others are."""
         return untuned_batch(self.state) if METHODS[self.setup.arguments.method].has_batch_policy else ""
 
     @property
@@ -135,18 +115,17 @@ class StudyDriver:
 
     @property
     def head_start(self) -> HeadStart:
-        """What earlier studies give this one to begin with."""
         return HeadStart(self._earlier, fingerprint_in(self.setup.paths), self.state.profile)
 
     # -- what to run ---------------------------------------------------------------------------------------------
 
     def profile_plan(self) -> TrialPlan:
-        """Returns the profile trial. It measures one step with the smallest micro-batch that the program takes."""
+        """The profile trial measures one step with the smallest micro-batch that the program takes."""
         plan = self._decide(PROFILE_NUMBER, Purpose.PROFILE, Candidate(micro_batch_size=1, slots=self.setup.slots))
         return replace(plan, with_own=is_measured_beside(self.setup))
 
     def submitted_plan(self) -> TrialPlan | None:
-        """Returns the trial of the user's configuration; None if the user's code decides on its batch."""
+        """The trial of the user's configuration; None if the user's code decides on its batch."""
         profile, _ = self.state.profiled
         try:
             candidate = submitted_candidate(self.known.base_config, self.setup.slots, profile.profile)
@@ -156,23 +135,19 @@ class StudyDriver:
         return replace(self._decide(SUBMITTED_NUMBER, Purpose.SUBMITTED, candidate), traces=True)
 
     def measured_as_typed(self, submitted: TrialPlan) -> TrialResult | None:
-        """Returns the result of the user's configuration, if the profile trial has measured it.
-
-        Args:
-            submitted: the trial of that configuration.
-        """
+        """The result of the user's configuration, if the profile trial has measured it."""
         profile, _ = self.state.profiled
         return own_reading(submitted, profile, self.setup.paths.trial(PROFILE_NUMBER))
 
     def plan_again(self, purpose: Purpose, candidate: Candidate) -> TrialPlan:
-        """Returns another trial of a candidate. A confirming trial that was cut short gets its number again."""
+        """Another trial of a candidate. A confirming trial that was cut short gets its number again."""
         last = max(self.state.candidates)
         is_open = self.state.purposes[last] is purpose is Purpose.CONFIRM and last in self.state.running
         plan = self._decide(last if is_open else self.state.next_number, purpose, candidate)
         return on_same_devices(plan, self.state.results.values())
 
     def next_work(self, room: int) -> list[Work]:
-        """Returns up to `room` pieces of work to start now. Work that has waited comes before new candidates."""
+        """Up to `room` pieces of work to start now. Work that has waited comes before new candidates."""
         found: list[Work] = []
         while len(found) < room and not self.ignored_batch:
             decided = self._admission.next(self._ask)
@@ -273,7 +248,6 @@ class StudyDriver:
                 self._runner.begin(Work((self.profile_plan(),)))
 
     def await_begun(self, timeout_s: float) -> None:
-        """Waits for the end of a profile trial that has begun, some seconds at most."""
         self._runner.await_begun(timeout_s)
 
     def next_ended(self, timeout_s: float) -> WorkEnd | None:
@@ -302,7 +276,6 @@ class StudyDriver:
             self.place.prime([*self.state.profile.imported, *self.known.imported_later])
 
     def cancel(self) -> None:
-        """Ends all running trials. It may be called from any thread."""
         self._runner.cancelled.set()
         if self._foresight is not None:
             self._foresight.cancel()
@@ -450,3 +423,52 @@ class StudyDriver:
         self._admission.waiting, given_up = left_of(decided, self.state.results, self.state.withdrawn)
         for withdrawn in given_up:
             self.tell(withdrawn)
+
+
+def best_result(results: Iterable[TrialResult], metric: str) -> TrialResult | None:
+    """The completed trial with the best metric, or None. Of equal ones it is the earlier.
+
+    The trial of the user's configuration counts, and the profile trial does not.
+    """
+    best: TrialResult | None = None
+    for result in results:
+        if result.outcome is not Outcome.COMPLETED or result.purpose is Purpose.PROFILE or metric not in result.metrics:
+            continue
+        if best is None or SEARCH_METRICS[metric].better(result.metrics[metric], than=best.metrics[metric]):
+            best = result
+    return best
+
+
+def ignored_batch_reason(state: StudyState) -> str | None:
+    """Why the program ignores the requested micro-batch size, or None if it does not.
+
+    The program ignores it if no larger size than the profile trial's has ever arrived. The profile trial cannot show
+    that for a program that has its own size in its code.
+    """
+    results, candidates = state.results, state.candidates
+    profiled = 1 if state.profile is None else candidates[PROFILE_NUMBER].micro_batch_size
+    ignored = None
+    for number, result in results.items():
+        if candidates[number].micro_batch_size <= profiled or result.purpose is Purpose.SUBMITTED:
+            continue
+        if result.outcome is Outcome.COMPLETED:
+            return None
+        if ignored is None and result.outcome is Outcome.INVALID and result.micro_batch_arrived == profiled:
+            ignored = result.reason
+    return ignored
+
+
+def untuned_batch(state: StudyState) -> str:
+    """Why only the program's own micro-batch size is measured, in sentences; empty if others are.
+
+    A program that ignores the requested size can be tuned in everything else, if what was typed agrees with what
+    arrives. The profile trial has shown that it does, or the first trial of a larger size has.
+    """
+    program = None if state.profile is None else state.profile.program
+    typed = None if program is None else program.typed_batch
+    if program is None or typed is None:
+        return ""
+    size = typed.micro_batch_size
+    agrees = program.rows_per_sample == 1 and size == state.candidates[PROFILE_NUMBER].micro_batch_size
+    reason = program.fixed_batch or (ignored_batch_reason(state) if agrees else None)
+    return f"The micro-batch was not tuned and stays {size}. {reason}" if reason else ""

@@ -23,7 +23,7 @@ from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import SearchProblem
 from trial_lib.search.cost_model import SpaceCoordinates
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.finding import Confirmed, Estimate, Finding
+from trial_lib.study.confirmation import Confirmed, Estimate, Finding
 from trial_lib.study.fingerprint import Fingerprint
 from trial_lib.study.history import StudyState, read_history
 
@@ -58,7 +58,7 @@ class EarlierConfirmed(FrozenRecord):
 
 
 class EarlierStudy(FrozenRecord):
-    """An earlier study."""
+    """An earlier study of the same experiment."""
 
     study_id: str  # its id
     ended_at: float  # seconds since the epoch
@@ -72,7 +72,6 @@ class EarlierStudy(FrozenRecord):
 
     @property
     def best(self) -> EarlierConfirmed:
-        """The winner."""
         return self.own if self.winner == "own" and self.own is not None else self.other
 
 
@@ -80,27 +79,20 @@ _STUDIES = TypeAdapter(tuple[EarlierStudy, ...])
 
 
 def keep_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments, paths: StudyPaths) -> None:
-    """Writes the earlier studies of an experiment into a new study's folder.
-
-    Args:
-        studies_dir: the folder that contains the studies.
-        name: the experiment's.
-        arguments: the new study's.
-        paths: the new study's files.
-    """
+    """Writes the earlier studies of the experiment of that name into a new study's folder."""
     found = find_earlier_studies(studies_dir, name, arguments)
     write_whole(paths.earlier_studies, _STUDIES.dump_json(found, exclude_defaults=True).decode())
 
 
 def earlier_studies_of(paths: StudyPaths) -> tuple[EarlierStudy, ...]:
-    """Returns the earlier studies of a study, oldest first; none if it does not learn."""
+    """The earlier studies of a study, oldest first; none if it does not learn."""
     if not paths.earlier_studies.exists():
         return ()
     return _STUDIES.validate_json(paths.earlier_studies.read_bytes())
 
 
 def find_earlier_studies(studies_dir: Path, name: str, arguments: StudyArguments) -> tuple[EarlierStudy, ...]:
-    """Returns the latest completed studies with the same question and a confirmed winner, oldest first."""
+    """The latest completed studies with the same question and a confirmed winner, oldest first."""
     found: list[EarlierStudy] = []
     for paths, record in _records(studies_dir, name):
         if _is_same_question(record, arguments):
@@ -124,7 +116,7 @@ def _records(studies_dir: Path, name: str) -> Iterator[tuple[StudyPaths, StudyRe
 
 
 def record_of(paths: StudyPaths) -> StudyRecord | None:
-    """Returns the record of a study; None if this version cannot read it."""
+    """The record of a study; None if this version cannot read it."""
     try:
         return StudyRecord.model_validate_json(paths.record.read_text())
     except (OSError, ValueError):
@@ -140,10 +132,7 @@ def _is_same_question(record: StudyRecord, arguments: StudyArguments) -> bool:
 
 
 def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierStudy | None:
-    """Returns a study.
-
-    It is None if it confirmed nothing, is of several experiments, is damaged, or is of an older version.
-    """
+    # None if it confirmed nothing, is of several experiments, is damaged, or is of an older version.
     try:
         fingerprint = Fingerprint.model_validate_json(paths.fingerprint.read_text())
         answer = json.loads(paths.best_ds_metrics.read_text())
@@ -185,7 +174,7 @@ def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierCon
 
 
 def is_measured(result: TrialResult) -> bool:
-    """Returns whether a trial has a throughput."""
+    """Whether a trial has a throughput."""
     return result.outcome is Outcome.COMPLETED and result.metrics.get("throughput", 0.0) > 0.0
 
 
@@ -203,11 +192,9 @@ def _brief(trial: KnownTrial) -> KnownTrial:
 
 
 def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
-    """Returns the trials of a study that have ended, by their numbers.
+    """The trials of a study that have ended, by their numbers.
 
-    Raises:
-        InputError: its history is damaged.
-        KeyError: its history is of another version.
+    Raises InputError if its history is damaged, and KeyError if that is of another version.
     """
     state = StudyState(read_history(paths.history))
     return {
@@ -217,7 +204,7 @@ def trials_of(paths: StudyPaths) -> dict[int, KnownTrial]:
 
 
 def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
-    """Returns the last study and those right before it that measured the same winner under the same conditions.
+    """The last study and those right before it that measured the same winner under the same conditions.
 
     They end at a regression. Studies before it measured another level, which is not noise.
     """
@@ -233,8 +220,7 @@ def levels_of(studies: Sequence[EarlierStudy]) -> list[EarlierStudy]:
     return same[::-1]
 
 
-# The head start that earlier studies of an experiment give to a search.
-
+# What earlier studies give to a search
 
 # The activations of a sample may differ by this share between runs of the same model, because its data differ.
 _SAME_ACTIVATIONS = 0.01
@@ -246,7 +232,7 @@ _TELLS_OF_MEMORY = (Outcome.COMPLETED, Outcome.OUT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class HeadStart:
-    """The knowledge about an experiment before its search."""
+    """What earlier studies of an experiment tell of it before its search."""
 
     earlier: tuple[EarlierStudy, ...]  # the studies that this one may learn from, oldest first
     begun: Fingerprint  # the experiment when this study began
@@ -254,7 +240,6 @@ class HeadStart:
 
     @property
     def last(self) -> EarlierStudy | None:
-        """The last of the earlier studies; None if there is none to learn from."""
         return self.earlier[-1] if self.earlier else None
 
     @property
@@ -268,11 +253,10 @@ class HeadStart:
         return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
 
     def winner(self, problem: SearchProblem) -> Candidate | None:
-        """Returns the first candidate of a search: the last study's winner, with this study's slots and global batch.
+        """The first candidate of a search: the last study's winner, with this study's slots and global batch.
 
-        Returns:
-            None if there is no winner, if it is the user's configuration or outside the search's space, and if its
-            micro-batch size does not divide the global batch or is another than the program's only one.
+        None if there is no winner, if it is the user's configuration or outside the search's space, and if its
+        micro-batch size does not divide the global batch or is another than the program's only one.
         """
         last = self.last
         if last is None or last.winner == "own":
@@ -296,7 +280,7 @@ class HeadStart:
         )
 
     def trials(self) -> list[tuple[Candidate, TrialResult]]:
-        """Returns the trials of earlier studies that are still valid, oldest first, for a search to learn from.
+        """The trials of earlier studies that are still valid, oldest first, for a search to learn from.
 
         A trial is valid as a whole if only the search itself has changed. If the code has changed but the model needs
         the same memory, only the trial's memory is valid. After any other change nothing is. Failures for lack of host
@@ -333,8 +317,7 @@ class HeadStart:
         return abs(now - before) <= _SAME_ACTIVATIONS * before
 
 
-# The winner's throughput beside the last known one: both numbers, their difference, and the changes between.
-
+# The winner's throughput beside the last known one
 
 # The variation of one configuration from study to study (standard deviation, a share) while too few studies show it.
 # Other programs use a processor's caches and a host's time, but seldom a GPU.
@@ -360,7 +343,6 @@ class SinceLast(FrozenRecord):
 
     @property
     def sentence(self) -> str:
-        """The comparison in words."""
         beside = "below" if self.is_regression else "beside"
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
         return (
@@ -375,7 +357,6 @@ class SinceLast(FrozenRecord):
         return f"Changed between them: {'; '.join(self.changes)}."
 
     def document(self) -> dict[str, object]:
-        """Returns it as JSON, with its sentence."""
         return {"sentence": self.sentence, "is_regression": self.is_regression, **self.model_dump(mode="json")}
 
 
@@ -386,17 +367,10 @@ def since_last(
     winner: Confirmed,
     device: str,
 ) -> SinceLast | None:
-    """Returns a winner beside that of the last study; None if there is no such study, or nothing to compare.
+    """A winner beside that of the last study; None if there is no such study, or nothing to compare.
 
     On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
     else, because the training waits, the wall clock is compared.
-
-    Args:
-        earlier: the earlier studies, oldest first.
-        fingerprint: the experiment now.
-        results: the study's trials.
-        winner: the confirmed winner.
-        device: `cuda` or `cpu`.
     """
     now = [results[number] for number in winner.trials if is_measured(results[number])]
     if not earlier or not now:

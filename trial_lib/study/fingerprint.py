@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,6 +18,7 @@ from trial_lib.device.base import Host
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.messages.files import write_whole
 from trial_lib.messages.secrets import redact
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import StudyPaths
@@ -43,22 +46,11 @@ _LEFT_BEHIND = ("zerotune-", "mlruns", "mlartifacts", "wandb", "runs", "logs", "
 _NO_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 # Variables of libraries that decide how fast a training is.
 _VARIABLES = (
-    "OMP_",
-    "MKL_",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "NCCL_",
-    "GLOO_",
-    "CUDA_",
-    "CUBLAS_",
-    "TORCH_",
-    "PYTORCH_",
-    "TRITON_",
-    "DS_",
+    *("OMP_", "MKL_", "KMP_AFFINITY", "KMP_BLOCKTIME", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "TORCH_", "PYTORCH_"),
+    *("TRITON_", "DS_"),
 )
 _NOT_SPEED = ("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "DS_ACCELERATOR")
-
-_MOST_SAID = 8
+_MOST_SAID = 8  # changes or edits, in a sentence
 
 
 class Fingerprint(FrozenRecord):
@@ -84,16 +76,15 @@ class Fingerprint(FrozenRecord):
         return len(self.code) >= _MOST_FILES
 
     def with_profile(self, profiled: TrialResult) -> "Fingerprint":
-        """Returns the fingerprint with the findings of a profile trial."""
         model = {} if profiled.profile is None else _model(profiled.profile)
         return self.model_copy(update={"versions": profiled.versions, "model": model})
 
     def changed_since(self, earlier: "Fingerprint") -> list[str]:
-        """Returns the names of the sections that differ."""
+        """The names of the sections that differ."""
         return [section for section in SECTIONS if getattr(self, section) != getattr(earlier, section)]
 
     def changes_since(self, earlier: "Fingerprint") -> list[str]:
-        """Returns the changes in a few words each, such as `torch 2.6.0 -> 2.7.0`. Further ones are counted."""
+        """The changes in a few words each, such as `torch 2.6.0 -> 2.7.0`. Further ones are counted."""
         changes = [
             said
             for section in self.changed_since(earlier)
@@ -115,13 +106,7 @@ def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:
-    """Returns the fingerprint of an experiment before its first trial.
-
-    Args:
-        experiment: what the user submitted.
-        arguments: the study's.
-        host: the devices.
-    """
+    """The fingerprint of an experiment before its first trial."""
     code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
     for path in arguments.include:
         hashes = islice(_hashes(path.resolve()), _MOST_FILES)
@@ -141,13 +126,7 @@ def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host
 
 
 def code_file(name: str, model_dir: Path, include: Sequence[Path]) -> Path:
-    """Returns the file of a name in the code of a fingerprint.
-
-    Args:
-        name: its name there.
-        model_dir: the model directory.
-        include: the included files and folders. They go before a file of the same name in the model directory.
-    """
+    """The file of a name in a fingerprint's code. Included ones go before the model directory's of the same name."""
     for path in reversed(include):
         within = name.removeprefix(path.name).lstrip("/")
         file = path.resolve() / within
@@ -161,7 +140,7 @@ def _included_name(path: Path, within: str) -> str:
 
 
 def fingerprint_in(paths: StudyPaths) -> Fingerprint:
-    """Returns the fingerprint of a study at its opening; an empty one if its version kept none."""
+    """The fingerprint of a study at its opening; an empty one if its version kept none."""
     try:
         return read_record_file(paths.fingerprint, Fingerprint, "the study's fingerprint", "Restore it, or remove it.")
     except FileNotFoundError:
@@ -223,7 +202,7 @@ def _own_output() -> list[os.stat_result]:
 
 
 def file_hash(path: Path) -> str:
-    """Returns a hash of a file's content, or why it cannot be read."""
+    """A hash of a file's content, or why it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
@@ -268,3 +247,93 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
         else:
             flat[f"{prefix}{name}"] = str(value)
     return flat
+
+
+# Edits while a study runs: each trial starts from the files as they are at that time
+
+
+class Edits:
+    """Notices edits of the code and of the experiment's file. It looks at sizes and times before each trial."""
+
+    def __init__(self, experiment: Experiment, include: Sequence[Path], paths: StudyPaths, log: logging.Logger) -> None:
+        self._paths = paths
+        self._log = log
+        self._begun = fingerprint_in(paths)
+        self._config = experiment.path if experiment.path not in (None, paths.experiment) else None
+        named = {name: code_file(name, experiment.model_dir, include) for name in self._begun.code}
+        self._files = {name: path for name, path in named.items() if not _is_same(path, self._config)}
+        self._hashes = dict(self._begun.code)
+        # A file without a fingerprint counts from the study's opening.
+        for path in filter(None, (self._config, _config_elsewhere(experiment))):
+            self._files[str(path)] = path
+            self._hashes[str(path)] = file_hash(path)
+        self._seen = {name: _signature(path) for name, path in self._files.items()}
+        self._lock = threading.Lock()
+        self._told: dict[str, str] = {}
+
+    @property
+    def sentence(self) -> str:
+        """The edited files; empty if there are none."""
+        if not self._told:
+            return ""
+        names = list(self._told.values())
+        more = f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else ""
+        return f"Edited while the study ran: {', '.join(names[:_MOST_SAID])}{more}."
+
+    def so_far(self) -> str:
+        """Looks once more. The study has failed, perhaps because it cannot be written."""
+        with contextlib.suppress(OSError):
+            self.look()
+        return self.sentence
+
+    def look(self) -> None:
+        """Logs the edits since the last look. It may be called from any thread."""
+        with self._lock:
+            now = {name: _signature(path) for name, path in self._files.items()}
+            touched = [name for name, signature in now.items() if signature != self._seen[name]]
+            self._seen = now
+            edited = [name for name in touched if name not in self._told and self._is_edited(name)]
+            for name in edited:
+                self._told[name] = f"{name} (gone)" if now[name] is None else name
+                self._tell(name)
+            if any(self._files[name] != self._config for name in edited):
+                self._mix()
+
+    def _is_edited(self, name: str) -> bool:
+        return file_hash(self._files[name]) != self._hashes[name]
+
+    def _tell(self, name: str) -> None:
+        if self._files[name] == self._config:
+            self._log.warning(
+                "%s was edited while the study runs. The study continues with the file as it was at its start.", name
+            )
+        else:
+            self._log.warning(
+                "%s was edited while the study runs. Earlier trials were measured before the edit, so results may not "
+                "be comparable. Start a new study to be safe.",
+                self._told[name],
+            )
+
+    def _mix(self) -> None:
+        # Marks the study's fingerprint, so that later studies learn nothing from it.
+        mixed: Fingerprint = self._begun.model_copy(update={"is_mixed": True})
+        write_whole(self._paths.fingerprint, mixed.model_dump_json(indent=2))
+
+
+def _is_same(path: Path, other: Path | None) -> bool:
+    return other is not None and path.name == other.name and path.resolve() == other.resolve()
+
+
+def _config_elsewhere(experiment: Experiment) -> Path | None:
+    # The file of the DeepSpeed configuration if it is outside the code. A fingerprint has the code.
+    source = experiment.config_source
+    is_elsewhere = source.is_file() and not source.resolve().is_relative_to(experiment.model_dir)
+    return None if not is_elsewhere or _is_same(source, experiment.path) else source
+
+
+def _signature(path: Path) -> Mapping[str, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return {"size": found.st_size, "time": found.st_mtime_ns, "file": found.st_ino}

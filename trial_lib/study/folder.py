@@ -1,17 +1,21 @@
 """The common part of the folders of studies and full experiments, and the checks before there is one."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
+import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import platformdirs
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
@@ -28,9 +32,10 @@ from trial_lib.records.folders import (
     Whereabouts,
     whereabouts_of,
 )
+from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.units import bytes_shown
 
-# Copies of folders of studies and full experiments. A copy is a study of its own.
-
+# A copy of a folder is a study of its own.
 
 _CopiesRecordT = TypeVar("_CopiesRecordT", StudyRecord, FullExperimentRecord)
 
@@ -38,15 +43,10 @@ _DIGITS = 6
 
 
 def told_apart(record: _CopiesRecordT, file: Path, resumes: bool) -> tuple[_CopiesRecordT, str]:
-    """Returns a folder's record with its own id. The record of a copy has another id, and no flow run.
+    """A folder's record with its own id, and a note for the user that is empty if the folder is no copy.
 
-    Args:
-        record: of a study, or of a full experiment without a study. The caller writes it.
-        file: the record's file.
-        resumes: whether the work will be resumed. If not, it is sent to MLflow as it is.
-
-    Returns:
-        The record, and a note for the user; the note is empty if the folder is no copy.
+    The record of a copy has another id, and no flow run; the caller writes it. If the work will not be resumed, it is
+    sent to MLflow as it is.
     """
     its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
     own_id: str = getattr(record, its_name)
@@ -62,14 +62,7 @@ def told_apart(record: _CopiesRecordT, file: Path, resumes: bool) -> tuple[_Copi
 
 
 def is_copy(kept: Whereabouts, file: Path, own_id: str, resumes: bool) -> bool:
-    """Returns whether a folder is a copy.
-
-    Args:
-        kept: where it was when it was last opened.
-        file: its record's file.
-        own_id: the id in the record.
-        resumes: as for `told_apart`.
-    """
+    """Whether the folder of a record's file is a copy. `kept` says where it was when it was last opened."""
     now = whereabouts_of(file.parent)
     # A copy on another file system may have the original's number by chance.
     has_its_number = now.inode == kept.inode
@@ -99,10 +92,8 @@ def _number(folder: Path) -> int | None:
         return None
 
 
+# The reason of an interrupted study or full experiment
 INTERRUPTED = "interrupted"
-"""The reason of an interrupted study or full experiment."""
-
-_LONG_LINE = 100_000  # A value that is broken into lines cannot be searched.
 
 
 class FinishedError(InputError):
@@ -110,12 +101,7 @@ class FinishedError(InputError):
 
 
 def begun_by(flow_run_id: str, records: Iterable[Path]) -> Path | None:
-    """Returns the folder that a Prefect flow run has begun, if any. A retried flow run resumes it.
-
-    Args:
-        flow_run_id: the flow run.
-        records: of studies or of full experiments.
-    """
+    """The folder that a Prefect flow run has begun, if any. A retried flow run resumes it."""
     for record in records:
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             begun = json.loads(record.read_text())
@@ -136,22 +122,15 @@ _LONGEST_NAME = 100
 
 
 def new_id(name: str) -> str:
-    """Returns a unique id for a study or full experiment of that name. It is a valid name of a folder."""
+    """A unique id for a study or full experiment of that name. It is a valid name of a folder."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "study"
     return f"{plain[:_LONGEST_NAME]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def new_folder(path: Path, what: str, experiment: Experiment, whole: Path) -> None:
-    """Makes a folder that keeps the experiment's YAML.
+    """Makes a folder that keeps the experiment's YAML in the file `whole`. Raises InputError if it cannot be written.
 
-    Args:
-        path: the folder, or one in it. Folders above it are made as well.
-        what: such as `study`, for messages.
-        experiment: what was submitted.
-        whole: the file for the YAML.
-
-    Raises:
-        InputError: it cannot be written.
+    `path` is the folder, or one in it; folders above it are made as well. `what` is such as `study`, for messages.
     """
     try:
         make_own_folder(path.parent)
@@ -180,7 +159,7 @@ class _LogFile(logging.FileHandler):
 
 
 def file_logger(name: str, path: Path) -> logging.Logger:
-    """Returns a logger that writes to a file. A command adds a handler to show it."""
+    """A logger that writes to a file. A command adds a handler to show it."""
     logger = logging.Logger(name, logging.DEBUG)
     file = _LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -200,15 +179,7 @@ def remove_folder(root: Path, log: logging.Logger) -> None:
 
 
 def hold_lock(path: Path, what: str) -> FileLock:
-    """Returns the lock of a folder's one driver, held.
-
-    Args:
-        path: the lock's file.
-        what: such as `study`, for messages.
-
-    Raises:
-        InputError: another process holds it.
-    """
+    """The lock of a folder's one driver, held. Raises InputError if another process holds it."""
     lock = FileLock(path, mode=OWNERS_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
@@ -219,23 +190,14 @@ def hold_lock(path: Path, what: str) -> FileLock:
     return lock
 
 
-# Reads files that ZeroTune has written, and that a person or a disk may have damaged since.
-
-
 _RecordT = TypeVar("_RecordT", bound=BaseModel)
 
 
 def read_own_text(path: Path, what: str, remedy: str) -> str:
-    """Returns the text of a file that ZeroTune has written.
+    """The text of a file that ZeroTune has written, and that a person or a disk may have damaged since.
 
-    Args:
-        path: the file.
-        what: what it is, such as `the study's record`.
-        remedy: what to do if it is damaged.
-
-    Raises:
-        FileNotFoundError: there is none.
-        InputError: it is no file, cannot be read, or is not UTF-8.
+    `what` is such as `the study's record`. Raises FileNotFoundError if there is none, and InputError if it is no file,
+    cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -249,12 +211,7 @@ def read_own_text(path: Path, what: str, remedy: str) -> str:
 
 
 def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) -> _RecordT:
-    """Returns a record that ZeroTune has written. The arguments are those of `read_own_text`.
-
-    Raises:
-        FileNotFoundError: there is none.
-        InputError: it is damaged, or of another version.
-    """
+    """A record in such a file. Raises as `read_own_text` does, and InputError if it is of another version."""
     text = read_own_text(path, what, remedy)
     try:
         return model.model_validate_json(text)
@@ -263,7 +220,7 @@ def read_record_file(path: Path, model: type[_RecordT], what: str, remedy: str) 
 
 
 def is_damaged(what: str, error: ValidationError) -> str:
-    """Returns the sentence on a record with mistakes."""
+    """The sentence on a record with mistakes."""
     count = error.error_count()
     return f"{what} is damaged or of another version ({count} mistake{'s' if count > 1 else ''})."
 
@@ -281,11 +238,7 @@ def write_wrapper(paths: DrivenFolder, words: tuple[str, ...]) -> None:
 
 
 def read_wrapper(paths: DrivenFolder) -> tuple[str, ...]:
-    """Returns the wrapper of a study or a full experiment; empty if it has none.
-
-    Raises:
-        InputError: its file is damaged.
-    """
+    """The wrapper of a study or a full experiment; empty if it has none. Raises InputError if its file is damaged."""
     try:
         return read_record_file(paths.wrapper, TypedWrapper, "the typed command", "Start a new study.").words
     except FileNotFoundError:
@@ -293,11 +246,7 @@ def read_wrapper(paths: DrivenFolder) -> tuple[str, ...]:
 
 
 def read_record(paths: StudyPaths) -> StudyRecord:
-    """Returns a study's record.
-
-    Raises:
-        InputError: the folder is not a study's, or its record is damaged.
-    """
+    """A study's record. Raises InputError if the folder is not a study's, or its record is damaged."""
     if not paths.record.is_file():
         raise InputError(
             "this is not a study's folder: it has no study.json.",
@@ -312,18 +261,10 @@ def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
     write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
 
 
-# Finds a study's folder by what the user types.
-
-
 def find_study(named: str | None, work_dir: Path) -> Path:
-    """Returns the folder of a study.
+    """The folder of a study. Raises InputError if there is none.
 
-    Args:
-        named: its folder, its id, or the name of its experiment, whose newest study is meant. None is the newest study.
-        work_dir: the folder that contains the studies.
-
-    Raises:
-        InputError: there is none.
+    `named` is its folder, its id, or the name of its experiment, whose newest study is meant. None is the newest study.
     """
     if named is not None and ("/" in named or (Path(named) / "study.json").is_file()):
         # Reading the study reports what its folder lacks.
@@ -345,3 +286,140 @@ def _experiment(paths: StudyPaths) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         return StudyRecord.model_validate_json(paths.record.read_text()).name
     return None
+
+
+# ZeroTune's own folder: Prefect's database, the files of `zerotune up`, and operators without another place
+
+_REMEDY = "Mend its permissions, or name another one by XDG_DATA_HOME."
+
+
+def data_folder() -> Path:
+    """ZeroTune's own folder, which may not exist yet. Its path is relative if there is no home folder."""
+    try:
+        return platformdirs.user_data_path("zerotune")
+    except RuntimeError:
+        return Path("~/.local/share/zerotune")
+
+
+def require_data_folder(name: str) -> None:
+    """Raises InputError if a folder of that name cannot be made and written in it. It leaves nothing."""
+    folder = _in_data_folder(name)
+    if not can_be_written(folder):
+        nearest = _nearest(folder)
+        why = "." if nearest.is_dir() else " (it is no folder)."
+        raise InputError(f"it cannot be written{why}", where=str(nearest), remedy=_REMEDY)
+    nearest = _nearest(folder)
+    try:
+        # Permissions do not show all. A kernel's own folder, or a host's that trusts no root, refuses what they allow.
+        Path(tempfile.mkdtemp(dir=nearest, prefix=".zerotune-")).rmdir()
+    except OSError as error:
+        raise InputError(f"it cannot be written ({error.strerror}).", where=str(nearest), remedy=_REMEDY) from None
+
+
+def can_be_written(folder: Path) -> bool:
+    """Whether a folder can be written, or made."""
+    nearest = _nearest(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _nearest(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+def _in_data_folder(name: str) -> Path:
+    folder = data_folder() / name
+    if not folder.is_absolute():
+        raise InputError(
+            "there is no home folder: the variable is not set, and this user is not in the password database.",
+            where="HOME",
+            remedy="Set it, or XDG_DATA_HOME, to a folder that you may write to.",
+        )
+    return folder
+
+
+def made_in_data_folder(name: str) -> Path:
+    """A folder in it, which only its owner may enter, made if it does not exist. Raises InputError if that fails."""
+    folder = _in_data_folder(name)
+    try:
+        make_own_folder(folder)
+        # Earlier versions made it readable for all users. A lock that another user can open can be held by them.
+        folder.chmod(OWNERS_FOLDER)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"it cannot be written ({error.strerror}).", where=str(folder), remedy=_REMEDY) from None
+    return folder
+
+
+# A study stops before it loses anything when its folder cannot be written any more.
+
+# With this reserve, the study's records and the lines of its history always find room.
+_RESERVE = 32 * 2**20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FolderError(Exception):
+    """A study's files cannot be written. The message says why, and what to do."""
+
+
+def number_of(root: Path) -> int:
+    """The number by which a folder is recognised; 0 if it is not there."""
+    try:
+        return root.stat().st_ino
+    except OSError:
+        return 0
+
+
+def check_folder(root: Path, number: int | None = None) -> None:
+    """Raises FolderError if a study's folder is not in its place, or cannot be written.
+
+    `number` is the folder's, because a write may have made another in its place. None if any will do.
+    """
+    there = number_of(root)
+    if there == 0 or number not in (None, there):
+        raise FolderError(
+            f"The study's folder {root} was moved or removed while the study ran, so the study has ended. If you have "
+            "moved it, resume with: zerotune resume followed by its new place. If it is gone, start a new study."
+        )
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise FolderError(
+            f"The study's folder {root} can no longer be written: its disk or its permissions have become read-only. "
+            f"Nothing is lost. Make it writable, then resume with: zerotune resume {root}"
+        )
+
+
+def check_room(root: Path) -> None:
+    """Raises FolderError if there is no place, with room, for a trial's files in a study's folder."""
+    check_folder(root)
+    if shutil.disk_usage(root).free < _RESERVE:
+        raise _full(root)
+
+
+def check_end(root: Path, result: TrialResult) -> None:
+    """Raises FolderError if a trial may have failed for lack of room, or of its folder.
+
+    A trial that has filled the disk by itself, and has left room again, failed like any other. Its reason says why.
+    """
+    if result.outcome is Outcome.CRASHED:
+        check_room(root)
+
+
+@contextlib.contextmanager
+def folder_error_told(root: Path) -> Iterator[None]:
+    """Raises FolderError if the body could not write because of the study's folder, or of its disk."""
+    try:
+        yield
+    except OSError as error:
+        check_folder(root)
+        if error.errno in _FULL:
+            raise _full(root) from error
+        raise
+
+
+def _full(root: Path) -> FolderError:
+    free = shutil.disk_usage(root).free
+    return FolderError(
+        f"The disk is full: {bytes_shown(free)} are free for {root}, or its quota is used up. Nothing is lost. "
+        f"Free at least {bytes_shown(_RESERVE)}, then resume with: zerotune resume {root}"
+    )

@@ -56,22 +56,16 @@ def followed(
     mapped: Iterable[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Followed:
-    """Returns the command that a typed one starts; the typed one itself if it trains.
+    """The command that a typed one starts; the typed one itself if it trains.
 
     A shell, make, uv and other wrappers are run up to the point where they start a launcher or a training. So is a
     Python program whose code may start others.
 
-    Args:
-        command: the typed words.
-        folder: its working directory.
-        tell: called with a sentence when something takes long.
-        check: called repeatedly while the wrapper runs. Its error ends the waiting.
-        mapped: the places in the command that set DeepSpeed keys.
-        environment: the shell's variables. None is this process's.
+    `check` is called repeatedly while the wrapper runs. Its error ends the waiting. `mapped` has the places in the
+    command that set DeepSpeed keys. `environment` is the shell's; None is this process's.
 
-    Raises:
-        InputError: the command ended without a training, starts it where ZeroTune does not see it, or starts its ranks
-            as no launcher does. Or only a wrapper reads a mapped file.
+    Raises InputError if the command ended without a training, starts it where ZeroTune does not see it, or starts its
+    ranks as no launcher does, or if only a wrapper reads a mapped file.
     """
     words = list(command)
     as_typed = Followed(tuple(words), folder)

@@ -42,8 +42,7 @@ from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import KnownProgram, program_of, varied_options
 from trial_lib.study.setup import StudySetup
 
-# The foreseen step of each trial of a study, from the foreseen runs of its arms.
-
+# The foreseen step of each trial, from the runs of its arms
 
 _END = ".json.gz"
 
@@ -57,12 +56,7 @@ class ForeseenSteps:
     replicas: int | None = None  # of the model on the slots; None for those of the runs
 
     def of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
-        """Returns the label of a candidate's arm, and its foreseen step; None if none was foreseen.
-
-        Args:
-            candidate: of a trial.
-            base_config: the user's DeepSpeed configuration, as far as it is known.
-        """
+        """The label of a candidate's arm, and its foreseen step; None if none was foreseen."""
         config = candidate.complete(base_config)
         foreseen = {place for runs in self.runs.values() for place in switches_of(runs.small.ds_config)}
         runs = self.runs.get(key_in_plan(config, base_config, foreseen))
@@ -75,38 +69,18 @@ class ForeseenSteps:
 
 
 def cluster_here(host: Host, slots: int, hosts: int) -> Cluster | None:
-    """Returns the devices of a trial; None if they are no known ones. A CPU is none.
-
-    Args:
-        host: has the slots, or is one of the hosts that have them.
-        slots: devices of a trial.
-        hosts: that a trial takes.
-    """
+    """The devices of a trial with so many slots on so many hosts; None if they are no known ones. A CPU is none."""
     found = own_kind(host, known_devices()) if host.models else None
     return None if found is None else Cluster(device=found, hosts=hosts, per_host=slots // hosts)
 
 
 def keep_steps(run: ForeseenRun, label: str, folder: Path) -> None:
-    """Writes the operations of a foreseen run, from which its seconds follow. Its storages are left out.
-
-    Args:
-        run: of one of a study's arms.
-        label: of the arm.
-        folder: of the study.
-    """
+    """Writes the operations of an arm's foreseen run, from which its seconds follow. Its storages are left out."""
     write_run(folder / f"{label}-mbs{run.micro_batch}{_END}", replace(run, storages=(), events=()))
 
 
 def kept_steps(folder: Path, cluster: Cluster | None) -> ForeseenSteps:
-    """Returns the steps of a study that foresaw its own program.
-
-    Args:
-        folder: that `keep_steps` has written. It may be missing.
-        cluster: the slots.
-
-    Raises:
-        InputError: a file is damaged.
-    """
+    """The steps that `keep_steps` has written, perhaps none. Raises InputError if a file is damaged."""
     by_arm: dict[str, list[ForeseenRun]] = {}
     for file in sorted(folder.glob(f"*{_END}")):
         by_arm.setdefault(file.name.rpartition("-mbs")[0], []).append(read_kept_run(file))
@@ -117,12 +91,9 @@ def kept_steps(folder: Path, cluster: Cluster | None) -> ForeseenSteps:
     return ForeseenSteps(runs, cluster)
 
 
-# The arms of a study's program, foreseen while its servers start and its profile trial runs.
+# The runs beside the profile trial
 
-
-DEADLINE_S = 120.0
-"""Seconds that one run of a study's program may take."""
-
+DEADLINE_S = 120.0  # of one run of a study's program
 # Micro-batches of the runs, in samples. A run takes the same time at any size, and at a small one the activations do
 # not decide the peak.
 _SIZES = (16, 48)
@@ -130,13 +101,10 @@ _END_S = 5.0
 
 
 def is_foreseen_unasked(device: str) -> bool:
-    """Returns whether a study foresees its program although the user does not ask for it.
+    """Whether a study foresees its program although the user does not ask for it.
 
     On GPUs it does, because the host has other cores than those of its ranks. On a CPU the slots are the cores, and a
     search with formulas comes as near to the best, although more of its trials do not fit (benchmarks/replay).
-
-    Args:
-        device: of the study.
     """
     return not kind_of(device).computes_on_the_processor
 
@@ -144,19 +112,8 @@ def is_foreseen_unasked(device: str) -> bool:
 class Foresight:
     """Foresees the arms of one program on the devices of a study, in a thread of its own.
 
-    Args:
-        setup: the study's.
-        starter: starts the processes on this host.
-        folder: for the files of the runs.
-        foresees: foresees one run. Tests give another.
-        kept: folder for the operations of the arms' runs, which outlive `folder`; None keeps none.
-
-    Attributes:
-        typed: the run of the program as typed; None if there is none yet.
-        base_config: the user's DeepSpeed configuration, completed by that run.
-        folder: for the files of the runs.
-        failure: why nothing was foreseen, in a sentence; empty so far.
-        doing: the run that is under way, such as `z3-mbs16 (4 of 19)`.
+    `starter` starts the processes on this host. `kept` is a folder for the operations of the arms' runs, which outlive
+    `folder`; None keeps none. Tests give another `foresees`.
     """
 
     def __init__(
@@ -176,19 +133,17 @@ class Foresight:
         self._runs: dict[ArmKey, list[ForeseenRun]] = {}
         self._arms: dict[ArmKey, ForeseenArm] = {}
         self._thread: threading.Thread | None = None
-        self.typed: ForeseenRun | None = None
-        self.base_config: dict[str, Any] = {}
-        self.failure = ""
-        self.doing = "the program"
+        self.typed: ForeseenRun | None = None  # the run of the program as typed
+        self.base_config: dict[str, Any] = {}  # the user's, completed by that run
+        self.failure = ""  # why nothing was foreseen, in a sentence
+        self.doing = "the program"  # the run that is under way, such as `z3-mbs16 (4 of 19)`
 
     def begin(self) -> None:
-        """Starts the first run, and returns at once."""
         self._thread = threading.Thread(target=self._foresee_safely, name="foresight", daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether there are runs left."""
         return self._thread is not None and self._thread.is_alive()
 
     def cancel(self) -> None:
@@ -300,12 +255,7 @@ class Foresight:
 
 
 def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]:
-    """Returns the arms of some foreseen runs.
-
-    Args:
-        runs: of one program on one number of devices.
-        device: `cuda` or `cpu`.
-    """
+    """The arms of some foreseen runs of one program on one number of devices."""
     by_arm: dict[ArmKey, dict[int, ForeseenRun]] = {}
     for run in runs:
         # The program as typed may have a small micro-batch, which says little of a sample.
@@ -319,14 +269,11 @@ def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]
 
 
 class _Wanted(NamedTuple):
-    """A run to foresee: its name, and its overrides."""
-
     name: str
     overrides: dict[str, Any]
 
     @classmethod
     def of(cls, arm: PlanArm, typed: ForeseenRun, size: int) -> "_Wanted":
-        """Returns the run of an arm at a micro-batch size (samples)."""
         return cls(f"{file_word(arm.label)}-mbs{size}", _overrides(arm, typed, size))
 
 
@@ -342,17 +289,11 @@ def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
     return run_overrides(candidate)
 
 
-# The foreseen arms of a study in its folder, so that a resumed study begins its search with the same.
+# The foreseen arms in the study's folder
 
 
 def keep_foreseen(foresight: Foresight, file: Path, log: logging.Logger) -> None:
-    """Ends the foreseen runs, and writes the arms that they have found.
-
-    Args:
-        foresight: has run beside the profile trial.
-        file: of the study. Without arms there is none.
-        log: the study's log. It gets one line.
-    """
+    """Ends the foreseen runs, and writes the arms that they have found. Without arms there is no file."""
     arms = foresight.end()
     shutil.rmtree(foresight.folder, ignore_errors=True)
     if arms:
@@ -364,16 +305,12 @@ def keep_foreseen(foresight: Foresight, file: Path, log: logging.Logger) -> None
 
 
 def keep_arms(arms: Iterable[ForeseenArm], file: Path) -> None:
-    """Writes the foreseen arms that a search begins with."""
+    """Writes the foreseen arms that a search begins with, so that a resumed study begins with the same."""
     write_whole(file, json.dumps([arm.to_json() for arm in arms], indent=1))
 
 
 def foreseen_in(file: Path) -> tuple[ForeseenArm, ...]:
-    """Returns the arms of a study's file; none if it does not exist.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """The arms of a study's file; none if it does not exist. Raises InputError if it is damaged."""
     remedy = "Start a new study."
     try:
         text = read_own_text(file, "the record of foreseen arms", remedy)
@@ -385,21 +322,14 @@ def foreseen_in(file: Path) -> tuple[ForeseenArm, ...]:
         raise InputError(said, where=str(file), remedy=remedy) from None
 
 
-# A model's profile from a foreseen run, in the place of a profile trial.
-
+# In the place of a profile trial
 
 _MODEL_FLOPS = frozenset(map(OPERATIONS.index, ON_MATRIX_UNITS))
 _PASSES = frozenset(MOMENTS.index(name) for name in ("forward", "backward"))
 
 
 def foreseen_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: StudySetup) -> ModelProfile:
-    """Returns the profile of a model that was foreseen on the devices of a study.
-
-    Args:
-        typed: the run of the program as typed.
-        arms: the arms that were foreseen, at least one.
-        setup: the study's.
-    """
+    """A model's profile from the foreseen run of the program as typed, in the place of a profile trial."""
     own = nearest_arm(arms, typed.ds_config)
     on_gpus = not kind_of(setup.device).computes_on_the_processor
     free = available_bytes() if on_gpus else None
@@ -428,7 +358,7 @@ def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: b
 
 
 def flops_per_sample(run: ForeseenRun) -> float:
-    """Returns the model FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica.
+    """The model FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica.
 
     The same operations count as in a profile trial (`trial_lib/rank/flops.py`).
     """

@@ -39,26 +39,17 @@ from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord,
 from trial_lib.study.folder import INTERRUPTED
 from trial_lib.tracking.sync import Tracker
 
-# The load of the host during a training, sampled by the driver.
-
-
 _PERIOD_S = 10.0
 _GUARD = "trial_lib.launch.processes.guard"
 
 
 class SystemMonitor:
-    """Appends a sample every ten seconds, and a last one at the end.
+    """Appends a sample of the host's load every ten seconds, and a last one at the end.
 
     A sample has `cpu_percent` (of all the host's cores, since the sample before), `memory_used` (bytes of the host) and
     `training_memory` (resident bytes of the training's processes; shared bytes count for each). For each GPU of the
-    training it has `gpu0.utilization` (percent of the last moments) and `gpu0.memory_used` (bytes).
-
-    Args:
-        path: the file of samples.
-        batch: returns the last batch that the training has reported, which goes into the sample.
-        sampled: called after each sample.
-        log: gets one message if a sample cannot be taken.
-        host: with the devices of the training.
+    training it has `gpu0.utilization` (percent of the last moments) and `gpu0.memory_used` (bytes). `batch` returns the
+    last batch that the training has reported, which goes into the sample.
     """
 
     def __init__(
@@ -74,7 +65,6 @@ class SystemMonitor:
         self._thread = threading.Thread(target=self._run, daemon=True, name="system-monitor")
 
     def start(self) -> None:
-        """Starts sampling."""
         self._thread.start()
 
     def watch(self, slots: list[str]) -> None:
@@ -131,8 +121,7 @@ def _training_memory() -> float:
 
 _SAVE_S = 20.0  # Prefect gives a flow half a minute to end
 _CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
-LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0
-"""How long an interrupted full experiment may take to end, in seconds."""
+LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0  # of an interrupted full experiment
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow was unreachable
 
@@ -162,26 +151,7 @@ def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> No
 class FullExperiment:
     """A full experiment that runs in this process.
 
-    Only the thread that opened it may call its methods, except `interrupt`.
-
-    Args:
-        record: its present record.
-        experiment: the experiment to train.
-        plan: the training.
-        spec: the orders to its ranks.
-        starter: starts its processes.
-        host: the host to train on.
-        lock_dir: the locks of slots and ports on this host.
-        tracker: sends the folder on.
-        lock: of the folder, held.
-        log: for people; goes to the full experiment's log file.
-
-    Attributes:
-        experiment: the experiment to train.
-        paths: its files.
-        tracker: sends them on.
-        log: for people.
-        validation: the metrics of the last validation.
+    Only the thread that opened it may call its methods, except `interrupt`. It owns the held `lock` of the folder.
     """
 
     def __init__(
@@ -201,7 +171,7 @@ class FullExperiment:
         self.paths: FullExperimentPaths = plan.paths
         self.tracker = tracker
         self.log = log
-        self.validation: dict[str, float] = {}
+        self.validation: dict[str, float] = {}  # the metrics of the last one
         self._record = record
         self._writing = threading.Lock()
         self._plan = plan
@@ -229,7 +199,7 @@ class FullExperiment:
 
     @property
     def record(self) -> FullExperimentRecord:
-        """The full experiment's record as on the disk."""
+        """The record as on the disk."""
         return self._record
 
     @property
@@ -258,11 +228,9 @@ class FullExperiment:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the training has been started."""
         return self._thread.ident is not None
 
     def begin(self) -> None:
-        """Writes the record as running, starts sending the folder on, and starts the training."""
         with self._writing:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -272,13 +240,9 @@ class FullExperiment:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> TrainingEnd | None:
-        """Waits for the training's end, and handles its reports meanwhile. Its end goes into the record.
+        """Waits for the training's end, which goes into the record, and handles its reports meanwhile.
 
-        Returns:
-            How it ended; None if it still runs after the time-out.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
+        None if it still runs after the time-out. Raises KeyboardInterrupt if it was interrupted.
         """
         has_ended = self._ended.wait(timeout_s)
         if self._interrupted and not self._cancelled.is_set() and not has_ended:

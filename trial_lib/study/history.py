@@ -16,7 +16,7 @@ from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.units import duration
 from trial_lib.search.arms import CandidateNames
-from trial_lib.study.data_folder import FolderError, check_folder, number_of
+from trial_lib.study.folder import FolderError, check_folder, number_of
 
 # One line for each ask, tell, withdrawal and stop. A resumed study replays them.
 

@@ -36,14 +36,15 @@ from trial_lib.study.arguments import INSTEAD, StudyArguments
 from trial_lib.study.choose_place import cluster_of, slots_for, starter_of
 from trial_lib.study.config_refused import ConfigCheck
 from trial_lib.study.confirm import answer_of, headline_of, reason_of, since_last_study
-from trial_lib.study.data_folder import FolderError, folder_error_told
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier import keep_earlier_studies
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
 from trial_lib.study.folder import (
     INTERRUPTED,
     FinishedError,
+    FolderError,
     file_logger,
+    folder_error_told,
     hold_lock,
     is_damaged,
     new_folder,
@@ -460,3 +461,22 @@ def _open(
     check = ConfigCheck(experiment, asked, log)
     tracker = Tracker(lambda: StudySync(paths, tracking_uri), tracking_uri)
     return OpenStudy(record, paths, driver, tracker, lock, check, is_new)
+
+
+def require_accepted_config(
+    study: OpenStudy,
+    wait: Callable[[Callable[[], InputError | None]], InputError | None] = lambda work: work(),
+) -> None:
+    """Waits for DeepSpeed's answer about the configuration of a study of which nothing runs yet.
+
+    Raises InputError if DeepSpeed refuses it. The study is closed, and the folder of a new one is removed.
+    """
+    refusal = wait(study.config_check.refusal)
+    if refusal is None:
+        return
+    if study.is_new:
+        study.remove()
+    else:
+        study.finish(StudyStatus.FAILED, str(refusal))
+        study.close()
+    raise refusal

@@ -38,7 +38,7 @@ from trial_lib.messages.orders import SPEC_VARIABLE
 from trial_lib.messages.turned import COMPILE_PLACES, COMPILER, is_turned
 from trial_lib.records.result import ProgramProfile
 from trial_lib.records.switches import PROGRAM, SwitchValue, is_option, is_switch, own_switches, place_of, text_of
-from trial_lib.study.data_folder import can_be_written, data_folder
+from trial_lib.study.folder import can_be_written, data_folder
 from trial_lib.study.followed import rewrapped
 
 # The user's program as a study knows it: from the experiment, and from the profile trial.

@@ -12,7 +12,7 @@ from trial_lib.launch.place import Place
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.data_folder import FolderError, check_end, check_room, folder_error_told
+from trial_lib.study.folder import FolderError, check_end, check_room, folder_error_told
 from trial_lib.study.history import Withdrawn
 
 WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep

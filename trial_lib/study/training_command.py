@@ -13,7 +13,14 @@ from typing import Any
 
 import yaml
 
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, TRAINING_ARGUMENTS, difference
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    TRAINING_ARGUMENTS,
+    difference,
+    with_open_batch,
+)
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
 from trial_lib.inputs.entrypoint import split_flag
@@ -431,3 +438,19 @@ def _beside(interpreter: str, name: str) -> str:
     # How to call a program of an environment: by its name, or by its path if a shell would find another.
     program = Path(interpreter).with_name(name)
     return name if shutil.which(name) == str(program) else str(program)
+
+
+def write_winner(
+    setup: StudySetup, known: KnownProgram, complete: Mapping[str, Any], switches: Mapping[str, SwitchValue]
+) -> None:
+    """Writes the winning configuration, and the command to train with it."""
+    config = deepspeed_part(complete)
+    written = with_open_batch(known.in_file(config), known.own_config(setup.experiment))
+    write_whole(setup.paths.best_ds_config, json.dumps(written, indent=2) + "\n")
+    command = training_command(setup, known, config, switches)
+    try:
+        if setup.experiment.entrypoint.wrapper:
+            # This runs the wrapper once more, and an interrupt may end that.
+            command = training_command(setup, known, config, switches, by_wrapper=True)
+    finally:
+        write_whole(setup.paths.best_command, command)

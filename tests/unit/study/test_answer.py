@@ -6,7 +6,8 @@ from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.overrides import without_tuning_keys
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
-from trial_lib.study.answer import best_result, gain, ignored_batch_reason, untuned_batch
+from trial_lib.study.confirm import gain
+from trial_lib.study.driver import best_result, ignored_batch_reason, untuned_batch
 from trial_lib.study.history import Asked, StudyState, Told
 
 

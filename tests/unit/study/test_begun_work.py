@@ -16,8 +16,8 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.data_folder import FolderError
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.folder import FolderError
 from trial_lib.study.history import HistoryReader, Told
 from trial_lib.study.runner import Runner, Work
 from trial_lib.study.setup import StudySetup

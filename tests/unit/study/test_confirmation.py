@@ -11,8 +11,7 @@ import pytest
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Neighbour, Outcome, TrialDevice, TrialResult
 from trial_lib.records.units import gain_line
-from trial_lib.study.confirmation import Confirmation, Contender, ranking
-from trial_lib.study.finding import Finding
+from trial_lib.study.confirmation import Confirmation, Contender, Finding, ranking
 
 LOSSES = [2.0, 1.9, 1.8]
 

@@ -11,7 +11,7 @@ import pytest
 from flows.prefect_server import is_out_of_processes
 from trial_lib.doctor import DATA, check_write_access
 from trial_lib.messages.errors import InputError
-from trial_lib.study.data_folder import made_in_data_folder, require_data_folder
+from trial_lib.study.folder import made_in_data_folder, require_data_folder
 
 
 def test_a_home_that_cannot_be_written_is_named_with_the_remedy(

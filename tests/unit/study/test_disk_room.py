@@ -12,8 +12,8 @@ from trial_lib.launch.place import Note, ThisHost
 from trial_lib.launch.trial import TrialPlan, unstarted, write_unstarted
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study import data_folder
-from trial_lib.study.data_folder import FolderError, check_end, check_folder, check_room, folder_error_told, number_of
+from trial_lib.study import folder
+from trial_lib.study.folder import FolderError, check_end, check_folder, check_room, folder_error_told, number_of
 from trial_lib.study.history import unheard
 from trial_lib.study.runner import Runner, Work
 
@@ -30,7 +30,7 @@ class Usage:
 
 
 def give_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(data_folder.shutil, "disk_usage", lambda _: Usage(free))
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: Usage(free))
 
 
 def test_a_disk_with_little_room_is_full_and_the_message_says_how_to_resume(
@@ -133,6 +133,6 @@ def test_a_folder_that_became_read_only_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Root may write whatever the permissions say, but not to a disk that is read-only.
-    monkeypatch.setattr(data_folder.os, "access", lambda *_: False)
+    monkeypatch.setattr(folder.os, "access", lambda *_: False)
     with pytest.raises(FolderError, match=f"can no longer be written.*zerotune resume {tmp_path}"):
         check_room(tmp_path)

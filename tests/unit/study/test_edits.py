@@ -10,8 +10,7 @@ from trial_lib.device.base import Host
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.edits import Edits
-from trial_lib.study.fingerprint import fingerprint_in, fingerprint_of
+from trial_lib.study.fingerprint import Edits, fingerprint_in, fingerprint_of
 
 YAML = "entrypoint: deepspeed train.py\nhyperparameters:\n  deepspeed_config: {train_micro_batch_size_per_gpu: 1}\n"
 

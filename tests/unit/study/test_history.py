@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.study.data_folder import FolderError
+from trial_lib.study.folder import FolderError
 from trial_lib.study.history import (
     Asked,
     AskedSweep,

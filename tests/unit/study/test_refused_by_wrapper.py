@@ -22,8 +22,8 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study import followed as follow
 from trial_lib.study import program
 from trial_lib.study.arguments import StudyArguments, StudyTime
-from trial_lib.study.data_folder import FolderError
 from trial_lib.study.driver import StudyDriver
+from trial_lib.study.folder import FolderError
 from trial_lib.study.followed import Followed
 from trial_lib.study.history import Withdrawn
 from trial_lib.study.runner import Work
