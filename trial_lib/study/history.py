@@ -181,10 +181,7 @@ class HistoryReader:
         return self._lines.end
 
     def read(self) -> list[Event]:
-        """Returns the events since the last call, without a torn last line.
-
-        Raises InputError if a line is no record, or does not fit the lines before it.
-        """
+        """Events since the last call, without a torn last line. Raises InputError for one that does not fit."""
         try:
             return [self._event(line) for line in self._lines.read()]
         except OSError as error:
@@ -255,9 +252,7 @@ def _number(value: Any) -> int:
 class StudyState:
     """The trials of a study after the events so far. Only `apply` changes it.
 
-    The driver of a study, a resumed driver, and every reader of a study's folder reach their state by this class. A
-    reader that shows each end once needs less memory without `candidates` and `results` of ended trials
-    (`keeps_ended`).
+    A reader that shows each end once needs less memory without ended trials in `candidates` and `results`.
     """
 
     def __init__(self, events: Iterable[Event] = (), keeps_ended: bool = True) -> None:

@@ -38,10 +38,7 @@ class SizeLimit(FrozenRecord):
 
 
 def size_limit(
-    arguments: StudyArguments,
-    base_config: Mapping[str, Any],
-    profile: ModelProfile,
-    program: ProgramProfile | None,
+    arguments: StudyArguments, base_config: Mapping[str, Any], profile: ModelProfile, program: ProgramProfile | None
 ) -> SizeLimit | None:
     """The lowest limit of all; None if the data's length is not known and nothing else is a limit."""
     limits = []
@@ -263,10 +260,7 @@ def with_ops_built(
 
 
 def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: TrialResult) -> SearchSpace:
-    """The configurations that a study may try, some of which may need an operator that cannot be built.
-
-    Raises InputError if the experiment's `search_space` cannot be used.
-    """
+    """The configurations that a study may try, even if an operator of one cannot be built."""
     here = surroundings_of(profiled, base_config, setup.slots, setup.device)
     requests = read_search_space(setup.experiment.config.search_space)
     has_catalogue = METHODS[setup.arguments.method].has_catalogue

@@ -63,10 +63,7 @@ from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
 def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
-    """Raises InputError if the arguments, the experiment or this host do not fit. Nothing was written then.
-
-    `flow_run_id` is the Prefect flow run that begins it; None for a command.
-    """
+    """Raises InputError if the arguments, the experiment or this host do not fit. Nothing was written then."""
     experiment, ds_config, host = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
     experiment_id = new_id(known_here().hide(experiment.name))
@@ -119,10 +116,7 @@ def resume_full_experiment(root: Path) -> FullExperiment:
 
 
 def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
-    """Opens the full experiment of a study with an answer; None if it has already ended.
-
-    Raises InputError if the experiment cannot be trained at full length.
-    """
+    """The full experiment of a study with an answer; None if it has already ended."""
     paths = FullExperimentPaths(study.paths.full_experiment.root)
     driver = study.driver
     # Also those that the profile trial found, because a full experiment has no profile.

@@ -156,10 +156,7 @@ class OpenPlan:
 
 
 def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
-    """Makes the folder of a plan. `scratch` is for its runs.
-
-    Raises InputError if it cannot be written, or the settings of PyTorch's allocator cannot be read.
-    """
+    """Makes the folder of a plan. Raises InputError if it cannot, or the allocator's settings cannot be read."""
     experiment = read.experiment
     environment = environment_of(experiment, read.arguments.include, DEVICE)
     # A wrong variable is found before there is a folder.

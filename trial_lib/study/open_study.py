@@ -149,10 +149,7 @@ class OpenStudy:
         remove_folder(self.paths.root, self.driver.log)
 
     def begin(self) -> None:
-        """Writes that the study runs, starts its tracker, and primes the fork server of a resumed study.
-
-        Raises KeyboardInterrupt if it was interrupted before.
-        """
+        """Raises KeyboardInterrupt if it was interrupted before."""
         with self._writing:
             if self._interrupted:
                 raise KeyboardInterrupt
@@ -162,11 +159,7 @@ class OpenStudy:
         self.driver.prime()
 
     def profiled(self) -> None:
-        """Writes the metric that the study goes by. The profile trial may have replaced it.
-
-        Raises InputError if leaving an option out that is varied does not turn it off, or the user's layout is not
-        known.
-        """
+        """Writes the metric that the study goes by, and checks the switches. The profile trial may have replaced it."""
         self.driver.tell_plan()
         file = self.driver.setup.arguments.config_path
         require_switchable(self.record.switches, self.driver.known.found, file)
@@ -237,12 +230,10 @@ def new_study(
     flow_run_id: str | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> OpenStudy:
-    """Checks the arguments and opens a new study. Its servers start in the background.
+    """Raises InputError if the arguments, the experiment or this host do not fit. Nothing was written then.
 
-    If its command is a wrapper, the study is of the command that the wrapper starts. `flow_run_id` is the Prefect flow
-    run that begins it; None for a command. `tell` gets a sentence when something takes long, before the study has a
-    log. Raises InputError if the arguments, the experiment or this host do not fit. Nothing was started or written
-    then.
+    If its command is a wrapper, the study is of the command that the wrapper starts. `tell` gets a sentence when
+    something takes long, before the study has a log.
     """
     return open_planned(plan_study(arguments, tell), work_dir, flow_run_id)
 
@@ -328,20 +319,14 @@ def _read_experiment(arguments: StudyArguments, host: Host, wrapper: Sequence[st
 
 
 def resume_study(root: Path) -> OpenStudy:
-    """Resumes a study that was interrupted, or whose full experiment has failed.
-
-    Raises FinishedError if nothing of it is left to do, and InputError if there is no study, another process drives it,
-    or the experiment has changed.
-    """
+    """Raises FinishedError if nothing of it is left to do, and InputError if it cannot be resumed."""
     paths = StudyPaths(root.absolute())
     record = read_record(paths)
     try:
         arguments = StudyArguments.model_validate(record.arguments)
     except ValidationError as error:
         raise InputError(
-            is_damaged("the study's record", error),
-            where=str(paths.record),
-            remedy="Start a new study.",
+            is_damaged("the study's record", error), where=str(paths.record), remedy="Start a new study."
         ) from None
     if record.status is StudyStatus.COMPLETED:
         if not arguments.run_full_experiment or _has_trained(paths):

@@ -45,9 +45,8 @@ def run_plan(
 ) -> PlanRecord:
     """Runs a plan to its end, and writes its record and its answer into its folder.
 
-    `processes` is the number of runs at once. `tell` gets a sentence every few seconds. `check` is called often, and
-    its error ends the planning. Raises ProgramNotForeseenError, and InputError if the batch cannot be divided over the
-    devices.
+    `check` is called often, and its error ends the planning. Raises ProgramNotForeseenError, and InputError if the
+    batch cannot be divided over the devices.
     """
     read, arguments = opened.read, opened.read.arguments
     stated = read.base_config

@@ -31,7 +31,7 @@ from trial_lib.messages.secrets import redact
 from trial_lib.messages.turned import compiles, turned_among
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import FullExperimentPaths, TrialPaths
-from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, ProgramProfile, TrialResult
+from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
 from trial_lib.records.switches import SwitchValue, deepspeed_part
 from trial_lib.search.host_memory import host_bytes
 from trial_lib.search.methods import METHODS, MethodName
@@ -106,7 +106,9 @@ class TrialPlans:
         paths = self._setup.paths.trial(number)
         # The user's configuration runs as it was typed. Nothing is put together again.
         as_typed = purpose is Purpose.SUBMITTED
-        model = None if profiled is None else profiled[0].profile
+        model, program = (None, None) if profiled is None else (profiled[0].profile, profiled[0].program)
+        # The losses of a confirming trial have to be those of the user's data.
+        warms_up_longest = purpose is not Purpose.CONFIRM and program is not None and program.is_stretchable
         return TrialPlan(
             trial_id=f"{self._setup.study_id}-{number:04d}",
             number=number,
@@ -117,7 +119,7 @@ class TrialPlans:
             memory_limit=self._setup.memory_limit,
             deadline_s=deadline,
             protected_before=self._setup.opened_at,
-            longest_sequence=None if profiled is None else _longest_sequence(purpose, profiled[0].program),
+            longest_sequence=program.longest_sequence if program is not None and warms_up_longest else None,
             flops_per_sample=None if model is None else model.flops_per_sample,
             formats=formats_known(profiled, candidate),
             arrival=Arrival() if known.found is None else known.found.arrival,
@@ -227,14 +229,6 @@ def formats_known(profiled: tuple[TrialResult, Candidate] | None, candidate: Can
     return profiled[0].formats
 
 
-def _longest_sequence(purpose: Purpose, program: ProgramProfile | None) -> int | None:
-    # The sample length that the warm-up trains on; None to leave the data as they are. The losses of a confirming trial
-    # have to be those of the user's data.
-    if purpose is Purpose.CONFIRM or program is None or not program.is_stretchable:
-        return None
-    return program.longest_sequence
-
-
 def throughput_to_beat(method: MethodName, metric: str, best: TrialResult | None) -> float | None:
     """The throughput (samples/s) that a trial of the search has to come near; None if it may be anything.
 
@@ -290,10 +284,7 @@ def trial_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: Tria
 
 
 def full_length_spec(experiment: Experiment, ds_config: Mapping[str, Any], paths: FullExperimentPaths) -> TrainingSpec:
-    """The spec of a full experiment's ranks: its length, and the folders of checkpoints and metrics.
-
-    `ds_config` is empty for code that has its own.
-    """
+    """The spec of a full experiment's ranks. `ds_config` is empty for code that has its own."""
     config = experiment.config
     hparams = _hparams(experiment, ds_config, paths.ds_config) if ds_config else config.hyperparameters.as_dict()
     return dataclasses.replace(

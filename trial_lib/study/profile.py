@@ -143,12 +143,7 @@ def _kept(plan: TrialPlan, result: TrialResult, seen: TrialResult, typed: Progra
     # A later run has found the modules of the first one imported, and not what the program had set before.
     imported = [*seen.imported, *(each for each in result.imported if each not in seen.imported)]
     kept = result.model_copy(
-        update={
-            "program": program,
-            "config_hash": plan.config_hash,
-            "trial_id": plan.trial_id,
-            "imported": imported,
-        }
+        update={"program": program, "config_hash": plan.config_hash, "trial_id": plan.trial_id, "imported": imported}
     )
     write_unstarted(plan, kept)
     return kept

@@ -209,10 +209,7 @@ def forget_own(profile: TrialPlan) -> None:
 
 
 def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> TrialResult | None:
-    """Returns that measurement as a trial of its own, and writes it to its folder; None if none counts.
-
-    `paths` are those of the profile trial.
-    """
+    """Returns that measurement as a trial of its own, and writes it to its folder; None if none counts."""
     first, measured = _result_in(paths.as_typed), _result_in(paths.own)
     if first is None or measured is None or not _counts(plan, profile, first, measured):
         return None

@@ -196,10 +196,7 @@ def lines_to_write(turned: Mapping[str, Any], own: Mapping[str, Any], found: Pro
 
 
 def trainer_options(turned: Mapping[str, Any], own: Mapping[str, Any], offered: Collection[str]) -> dict[str, str]:
-    """The options of a Trainer's command line that set switches as the trials had them, with their values.
-
-    `offered` are options that the program's parser has, and that have an effect there.
-    """
+    """The options of a Trainer's command line that set switches, of those `offered` that have an effect there."""
     options: dict[str, str] = {}
     for place in differing(turned, own):
         options |= _options_of(place, turned[place], offered)

@@ -119,10 +119,7 @@ def _names_devices(entrypoint: Entrypoint) -> bool:
 
 
 def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
-    """`--map KEY=TARGET` as a mapping.
-
-    Raises InputError if a key cannot be mapped, a target is no place in a command, or one occurs twice.
-    """
+    """`--map KEY=TARGET` as a mapping. Raises InputError for a wrong key, target, or one that occurs twice."""
     found: dict[str, str] = {}
     for mapping in mappings:
         key, _, target = mapping.partition("=")
@@ -131,11 +128,7 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
             keys = ", ".join(get_args(MappedKey))
             raise InputError(f'the key "{key}" cannot be mapped.', where=where, remedy=f"Map one of {keys}.")
         if not re.fullmatch(MAPPING_TARGET, target):
-            raise InputError(
-                f'"{target}" is no place in a command.',
-                where=where,
-                remedy=f"Write {key}= and {PLACES}.",
-            )
+            raise InputError(f'"{target}" is no place in a command.', where=where, remedy=f"Write {key}= and {PLACES}.")
         if key in found or target in found.values():
             raise InputError("key or target is mapped twice.", where=where, remedy="Leave one of the two out.")
         found[key] = target

@@ -342,14 +342,12 @@ def _trial_metrics(result: TrialResult) -> dict[str, float]:
 
 
 def _device_metrics(devices: Sequence[TrialDevice]) -> dict[str, float]:
-    clocks = [device.clock for device in devices if device.clock is not None]
-    heat = [device.temperature for device in devices if device.temperature is not None]
-    limits = [device.power_limit for device in devices if device.power_limit is not None]
-    return {
-        **({"device_clock": min(clocks)} if clocks else {}),
-        **({"device_temperature": float(max(heat))} if heat else {}),
-        **({"device_power_limit": min(limits)} if limits else {}),
+    found = {
+        "device_clock": min((device.clock for device in devices if device.clock is not None), default=None),
+        "device_temperature": max((each.temperature for each in devices if each.temperature is not None), default=None),
+        "device_power_limit": min((each.power_limit for each in devices if each.power_limit is not None), default=None),
     }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def full_experiment_content(

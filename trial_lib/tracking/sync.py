@@ -209,10 +209,7 @@ class FullExperimentSync:
         self._content_sent = ""
 
     def run(self) -> None:
-        """Sends new content: metrics first, then the record, so that an ended run is complete.
-
-        Raises NoStudyRunError, and whatever MLflow raises. The part that has arrived stays.
-        """
+        """Sends metrics first, then the record, so that an ended run is complete. What has arrived stays."""
         paths = self._paths
         fingerprint = files_hash([paths.record, paths.ds_config])
         record = FullExperimentRecord.model_validate_json(paths.record.read_text())
@@ -437,10 +434,7 @@ class Tracker:
             self._changed.notify()
 
     def close(self, timeout_s: float, tell: Callable[[str], None] = lambda sentence: None) -> bool:
-        """Sends the rest, and waits at most for the timeout. Returns whether MLflow has everything.
-
-        `tell` gets a sentence if it takes a while. The rest can be sent later, by a sync of the folder.
-        """
+        """Sends the rest, and waits at most for the timeout. Returns whether MLflow has everything."""
         with self._changed:
             self._deadline = time.monotonic() + timeout_s
             self._changed.notify()

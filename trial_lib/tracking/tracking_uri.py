@@ -45,10 +45,7 @@ def default_tracking_uri(work_dir: Path) -> str:
 
 
 def in_uri(path: Path) -> str:
-    """A path for the URI of a database. Characters that would end it, or mean something else, are quoted.
-
-    Raises InputError if the installed SQLAlchemy has no way to write this path.
-    """
+    """A path for the URI of a database, quoted. Raises InputError if SQLAlchemy has no way to write it."""
     if _is_unquoted():
         return re.sub(r"[%?#]", lambda found: quote(found[0]), str(path))
     if "?" in str(path):
