@@ -7,7 +7,7 @@ from foreseen_fixtures import program_named
 
 from trial_lib.messages.foreseen_run import OPERATIONS, PLACES
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.work import step_of
+from trial_lib.plan.step_time import step_of
 
 _PROGRAM = """
 import argparse

@@ -10,7 +10,7 @@ from trial_lib.messages.foreseen_run import KINDS, OPERATIONS
 from trial_lib.plan.arm_work import micro_batches_of_a_run
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 from trial_lib.plan.live_bytes import live_bytes
-from trial_lib.plan.work import step_of
+from trial_lib.plan.step_time import step_of
 
 ACCUMULATION = 3
 BASE = {

@@ -9,7 +9,7 @@ from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun,
 from trial_lib.plan.arms import PlanArm
 from trial_lib.plan.devices import COLLECTIVES, DISK
 from trial_lib.plan.scaling import have_same_events, scaled_run
-from trial_lib.plan.work import kind_of
+from trial_lib.plan.step_time import kind_of
 from trial_lib.records.switches import switch_key
 
 # The operations at a micro-batch that was not run, from two that were, and on another number of ranks.

@@ -23,8 +23,7 @@ from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
-from trial_lib.plan.step_time import ForeseenStep, foresee_step
-from trial_lib.plan.work import model_flops
+from trial_lib.plan.step_time import ForeseenStep, foresee_step, model_flops
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}
