@@ -209,7 +209,8 @@ def intercept(
         observer.engine_built(engine)
 
     turning = Turning(turned, facts)
-    _stand_in_for_initialize(merge, observer.initialize_called, built, turning, facts)
+    # The observer forwards to a probe that the program's first call has not made yet.
+    _stand_in_for_initialize(merge, lambda: observer.initialize_called(), built, turning, facts)
     original_destroy = torch.distributed.destroy_process_group
 
     def destroy_process_group(group: Any = None) -> None:
