@@ -48,11 +48,8 @@ class Refusal:
     keys: list[str]  # the dotted keys that cause it: one, or several that contradict each other
     value: Any  # the value of the key; for several keys their values, by key
     said: str  # the exception's type and text
-    what: str | None = None  # the words of a section's class about this key; None if the exception has nothing else
-
-    @property
-    def is_unknown_key(self) -> bool:
-        return self.what == ""
+    # The words of a section's class about this key: empty if there is no such key, None if the exception has none
+    what: str | None = None
 
 
 def complaints_in(text: str) -> list[Complaint]:
@@ -83,7 +80,7 @@ def sentence_of(refusal: Refusal, deepspeed: str, known: Collection[str], slots:
         what += f"{slots} at most." if slots > 1 else "one."
         return what, f"Change one of them, or leave {TRAIN_BATCH} out: it follows from the others."
     # One key: it does not exist, or its value has the wrong form.
-    if refusal.is_unknown_key:
+    if refusal.what == "":
         near = difflib.get_close_matches(names.rpartition(".")[2], known, n=1, cutoff=0.8)
         return f"{names}: {deepspeed} has no such key.", f'Did you mean "{near[0]}"?' if near else "Remove it."
     inner = None if isinstance(value, dict) else _SECTIONS.get(names.rpartition(".")[2])
