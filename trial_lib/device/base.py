@@ -2,10 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -46,8 +45,6 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A process that computes on a device."""
-
     pid: int  # its number for the driver, which may differ from the number in this process's container
     memory: int | None = None  # bytes of the device that it holds; None if unknown
 
@@ -68,8 +65,11 @@ class DeviceCondition:
     tenants: tuple[Tenant, ...] = ()  # the processes that compute on it now
 
 
-class HostKind(Protocol):
-    """The differences between a host that trains on its accelerators and one that trains on its processor."""
+class HostKind:
+    """The differences between a host that trains on its accelerators and one that trains on its processor.
+
+    What is not overridden holds for a processor: its cores are alike, and every process of a host computes there.
+    """
 
     device: str  # the name of the devices in torch and DeepSpeed
     resource: str  # their name in Ray
@@ -83,49 +83,57 @@ class HostKind(Protocol):
 
     def environment(self, slots: Sequence[str]) -> dict[str, str]:
         """Returns the variables that show a trial's ranks its slots and nothing else."""
+        return {}
 
     def primed_with(self, host: Host, count: int) -> dict[str, str]:
         """Returns the variables of a process that imports and builds for trials of `count` slots.
 
         It sees the devices that a trial sees, because DeepSpeed's operators are built for them.
         """
+        return {}
 
     def refusal(self, host: Host, count: int) -> str | None:
         """Returns a sentence that says why no trial can have `count` slots of a host at once; None if one can."""
+        return None
 
     def alike(self, host: Host, count: int) -> Host:
         """Returns the slots that trials of `count` choose from. Any two choices can be compared."""
+        return host
 
     def cores(self, slot: str) -> list[int]:
         """Returns the processor cores that a slot's rank is pinned to; none for no pinning."""
+        return []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
         """Returns the memory limit of a rank, in bytes, by the user's limit for a slot; None for its whole device."""
+        return asked
 
     def identity(self, host: Host) -> dict[str, str]:
         """Returns the names of the devices and the version of their driver, for a later study to compare."""
+        return {}
 
     def asked_often(self) -> AbstractContextManager[object]:
         """Opens what makes repeated questions cheap, for its body."""
+        return nullcontext()
 
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
         """Returns the present state of each slot's device."""
+        return [DeviceState(host.device_of(slot)) for slot in slots]
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        """Returns the processes that compute on each slot's device now, including trials, by the device's name.
-
-        On a processor there are none, because every process of a host computes there.
-        """
+        """Returns the processes that compute on each slot's device now, including trials, by the device's name."""
+        return {}
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
         """Returns the properties of each slot's device that may disturb a study; none for a processor."""
+        return []
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
         """Returns the present load of each slot's device: `memory_used` (bytes), `utilization` (percent)."""
+        return []
 
 
 # The memory of the host that this process may still use. Both the machine and the control groups limit it.
-
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 

@@ -3,19 +3,17 @@
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from trial_lib.device.base import DeviceCondition, DeviceState, Host, Tenant, host_memory
+from trial_lib.device.base import Host, HostKind, host_memory
 from trial_lib.messages.errors import InputError
 
 _HOST_RESERVE = 0.1
 
 
-class CpuHost:
+class CpuHost(HostKind):
     device = "cpu"
     resource = "CPU"
     word = "cpu"
@@ -24,41 +22,11 @@ class CpuHost:
     compiler: str | None = None
     computes_on_the_processor = True
 
-    def environment(self, slots: Sequence[str]) -> dict[str, str]:
-        return {}
-
-    def primed_with(self, host: Host, count: int) -> dict[str, str]:
-        return {}
-
-    def refusal(self, host: Host, count: int) -> str | None:
-        return None
-
-    def alike(self, host: Host, count: int) -> Host:
-        return host
-
     def cores(self, slot: str) -> list[int]:
         return [int(slot)] if slot.isdecimal() else []
 
     def budget(self, host: Host, asked: int | None) -> int | None:
         return host.memory_per_slot if asked is None else asked
-
-    def identity(self, host: Host) -> dict[str, str]:
-        return {}
-
-    def asked_often(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
-        return [DeviceState(host.device_of(slot)) for slot in slots]
-
-    def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
-        return {}
-
-    def conditions(self, host: Host) -> list[DeviceCondition]:
-        return []
-
-    def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        return []
 
 
 def cores_of_this_process() -> Host:
@@ -70,18 +38,11 @@ def cores_of_this_process() -> Host:
 
 # Accelerators that ZeroTune does not tune on. A host with one is refused, and not treated as one without.
 
-
 _DEV, _ACCEL = Path("/dev"), Path("/sys/class/accel")
 DEEPSPEEDS_CHOICE = "DS_ACCELERATOR"
 """The variable that chooses DeepSpeed's accelerator (accelerator/real_accelerator.py)."""
 
 _TUNED_ON = "ZeroTune tunes on NVIDIA's and AMD's GPUs and on processors"
-
-
-@dataclass(frozen=True)
-class _Other:
-    name: str  # for messages
-    sign: Callable[[], str | None]  # returns the sign that a process here may use one; None if there is none
 
 
 def refuse_others(variables: Mapping[str, str]) -> None:
@@ -93,12 +54,12 @@ def refuse_others(variables: Mapping[str, str]) -> None:
             where="the environment",
             remedy=f"Unset it, or set {DEEPSPEEDS_CHOICE}=cpu to tune on the processor.",
         )
-    for other in _OTHERS:
-        sign = other.sign()
+    for name, sign_of in _OTHERS:
+        sign = sign_of()
         if sign is None:
             continue
         raise InputError(
-            f"this host has {other.name} ({sign}), and {_TUNED_ON}.",
+            f"this host has {name} ({sign}), and {_TUNED_ON}.",
             where="the devices",
             remedy=f"Tune on a host that has one, or set {DEEPSPEEDS_CHOICE}=cpu to tune on this one's processor.",
         )
@@ -132,10 +93,11 @@ def _intel() -> str | None:
     return None
 
 
-_OTHERS = (
-    _Other("an Intel GPU", _intel),
-    _Other("an Ascend NPU", _device_file("davinci[0-9]*")),
-    _Other("a Gaudi accelerator", _gaudi),
-    _Other("a Cambricon MLU", _device_file("cambricon_dev[0-9]*")),
-    _Other("a Trainium or Inferentia accelerator", _device_file("neuron[0-9]*")),
+# Each with a function that returns the sign that a process here may use one; None if there is none.
+_OTHERS: tuple[tuple[str, Callable[[], str | None]], ...] = (
+    ("an Intel GPU", _intel),
+    ("an Ascend NPU", _device_file("davinci[0-9]*")),
+    ("a Gaudi accelerator", _gaudi),
+    ("a Cambricon MLU", _device_file("cambricon_dev[0-9]*")),
+    ("a Trainium or Inferentia accelerator", _device_file("neuron[0-9]*")),
 )

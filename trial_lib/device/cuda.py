@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from trial_lib.device.base import DeviceCondition, DeviceState, Host, Tenant
+from trial_lib.device.base import DeviceCondition, DeviceState, Host, HostKind, Tenant
 from trial_lib.device.cuda_order import BY_BUS, ORDER, cuda_order
 from trial_lib.device.nvml import (
     VARIABLE,
@@ -26,7 +26,6 @@ from trial_lib.device.nvml import (
 from trial_lib.messages.errors import InputError
 
 # The kernel's information on this host's AMD GPUs. It needs none of AMD's libraries.
-
 
 ROCM_VARIABLE, HIP_VARIABLE = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 """ROCm's runtime reads the first, leaves out devices and renumbers the others. HIP does the same with the second."""
@@ -98,7 +97,6 @@ def _numbers(properties: Path) -> dict[str, int]:
 
 
 # NVML's information on a GPU at work. Call everything within a session. Unknown values are left out.
-
 
 _Answer = TypeVar("_Answer")
 # By NVML's names of the bits. An older binding may lack some.
@@ -214,7 +212,7 @@ def _asked(ask: Callable[[], _Answer]) -> _Answer | None:
 _DEV = Path("/dev")
 
 
-class CudaHost:
+class CudaHost(HostKind):
     device = "cuda"
     resource = "GPU"
     word = "gpu"
@@ -271,12 +269,6 @@ class CudaHost:
         )
         memory = min(host.memory.get(host.device_of(slot), 0) for slot in slots)
         return replace(host, slots=slots, memory_per_slot=memory, notes=(*host.notes, note))
-
-    def cores(self, slot: str) -> list[int]:
-        return []
-
-    def budget(self, host: Host, asked: int | None) -> int | None:
-        return asked
 
     def identity(self, host: Host) -> dict[str, str]:
         names = {host.models[device] for device in map(host.device_of, host.slots) if device in host.models}

@@ -99,7 +99,7 @@ _OTHERWISE = re.compile(r"laptop|mobile|max|grid|\d+[abcq]")
 
 
 def sheet_of(name: str) -> DataSheet | None:
-    """Returns the data sheet of a device; None if none is known.
+    """The data sheet of a device; None if none is known.
 
     >>> sheet_of("NVIDIA H100 NVL").bfloat16
     835.5

@@ -54,7 +54,6 @@ def broken_driver(error: Exception | str) -> InputError:
 
 
 def driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver; None without one that answers."""
     with contextlib.suppress(InputError, pynvml.NVMLError), session() as is_there:
         return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else None
     return None
@@ -133,7 +132,6 @@ def _instances(handle: Any) -> tuple[Gpu, ...] | None:
 
 # The GPUs that CUDA_VISIBLE_DEVICES names, and their names in a trial.
 
-
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # Slurm and the container toolkit hide all devices by these values.
 _NONE = ("", "NoDevFiles", "none", "void")
@@ -142,8 +140,6 @@ _UNASKED = "Check it with `nvidia-smi`, or leave it out of CUDA_VISIBLE_DEVICES.
 
 @dataclass
 class Visible:
-    """The devices of a value of the variable."""
-
     devices: dict[str, str] = field(default_factory=dict)  # the UUID of each device, by its name for the ranks
     memory: dict[str, int] = field(default_factory=dict)  # the bytes of each, by its UUID, if known
     models: dict[str, str] = field(default_factory=dict)  # the model of each, by its UUID
@@ -200,7 +196,10 @@ def named_devices(variable: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu] | 
     for name in map(str.strip, variable.split(",")):
         gpu = _gpu_called(name, gpus, gpus if numbered is None else numbered)
         if gpu is None:
-            _check_unnamed(name, gpus)
+            # A GPU that does not tell its UUID may be that one.
+            nameless = next((number for number, each in enumerate(gpus) if not each.uuid), None)
+            if nameless is not None and name.startswith("GPU-"):
+                raise _unusable(f"{name}, or GPU {nameless},", gpus[nameless])
             break
         if gpu.why_not:
             raise _unusable(f"GPU {name}", gpu)
@@ -223,13 +222,6 @@ def _gpu_called(name: str, gpus: Sequence[Gpu], numbered: Sequence[Gpu]) -> Gpu 
     else:
         parts = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
     return parts[0] if len(parts) == 1 else None
-
-
-def _check_unnamed(name: str, gpus: Sequence[Gpu]) -> None:
-    # Refuses the UUID of no known GPU if another GPU does not tell its UUID, because it may be that one.
-    nameless = next((number for number, gpu in enumerate(gpus) if not gpu.uuid), None)
-    if nameless is not None and name.startswith("GPU-"):
-        raise _unusable(f"{name}, or GPU {nameless},", gpus[nameless])
 
 
 def _name(gpu: Gpu, gpus: Sequence[Gpu]) -> str:

@@ -1,7 +1,6 @@
 """Watches the devices of a trial while it runs: their clocks, and other processes on them."""
 
 import contextlib
-import json
 import os
 import queue
 import statistics
@@ -9,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 
 from trial_lib.device.base import DeviceState, Host, Tenant
 from trial_lib.device.this_host import kind_of
+from trial_lib.launch.outcome import read_record
 from trial_lib.records.result import Neighbour, TrialDevice
 from trial_lib.records.units import bytes_shown
 
@@ -165,7 +165,6 @@ def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
 
 
 def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
-    """Reports what slowed a trial: foreign processes on its devices, and reasons for low clocks."""
     for device in devices:
         if reasons := unusual_reasons(device):
             note(f"{label}: the clock of {device.device} was held down by {', '.join(reasons)}")
@@ -226,7 +225,6 @@ def neighbour(tenant: Tenant) -> Neighbour:
 
 # Reports while ranks stand still what they wait for, and which rank works.
 
-
 _POLL_S = 2.0
 # `trial_lib.rank.endings` names the end of a rank so.
 _ENDED, _WORKS = "ended", "works"
@@ -252,17 +250,10 @@ def _tell(label: str, states: list[Path], note: Callable[[str], None], over: thr
     while not over.wait(_POLL_S):
         if time.monotonic() < next_at:
             continue
-        said = [state for state in map(_read, states) if state is not None]
+        said = [state for state in map(read_record, states) if state is not None]
         # If all ranks have ended, none waits. Their processes are about to end.
         kinds = {state["end"]["kind"] for state in said}
         if len(said) == len(states) and kinds != {_ENDED}:
             words = "; ".join(f"rank {rank} {state['words']}" for rank, state in enumerate(said))
             note(f"{label} {'takes long' if kinds == {_WORKS} else 'stands still'}: {words}")
             next_at, pause_s = time.monotonic() + pause_s, pause_s * _LONGER
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        state: dict[str, Any] = json.loads(path.read_text())
-        return state
-    return None

@@ -56,11 +56,11 @@ def run_training(
     note: Callable[[str], None],
     starting: Callable[[list[str]], None],
 ) -> TrainingEnd:
-    """Trains to the end of the program, and restarts it after a crash.
+    """Trains to the end of the program, and restarts it after a crash, with growing pauses.
 
     An attempt has succeeded if every rank has recorded that its program returned. Exit statuses do not count. If two
     attempts end with the same message and no progress between them, there is no third, because it would end so too.
-    The pause before a restart grows. `starting` is called with the slots before each attempt, when no rank runs.
+    `starting` is called with the slots before each attempt, when no rank runs.
     """
     slot_wait = SlotWait("the training", note)
     starter.prepare(beside_builds=False, starts_cold=plan.program.starts_cold)
@@ -115,11 +115,7 @@ class _AttemptEnd:
 
 
 def _attempt(
-    plan: TrainingPlan,
-    starter: RankStarter,
-    host: Host,
-    slots: HeldSlots,
-    cancelled: threading.Event,
+    plan: TrainingPlan, starter: RankStarter, host: Host, slots: HeldSlots, cancelled: threading.Event
 ) -> _AttemptEnd:
     # Runs the ranks once.
     paths, ranks = plan.paths, range(plan.slots)

@@ -26,18 +26,14 @@ from trial_lib.records.folders import TrialPaths
 
 
 def is_this_host(name: str) -> bool:
-    """Returns whether a name or an address in a hostfile means this machine."""
     own = socket.gethostname()
     if name == "localhost" or name.partition(".")[0] == own.partition(".")[0]:
         return True
     with contextlib.suppress(OSError, ValueError):
         address = ipaddress.ip_address(socket.gethostbyname(name))
-        return address.is_loopback or str(address) in _own_addresses()
+        listed = psutil.net_if_addrs().values()
+        return address.is_loopback or str(address) in {each.address for interface in listed for each in interface}
     return False
-
-
-def _own_addresses() -> set[str]:
-    return {address.address for listed in psutil.net_if_addrs().values() for address in listed}
 
 
 def spanned(host: Host, hosts: Mapping[str, int], where: str) -> Host:
@@ -72,7 +68,6 @@ def spanned(host: Host, hosts: Mapping[str, int], where: str) -> Host:
 
 
 # Starts trials that span the hosts of a hostfile, with DeepSpeed's launcher on each host.
-
 
 # DeepSpeed's launcher sets these for each rank.
 _OF_A_RANK = (
@@ -138,13 +133,8 @@ class HostfileStarter(ColdStarter):
         self._prepare(request)
         paths = TrialPaths(Path(request.ranks[0].log).parent)
         write_whole(paths.hostfile, "".join(f"{host} slots={slots}\n" for host, slots in self._hosts.items()))
-        launch = {
-            "entry": request.entry,
-            "payload": request.payload,
-            "cwd": request.cwd,
-            "ranks": ranks_of(request, self._parts),
-        }
-        write_whole(paths.launch, json.dumps(launch))
+        launch = {name: getattr(request, name) for name in ("entry", "payload", "cwd")}
+        write_whole(paths.launch, json.dumps({**launch, "ranks": ranks_of(request, self._parts)}))
         parts = [self._part(number, part, request, paths) for number, part in enumerate(self._parts)]
         message = {
             "ranks": parts,

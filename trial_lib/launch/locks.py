@@ -14,7 +14,6 @@ from trial_lib.messages.errors import InputError
 
 # The folder of the locks of slots and ports, and each user's folder in it.
 
-
 USERS_FOLDER = "zerotune-"
 """Each user's folder begins with this. Its owner is the user, whatever follows."""
 # Others find the claims in it by their names. They cannot list it, nor lock it.
@@ -130,7 +129,6 @@ def release(descriptors: Iterable[int]) -> None:
 
 
 # Ports for trials that run at the same time on one host.
-
 
 # Below the kernel's range for outgoing connections (32768 and up).
 _PORTS = range(21000, 31000)

@@ -28,19 +28,11 @@ class OpBuilds:
         self._lock = threading.Lock()
         self._asked: set[str] = set()
         self._running: list[tuple[subprocess.Popen[str], threading.Thread]] = []
-        self._cannot: dict[str, str] = {}
+        # The reasons for ops that could not be built so far, by the names of their builders.
+        self.cannot: dict[str, str] = {}
         self._is_closed = False
-        self._has_compiled = False
-
-    @property
-    def has_compiled(self) -> bool:
-        """Whether an op had to be compiled, which takes minutes of several cores."""
-        return self._has_compiled
-
-    @property
-    def cannot(self) -> dict[str, str]:
-        """The reasons for ops that could not be built so far, by the names of their builders."""
-        return dict(self._cannot)
+        # Whether an op had to be compiled, which takes minutes of several cores.
+        self.has_compiled = False
 
     def start(self, builders: Iterable[str]) -> bool:
         """Has new ops built, one after the other on each host, and returns at once whether there are any."""
@@ -51,11 +43,7 @@ class OpBuilds:
                 return False
             for host, command in self._guards.items():
                 building = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
                 )
                 assert building.stdin is not None
                 with contextlib.suppress(BrokenPipeError):
@@ -74,13 +62,13 @@ class OpBuilds:
             with contextlib.suppress(ValueError):
                 said = json.loads(line)
                 if "note" in said:
-                    self._has_compiled = True
+                    self.has_compiled = True
                     self._note(said["note"] + where)
-                self._cannot.update({name: why + where for name, why in said.get("cannot", {}).items()})
+                self.cannot.update({name: why + where for name, why in said.get("cannot", {}).items()})
         building.wait()
 
     def wait(self) -> None:
-        """Waits until no build runs, or another thread has called `close`. Says so now and then."""
+        """Until no build runs, or another thread has called `close`. Says so now and then."""
         began = time.monotonic()
         word_at = began + _WORD_S
         for building, thread in list(self._running):

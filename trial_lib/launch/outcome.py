@@ -16,8 +16,7 @@ from trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
 from trial_lib.records.result import Outcome, as_sentence
 from trial_lib.records.units import bytes_shown
 
-# Finds out from a rank's record and log which memory it has run out of. Pure functions.
-
+# Finds out from a rank's record and log which memory it has run out of.
 
 # Each text was observed, or is in the source of torch, NCCL, DeepSpeed, Triton, bitsandbytes or the C library.
 
@@ -50,7 +49,6 @@ _OUT_OF_MEMORY = {
     "cpu": (re.compile(f"{_OF_THE_HOST}|{_OF_A_BUDGET}"), re.compile(_OF_THE_DEVICE)),
     "cuda": (re.compile(_OF_THE_HOST), re.compile(_OF_THE_DEVICE)),
 }
-_OF_AN_EXCEPTION = re.compile(r"out of memory", re.IGNORECASE)
 # A library could not start, or an assertion failed behind an allocation. The cause is memory if none was left.
 _UNSURE = re.compile(
     r"\b(CUBLAS|CUBLASLT|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b"
@@ -107,7 +105,8 @@ def _lack_in(failure: dict[str, Any], device: str) -> MemoryLack | None:
     unsure = _UNSURE.search(message)
     left = failure.get("memory") or {}
     if unsure is not None and left.get("free", float("inf")) <= _NONE_LEFT_SHARE * left.get("total", 0):
-        return MemoryLack(MemoryOwner.DEVICE, f"{_line_with(message, unsure.start())} {_left(left)}")
+        free = f"The device had {bytes_shown(left['free'])} of {bytes_shown(left['total'])} free."
+        return MemoryLack(MemoryOwner.DEVICE, f"{_line_with(message, unsure.start())} {free}")
     return None
 
 
@@ -116,7 +115,7 @@ def _has_its_own(device: str) -> bool:
 
 
 def _in_other_words(text: str) -> MemoryLack | None:
-    lines = (line for line in text.splitlines() if not line[:1].isspace() and _OF_AN_EXCEPTION.search(line))
+    lines = (line for line in text.splitlines() if not line[:1].isspace() and "out of memory" in line.lower())
     return next((MemoryLack(MemoryOwner.DEVICE, line[:_LONGEST_LINE]) for line in lines), None)
 
 
@@ -135,18 +134,13 @@ def _lack_in_text(text: str, device: str) -> MemoryLack | None:
     return None if of_device is None else MemoryLack(MemoryOwner.DEVICE, _line_with(text, of_device.start()))
 
 
-def _left(left: dict[str, int]) -> str:
-    return f"The device had {bytes_shown(left['free'])} of {bytes_shown(left['total'])} free."
-
-
 def _line_with(text: str, position: int) -> str:
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     return text[start : end if end >= 0 else None].strip()[:_LONGEST_LINE]
 
 
-# Classifies the end of a trial from the records and logs of its ranks. Pure functions.
-
+# Classifies the end of a trial from the records and logs of its ranks.
 
 REFUSED = "DeepSpeed refuses the configuration:"
 """The beginning of the reason if `deepspeed.initialize` has raised an exception."""
@@ -181,8 +175,6 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a trial, or an attempt of a training, ended."""
-
     outcome: Outcome  # the kind of end
     reason: str = ""  # one sentence that the user can act on. Empty for a completed trial.
     failed_rank: int | None = None  # the rank that failed first, whose log the reason names. None if no rank failed.
@@ -208,7 +200,11 @@ def classify(
     for number, rank in enumerate(ranks):
         lack = lack_of_memory(rank.failure, rank.log_tail, device)
         if lack is not None:
-            return _failed_on(ranks, number, *_out_of_memory(lack))
+            if lack.whose is MemoryOwner.DEVICE:
+                return _failed_on(ranks, number, Outcome.OUT_OF_MEMORY, lack.said)
+            # The line may name CUDA, which locks the pages.
+            sentence = f"The host's memory has run out: {lack.said}"
+            return _failed_on(ranks, number, Outcome.OUT_OF_HOST_MEMORY, sentence)
     killed = next((number for number, status in enumerate(ending.statuses) if status == -signal.SIGKILL), None)
     if kernel_killed and killed is not None and _sent_by_itself(ranks[killed]) is None:
         of_the_slot = kind_of(device).computes_on_the_processor
@@ -220,13 +216,6 @@ def classify(
 
 def _failed_on(ranks: list[RankRecord], number: int, outcome: Outcome, sentence: str) -> TrialEnd:
     return TrialEnd(outcome, f"{as_sentence(sentence)} Log: {ranks[number].log}", number)
-
-
-def _out_of_memory(lack: MemoryLack) -> tuple[Outcome, str]:
-    if lack.whose is MemoryOwner.HOST:
-        # The line may name CUDA, which locks the pages.
-        return Outcome.OUT_OF_HOST_MEMORY, f"The host's memory has run out: {lack.said}"
-    return Outcome.OUT_OF_MEMORY, lack.said
 
 
 def is_from_outside(ending: ProcessesEnd, outcome: Outcome, ranks: list[RankRecord]) -> bool:
@@ -305,7 +294,9 @@ def _lost_its_peer(rank: RankRecord) -> bool:
 
 def _by_exception(rank: RankRecord) -> tuple[Outcome, str]:
     assert rank.failure is not None
-    failure, message = rank.failure, _first_lines(rank.failure["message"])
+    failure = rank.failure
+    # The first lines as one. pydantic names the wrong key only in the second and third.
+    message = " ".join(" ".join(failure["message"].strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
     if failure["ended_early"]:
         return Outcome.CRASHED, message
     if failure.get("elsewhere"):
@@ -355,13 +346,7 @@ def _last_line(rank: RankRecord) -> str:
     return (rank.log_tail.strip().splitlines() or ["it printed nothing."])[-1][:_LONGEST_MESSAGE]
 
 
-def _first_lines(message: str) -> str:
-    # The first lines of a message as one. pydantic names the wrong key only in the second and third.
-    return " ".join(" ".join(message.strip().splitlines()[:3]).split())[:_LONGEST_MESSAGE]
-
-
 # Reads the records and the log of a rank.
-
 
 _TAIL_BYTES = 20_000
 
@@ -374,10 +359,11 @@ def read_rank_record(
     Bytes of the log before `log_start` are older than the rank. `engine_built` exists when the rank has an engine.
     """
     has_engine = engine_built is None or engine_built.exists()
-    return RankRecord(_read(record), _read(failure), _tail(log, log_start), str(log), has_engine)
+    return RankRecord(read_record(record), read_record(failure), _tail(log, log_start), str(log), has_engine)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a file that a rank writes as JSON. None if it is missing or damaged."""
     with contextlib.suppress(OSError, json.JSONDecodeError):
         record: dict[str, Any] = json.loads(path.read_text())
         return record

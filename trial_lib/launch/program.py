@@ -50,25 +50,19 @@ def rank_requests(
         "MASTER_ADDR": part.address,
         "MASTER_PORT": str(port),
     }
-    if launcher_named(program.launched_by).sets_local_size:
+    launcher = launcher_named(program.launched_by)
+    if launcher.sets_local_size:
         # All hosts have the same number of ranks.
         number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
         shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
     kind = kind_of(host.device)
     shared |= kind.environment(slots)
-    return [
-        RankRequest(
-            environment={**shared, **_rank_variables(program, part, rank)},
-            log=str(logs[rank]),
-            cores=kind.cores(slots[rank]),
-        )
-        for rank in range(len(slots))
-    ]
-
-
-def _rank_variables(program: Program, part: HostRanks, rank: int) -> dict[str, str]:
-    # Returns the variables with a rank's numbers, by all the names that its launcher uses.
-    own, local = str(part.first_rank + rank), str(rank)
-    numbers = {"rank": own, "local_rank": local, "ranks": str(part.world_size), "local_ranks": str(part.slots)}
-    more = launcher_named(program.launched_by).rank_variables
-    return {"RANK": own, "LOCAL_RANK": local, **{name: value.format(**numbers) for name, value in more.items()}}
+    requests = []
+    for local, (slot, log) in enumerate(zip(slots, logs, strict=False)):
+        own = part.first_rank + local
+        numbers = {"rank": own, "local_rank": local, "ranks": part.world_size, "local_ranks": part.slots}
+        # The same numbers by the other names that the launcher uses.
+        more = {name: value.format(**numbers) for name, value in launcher.rank_variables.items()}
+        environment = {**shared, "RANK": str(own), "LOCAL_RANK": str(local), **more}
+        requests.append(RankRequest(environment, str(log), kind.cores(slot)))
+    return requests

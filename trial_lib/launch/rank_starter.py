@@ -134,8 +134,7 @@ class Launched:
                 self._guard.shutdown(socket.SHUT_WR)
 
 
-class StarterClosedError(Exception):
-    """The starter was closed before the trial's processes started."""
+class StarterClosedError(Exception): ...
 
 
 class RankStarter(Protocol):
@@ -182,8 +181,6 @@ class Launches(Protocol):
 
 
 class EndableStarter:
-    """Starts the processes of some runs, which end together."""
-
     def __init__(self, starter: Launches) -> None:
         self._starter = starter
         self._lock = threading.Lock()

@@ -69,7 +69,6 @@ def connect(address: str) -> None:
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Ray's record of each living node."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in known if node["Alive"]]
 
@@ -86,7 +85,6 @@ def kind_of_slots() -> str:
 
 
 def slots_by_node(resource: str) -> dict[str, int]:
-    """The number of slots of each living node that has such slots."""
     counted = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in living_nodes()}
     return {node_id: count for node_id, count in counted.items() if count}
 
@@ -222,7 +220,6 @@ class RayCluster:
 
 # Runs trials on the hosts of a Ray cluster. The study's folder stays on the driver's host.
 
-
 _POLL_S = 0.5
 # The time from a cancellation to the end of the ranks on all hosts.
 _PATIENCE_S = 10.0
@@ -340,12 +337,12 @@ class RayPlace:
         return delivery
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
-        """See `Place.build`. Every host builds its ops when it joins, so this does nothing."""
+        """Every host builds its ops when it joins, so this does nothing."""
         return {}
 
     @property
     def has_compiled(self) -> bool:
-        """See `Place.has_compiled`. A host that joins builds before it runs a trial."""
+        """A host that joins builds before it runs a trial."""
         return False
 
     def prime(self, imported: Sequence[Import]) -> None:
@@ -360,7 +357,6 @@ def _write(path: Path, result: TrialResult) -> None:
 
 
 # The Ray task of an order. It holds the slots that Ray has assigned, and the hosts' actors do the work.
-
 
 _GRACE_S = 5.0
 _JOINING_S = 60.0
@@ -467,6 +463,7 @@ def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str,
         statuses += [None] * share.slots if end is None else end.ending.statuses
     lost = [number for number, end in enumerate(ends) if end is None]
     there = [end for end in ends if end is not None]
+    # The trial's end is the first loss of a host, or else the first end of a part that shows something.
     if lost:
         host = addresses[running[lost[0]].node_id]
         ending = ProcessesEnd(HOST, statuses, host=host, host_rank=lost[0] * share.slots)

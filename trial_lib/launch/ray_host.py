@@ -74,8 +74,6 @@ def _lock_of(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class HostSetup:
-    """The setup of a study on each host."""
-
     study_id: str  # the study's id
     interpreter: str  # the Python of the ranks
     builders: list[str]  # DeepSpeed ops to build before the first trial
@@ -87,8 +85,6 @@ class HostSetup:
 
 @dataclass(frozen=True)
 class PartEnd:
-    """How one host's part of a trial ended."""
-
     ending: ProcessesEnd  # the end of its ranks
     kernel_killed: bool | None  # whether the kernel's out-of-memory killer struck on the host
     files: FileContents  # the files that its ranks have left

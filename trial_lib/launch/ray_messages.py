@@ -14,7 +14,6 @@ from trial_lib.records.result import TrialResult
 
 # Transfers a trial to another host and back: its plan there, its small files here.
 
-
 # Only the end of a longer file is transferred. It is mostly a log.
 _LARGEST_FILE = 8 * 2**20
 
@@ -43,7 +42,6 @@ def moved(plan: TrialPlan, root: Path) -> TrialPlan:
 
 
 def result_from(result: TrialResult, there: Path, here: Path) -> TrialResult:
-    """Returns a result with paths in the trial's folder here."""
     told = _renamed(result.model_dump(mode="json"), str(there), str(here))
     return TrialResult.model_validate_json(json.dumps(told))
 
@@ -89,8 +87,6 @@ class ClusterShare:
 
 @dataclass(frozen=True)
 class ClusterOrder:
-    """Work for the cluster: one trial, or a sweep of several on one host."""
-
     study_id: str  # the study's id
     plans: tuple[TrialPlan, ...]  # the plans of its trials
     share: ClusterShare  # the part of the cluster that it takes
@@ -104,8 +100,6 @@ class ClusterOrder:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The answer to an order."""
-
     # For an order on one host: the result of each plan, with the driver's paths, or the reason for none
     ends: list[TrialResult | Withdrawal] = field(default_factory=list)
     ending: ProcessesEnd | None = None  # for an order on several hosts: the end of the ranks on all of them

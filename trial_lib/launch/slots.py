@@ -26,7 +26,6 @@ from trial_lib.records.units import duration
 # Claims on the slots of a host. Each is a locked file, in a folder of the user's who made it, that all users can
 # read.
 
-
 _CLAIMS = "claims"
 _CLAIMS_POLL_S = 0.005
 _MOST_OF_A_USER, _MOST_BYTES, _LONGEST_TEXT = 1000, 64 * 1024, 100
@@ -65,9 +64,8 @@ class OwnClaim:
         os.fchmod(self.descriptor, 0o644)
 
     def write(self, claim: Claim) -> None:
-        text = json.dumps(asdict(claim)).encode()
         os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, text, 0)
+        os.pwrite(self.descriptor, json.dumps(asdict(claim)).encode(), 0)
 
     def withdraw(self) -> None:
         """Ends the claim at once, even if other processes have its descriptor. Needs no lock."""
@@ -136,11 +134,6 @@ def _locks(descriptor: int) -> bool:
     return True
 
 
-def now_since_boot() -> int:
-    """Nanoseconds since the boot. No clock setting changes their order."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
 def _live(lock_dir: Path) -> Iterator[tuple[int, os.stat_result]]:
     # The open file of each live claim, with its state. Removes this user's dead ones.
     with os.scandir(lock_dir) as entries:
@@ -205,13 +198,11 @@ def _is_locked(descriptor: int) -> bool:
     return answer[:2] != struct.pack("h", fcntl.F_UNLCK)
 
 
-# The queue for the slots of a host: who may take which devices now. Pure.
+# The queue for the slots of a host: who may take which devices now.
 
 
 @dataclass(frozen=True)
 class QueueWait:
-    """A claim that waits for slots."""
-
     count: int  # the slots that it waits for
     of: int  # the slots that it can run on
     place: int  # its place among the claims that wait for any of these, from 1
@@ -292,7 +283,7 @@ def held_slots(
 ) -> Iterator[HeldSlots | None]:
     """Yields `count` slots that no other process on this host holds meanwhile; None if cancelled while waiting.
 
-    The claims of all users' processes are served in the order of arrival (`queue.py`). The kernel ends a claim at once
+    The claims of all users' processes are served in the order of arrival. The kernel ends a claim at once
     when the last of its holders dies.
 
     Raises:
@@ -354,7 +345,9 @@ class _Turn:
                 if not is_alone:
                     return None
                 if claim is None:
-                    claim = Claim(now_since_boot(), self._wants, self._count, (), began, self._what, os.getpid())
+                    # No clock setting changes the order of times since the boot.
+                    arrived = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                    claim = Claim(arrived, self._wants, self._count, (), began, self._what, os.getpid())
                     self._own = OwnClaim(self._lock_dir, claim)
                 assert self._own is not None
                 others = OthersClaims(self._lock_dir, self._own)
@@ -379,7 +372,6 @@ class _Turn:
 
 
 # A wait for slots, as it is told: in the log, in the trial's folder while it lasts, and in the trial's result.
-
 
 # A short wait is told once. Then the words become rare.
 _FIRST_WORD_S, _RAREST_S = 30.0, 600.0

@@ -69,7 +69,6 @@ class ColdStarter:
             self._builds.wait()
 
     def start_builds(self) -> None:
-        """Starts the builds for the trials after the profile trial, and returns at once."""
         self._builds.start(self._ahead)
 
     def start_and_await(self, beside_builds: bool) -> None:
@@ -84,7 +83,7 @@ class ColdStarter:
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         self._builds.start(builders)
         self._builds.wait()
-        return self._builds.cannot
+        return dict(self._builds.cannot)
 
     @property
     def has_compiled(self) -> bool:
@@ -150,7 +149,6 @@ def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = T
 
 
 # The warm starter. Ranks are forks of a primed interpreter and start in a fraction of a second.
-
 
 _CLOSE_S = 10
 _LOOK_S = 2.0

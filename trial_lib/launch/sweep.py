@@ -4,7 +4,6 @@ The profile of the program as typed may be followed by the trial of the user's c
 """
 
 import contextlib
-import json
 import math
 import shutil
 import threading
@@ -13,11 +12,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trial_lib.device.base import Host, has_killed, kernel_kills
 from trial_lib.launch.device_watch import tell_devices, told_of, watched
 from trial_lib.launch.locks import reserved_port
+from trial_lib.launch.outcome import read_record
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
 from trial_lib.launch.slots import SlotWait, held_slots
 from trial_lib.launch.trial import (
@@ -85,6 +84,7 @@ def run_sweep(
             deadline_s = sum(plan.deadline_s for plan in plans)
             request = request_of(plans[0], order, host, slots.names, port, deadline_s)
             request = replace(request, descriptors=slots.descriptors)
+            # The ranks run in a thread. This one takes each result as soon as all ranks have measured its size.
             over, is_overdue = threading.Event(), False
             with contextlib.ExitStack() as told, ThreadPoolExecutor(1) as thread:
                 watch = told.enter_context(watched(host, slots.names))
@@ -101,6 +101,7 @@ def run_sweep(
                 finally:
                     over.set()
                 ending = running.result()
+                # The last size ends with the group. Its devices are looked at when the driver has let go of them.
                 watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
                 collector.take_measured()
                 last = watch.take()
@@ -157,7 +158,7 @@ class _Collector:
         """Collects the sizes that all ranks have measured. The last plan is left, because it ends with the group."""
         while len(self.results) + 1 < len(self._plans):
             plan = self._plans[len(self.results)]
-            records = [_read(plan.paths.measurement(rank)) for rank in range(plan.candidate.slots)]
+            records = [read_record(plan.paths.measurement(rank)) or {} for rank in range(plan.candidate.slots)]
             # What a profile has kept may still become more.
             if not all(record.get("outcome") in _MEASURED and KEPT not in record for record in records):
                 return
@@ -171,7 +172,7 @@ class _Collector:
     def take_last(self, ending: ProcessesEnd, kernel_killed: bool | None, note: Callable[[str], None]) -> Withdrawal:
         """Collects the size that ran when the group ended. Returns the reason why the others were not measured."""
         position = len(self.results)
-        decided = _read(self._plans[0].paths.withdrawal)
+        decided = read_record(self._plans[0].paths.withdrawal)
         if position and decided:
             return Withdrawal(decided["reason"])
         result = self._next_result(ending, kernel_killed, since_boot())
@@ -216,17 +217,5 @@ def _order(plans: Sequence[TrialPlan], sweep: Sweep) -> RankOrder:
         changed = {name: value for name, value in own.items() if environment.get(name) != value}
         sizes.append(replace(size_order_of(plan), environment={**gone, **changed}))
         environment = own
-    return replace(
-        order_of(plans[0]),
-        sizes=tuple(sizes),
-        bytes_per_sample=sweep.bytes_per_sample,
-        headroom=sweep.headroom,
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    # A record; empty if there is none.
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        record: dict[str, Any] = json.loads(path.read_text())
-        return record
-    return {}
+    order = order_of(plans[0])
+    return replace(order, sizes=tuple(sizes), bytes_per_sample=sweep.bytes_per_sample, headroom=sweep.headroom)

@@ -1,6 +1,5 @@
 """One trial: slots, a port, processes, a deadline, and a result that is complete whatever happens."""
 
-import contextlib
 import json
 import platform
 import threading
@@ -14,7 +13,7 @@ from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.base import Host, has_killed, kernel_kills
 from trial_lib.launch.device_watch import tell_devices, told_of, watched
 from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.outcome import classify, is_from_outside, read_rank_record
+from trial_lib.launch.outcome import classify, is_from_outside, read_rank_record, read_record
 from trial_lib.launch.processes.leavings import LEFT, REMOVED
 from trial_lib.launch.program import Program, rank_requests
 from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
@@ -38,8 +37,7 @@ from trial_lib.records.result import (
 )
 from trial_lib.records.units import bytes_shown
 
-# Sentences for the user about CUDA's caching allocator in a trial. Pure functions.
-
+# Sentences for the user about CUDA's caching allocator in a trial.
 
 # A note appears if idle fragments take more than this share of the device.
 _LARGE = 0.1
@@ -50,30 +48,23 @@ _EXPANDABLE = "expandable_segments:True"
 
 def allocator_note(memory: Memory, environment: Mapping[str, str]) -> str:
     """Returns a sentence on a trial's memory beyond its peak. Mostly there is nothing to say, and on a CPU never."""
-    return " ".join(filter(None, (_retries(memory), _idle(memory, environment))))
-
-
-def _retries(memory: Memory) -> str:
-    if not memory.was_short:
-        return ""
-    return (
-        f"CUDA's allocator had to empty its cache {max(memory.counted_retries)} times in the measured steps, which "
-        "costs time: memory was short, and a longer training may run out of it."
-    )
-
-
-def _idle(memory: Memory, environment: Mapping[str, str]) -> str:
+    said = []
+    if memory.was_short:
+        said.append(
+            f"CUDA's allocator had to empty its cache {max(memory.counted_retries)} times in the measured steps, which "
+            "costs time: memory was short, and a longer training may run out of it."
+        )
     ranks = zip(memory.peak_reserved, memory.steps_peak, memory.least_free, strict=False)
     idle, share = max(
         ((reserved - peak, (reserved - peak) / (reserved + free)) for reserved, peak, free in ranks if reserved),
         default=(0, 0.0),
     )
-    if share < _LARGE or any(_EXPANDABLE in environment.get(name, "") for name in _SETTINGS):
-        return ""
-    return (
-        f"{bytes_shown(idle)} of the device ({share:.0%}) were reserved and held no tensor at the peak: "
-        f"PYTORCH_CUDA_ALLOC_CONF={_EXPANDABLE} may make them usable."
-    )
+    if share >= _LARGE and not any(_EXPANDABLE in environment.get(name, "") for name in _SETTINGS):
+        said.append(
+            f"{bytes_shown(idle)} of the device ({share:.0%}) were reserved and held no tensor at the peak: "
+            f"PYTORCH_CUDA_ALLOC_CONF={_EXPANDABLE} may make them usable."
+        )
+    return " ".join(said)
 
 
 ENTRY = "trial_lib.rank.rank:run"
@@ -126,7 +117,6 @@ def run_trial(
     cancelled: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> TrialResult:
-    """Runs one trial and returns its result, which is also written to the trial's folder."""
     write_candidate(plan)
     clear(plan)
     label = f"trial {plan.number:04d}"
@@ -135,13 +125,7 @@ def run_trial(
     kills_before = kernel_kills()
     with (
         held_slots(
-            lock_dir,
-            host,
-            plan.candidate.slots,
-            cancelled.is_set,
-            slot_wait.tell,
-            plan.preferred,
-            plan.trial_id,
+            lock_dir, host, plan.candidate.slots, cancelled.is_set, slot_wait.tell, plan.preferred, plan.trial_id
         ) as slots,
         reserved_port() as port,
     ):
@@ -165,7 +149,6 @@ def run_trial(
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
-    """Returns the result of a trial without processes, or whose processes are unknown."""
     return TrialResult(
         **_of_plan(plan), outcome=outcome, reason=reason, from_outside=from_outside, started_at=time.time()
     )
@@ -183,7 +166,6 @@ def write_unstarted(plan: TrialPlan, result: TrialResult) -> None:
 
 
 def write_candidate(plan: TrialPlan) -> None:
-    """Writes the trial's configuration, for its ranks and for people."""
     texts = {
         str(plan.paths.candidate): plan.candidate.model_dump_json(indent=2),
         str(plan.paths.ds_config): json.dumps(plan.ds_config, indent=2),
@@ -197,13 +179,8 @@ def write_candidate(plan: TrialPlan) -> None:
 def clear(plan: TrialPlan) -> None:
     """Removes the files of an interrupted run of the same trial."""
     for rank in range(plan.candidate.slots):
-        for path in (
-            plan.paths.log(rank),
-            plan.paths.measurement(rank),
-            plan.paths.failure(rank),
-            plan.paths.engine_built(rank),
-        ):
-            path.unlink(missing_ok=True)
+        for path in (plan.paths.log, plan.paths.measurement, plan.paths.failure, plan.paths.engine_built):
+            path(rank).unlink(missing_ok=True)
     plan.paths.waiting.unlink(missing_ok=True)
     remove(plan.paths.scratch)
 
@@ -214,7 +191,6 @@ def run_to_end(
     cancelled: threading.Event,
     launched: Callable[[], None] = lambda: None,
 ) -> ProcessesEnd:
-    """Starts ranks, calls `launched`, and waits for their end."""
     try:
         running = starter.launch(request)
         launched()
@@ -245,7 +221,6 @@ def states_of(plan: TrialPlan) -> list[Path]:
 
 
 def order_of(plan: TrialPlan) -> RankOrder:
-    """Returns the order for the ranks of a trial, which is launched now."""
     return RankOrder(
         program=plan.program.target,
         local_rank_option=plan.program.local_rank_option,
@@ -283,14 +258,9 @@ def size_order_of(plan: TrialPlan) -> SizeOrder:
 
 
 def request_of(
-    plan: TrialPlan,
-    order: RankOrder,
-    host: Host,
-    slots: list[str],
-    port: int,
-    deadline_s: float,
+    plan: TrialPlan, order: RankOrder, host: Host, slots: list[str], port: int, deadline_s: float
 ) -> LaunchRequest:
-    """Returns the launch of a trial's ranks. The trial's scratch folder must exist."""
+    """The launch of a trial's ranks. The trial's scratch folder must exist."""
     logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
     ranks = rank_requests(plan.program, host, slots, port, logs)
     model_dir = plan.program.model_dir
@@ -322,21 +292,6 @@ def take_result(
     waited: WaitedForSlots | None = None,
 ) -> TrialResult:
     """Combines the ranks' records, writes the result to the trial's folder and returns it."""
-    result = _result(plan, ending, kernel_killed, device, started_at, seconds, swept)
-    result = result.model_copy(update={"devices": list(devices), "waited": waited})
-    write_whole(plan.paths.result, result.model_dump_json(indent=2))
-    return result
-
-
-def _result(
-    plan: TrialPlan,
-    ending: ProcessesEnd,
-    kernel_killed: bool | None,
-    device: str,
-    started_at: float,
-    seconds: float,
-    swept: bool,
-) -> TrialResult:
     ranks = [
         read_rank_record(
             plan.paths.measurement(rank),
@@ -355,8 +310,11 @@ def _result(
     memory = [rank.measurement["memory"] for rank in ranks if rank.measurement and "memory" in rank.measurement]
     of_ranks = Memory(**{name: [record[name] for record in memory if name in record] for name in Memory.model_fields})
     note = " ".join(filter(None, (first.get("note", ""), allocator_note(of_ranks, plan.program.environment))))
-    profile, program = first.get("profile"), first.get("program") or _known_program(plan)
-    return TrialResult(
+    profile, program = first.get("profile"), first.get("program") or None
+    if program is None and plan.purpose is Purpose.PROFILE:
+        # The facts that it has found before its end.
+        program = read_record(plan.paths.engine_built(0))
+    result = TrialResult(
         **_of_plan(plan),
         outcome=outcome,
         reason=end.reason,
@@ -383,15 +341,8 @@ def _result(
         versions=first.get("versions", {}),
         traced=None if (traced := first.get("traced")) is None else TracedStep(**traced),
         started_at=started_at,
+        devices=list(devices),
+        waited=waited,
     )
-
-
-def _known_program(plan: TrialPlan) -> dict[str, Any] | None:
-    # Returns a profile trial's facts about the program, if it has ended before its measurement; None for any other
-    # trial.
-    if plan.purpose is not Purpose.PROFILE:
-        return None
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        known: dict[str, Any] = json.loads(plan.paths.engine_built(0).read_text())
-        return known
-    return None
+    write_whole(plan.paths.result, result.model_dump_json(indent=2))
+    return result

@@ -51,8 +51,6 @@ _ELASTIC = "TORCHELASTIC_"
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch that a wrapper leads to."""
-
     words: tuple[str, ...]  # the command line of the launcher, or of the Python program that trains
     folder: Path  # its working directory
     variables: dict[str, str]  # the variables that it has and the wrapper had not, or had with other values
@@ -179,7 +177,8 @@ def _trains(process: psutil.Process, words: Sequence[str]) -> bool:
 
 
 def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    own = {**now, "PYTHONPATH": _without_hook(now.get("PYTHONPATH", ""))}
+    folders = now.get("PYTHONPATH", "").split(os.pathsep)
+    own = {**now, "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder and folder != _HOOK)}
     if "PATH" in now:
         own["PATH"] = without_shims(now["PATH"], now.get(ARRIVED, ""))
     if not own["PYTHONPATH"] and "PYTHONPATH" not in before:
@@ -188,26 +187,15 @@ def _differences(now: Mapping[str, str], before: Mapping[str, str]) -> tuple[dic
         if own.get(name) == value:
             own.pop(name)
             own |= {name: before[name]} if name in before else {}
-    set_ = {
-        name: value
-        for name, value in own.items()
-        if before.get(name) != value and _is_typed(name) and not (name == "PATH" and _only_adds(value, before))
-    }
+    set_ = {name: value for name, value in own.items() if before.get(name) != value and _is_typed(name)}
+    # With only new folders in front, as in an activated environment, the launcher's path shows the environment.
+    if set_.get("PATH", "").endswith(before.get("PATH", os.defpath)):
+        set_.pop("PATH", None)
     return set_, tuple(name for name in before if name not in own and _is_typed(name))
 
 
 def _is_typed(name: str) -> bool:
     return name not in _NOT_TYPED and name != ARRIVED and not name.startswith(_ELASTIC) and bool(_NAME.fullmatch(name))
-
-
-def _only_adds(path: str, before: Mapping[str, str]) -> bool:
-    # Returns whether a PATH has only new folders in front, as in an activated environment. The launcher's path shows
-    # the environment then.
-    return path.endswith(before.get("PATH", os.defpath))
-
-
-def _without_hook(path: str) -> str:
-    return os.pathsep.join(folder for folder in path.split(os.pathsep) if folder and folder != _HOOK)
 
 
 def _last_line(log: Path) -> str:

@@ -1,1 +1,1 @@
-"""The processes on the ranks' side. They run in the user's environment."""
+"""The ranks' side, in the user's environment: standard library, psutil, torch and DeepSpeed only."""

@@ -1,6 +1,6 @@
 """Builds DeepSpeed's ops on a host, and ends everything that it started when no process waits for them any more.
 
-Runs in the user's environment. Its standard input is its leash. It ends when that closes, with the connection or with
+Its standard input is its leash. It ends when that closes, with the connection or with
 the process that holds it. Its standard output has the report of `jit_builds`.
 """
 

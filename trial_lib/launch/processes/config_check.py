@@ -1,6 +1,6 @@
 """Asks the user's DeepSpeed about a configuration before any trial. The fork server has imported DeepSpeed anyway.
 
-Runs in the user's environment. A fork judges the configuration, or a process of its own.
+A fork judges the configuration, or a process of its own.
 """
 
 import contextlib

@@ -88,6 +88,5 @@ def _links_cuda(folder: Path, unknown: bool) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the report to a file descriptor. Libraries may print to standard output."""
     with os.fdopen(int(arguments[0]), "w") as file:
         file.write(json.dumps(report()))

@@ -1,6 +1,6 @@
 """The fork server of the warm starter: an interpreter that has imported torch and DeepSpeed, and only forks.
 
-Runs in the user's environment. It must stay fit to fork (see `priming`). It checks that before each fork.
+It must stay fit to fork (see `priming`). It checks that before each fork.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ class ForkServer:
         before = len(self._left_out)
         takes_too_long = False
         while True:
+            # The fork that stands by waits for a word on the pipe. Without one it ends with this process's imports.
             listen, tell = os.pipe()
             parent = os.getpid()
             reserve = os.fork()

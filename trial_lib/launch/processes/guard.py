@@ -1,6 +1,6 @@
 """The guard of one trial: starts its ranks, waits for them, applies the deadline, and leaves no process alive.
 
-Runs in the user's environment. A warm guard is a fork of the primed server, a cold one a small process of its own.
+A warm guard is a fork of the primed server, a cold one a small process of its own.
 """
 
 import contextlib
@@ -147,7 +147,8 @@ class Guard:
                 return RANKS
             if now >= deadline:
                 # Builds by the ranks do not count towards the trial's deadline.
-                later = first_deadline + self._build_seconds()
+                scratch = scratch_of(self._request["payload"])
+                later = first_deadline + (0.0 if scratch is None else build_times.seconds(scratch))
                 if now >= later:
                     return DEADLINE
                 deadline = later
@@ -195,10 +196,6 @@ class Guard:
             is_python = program.name.startswith("python") or program == Path(self._request["interpreter"]).resolve()
             return is_python or os.getpgid(pid) != pid
         return True
-
-    def _build_seconds(self) -> float:
-        scratch = scratch_of(self._request["payload"])
-        return 0.0 if scratch is None else build_times.seconds(scratch)
 
     def _reap(self, ranks: dict[int, int]) -> bool:
         # Records the ranks that have ended, and reaps adopted orphans. Returns whether a rank has failed.

@@ -1,7 +1,4 @@
-"""Runs DeepSpeed's just-in-time builds outside of any deadline, and clears the locks of killed builds.
-
-Runs in the user's environment.
-"""
+"""Runs DeepSpeed's just-in-time builds outside of any deadline, and clears the locks of killed builds."""
 
 import contextlib
 import errno

@@ -5,8 +5,6 @@
 Both the guard and its keeper are subreapers. An orphan of the ranks becomes a child of the guard. If the guard is
 killed, its children become children of the keeper, which kills them. Four processes have a keeper: the guard of a
 trial, a leash, one host's part of a trial, and a build of DeepSpeed's ops.
-
-Runs in the user's environment.
 """
 
 import contextlib
@@ -152,7 +150,6 @@ class _Patience:
 
 
 # A leash: a command that ends, with all its descendants, when the process that started it ends.
-
 
 _POLL_MS = 200
 _TERM_S = 5.0

@@ -4,8 +4,6 @@ The kernel keeps the folder as it is, and shows the trial's processes a folder t
 these processes and their children see it, in a mount namespace that ends with the last of them. Root needs nothing
 else. Any other user needs a user namespace, in which the user's identity stays the same. If the kernel, a container or
 the file system refuses, the ranks see the folder itself, and `trial_lib.rank.user_files` protects it.
-
-Runs in the user's environment.
 """
 
 import contextlib
@@ -168,7 +166,9 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         for path, original in named:
             _show(Path(path), original)
     if not is_privileged:
-        _drop_capabilities()
+        # Gives up the capabilities of the namespace, so that the program has no more rights than its user.
+        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
+        _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def _cover(folder: str) -> None:
@@ -226,16 +226,10 @@ def _make_read_only(mounted: Path) -> None:
 
 
 def mounts_within(folder: str, table: bytes) -> tuple[str, ...]:
-    """Returns the other file systems that are mounted below a folder, because a layer would hide them."""
+    """The other file systems that are mounted below a folder, by the kernel's mountinfo. A layer would hide them."""
     # The kernel writes spaces and the like as octal numbers, and every other byte of a name unchanged.
     points = (line.split(b" ")[4].decode("unicode_escape").encode("latin-1") for line in table.split(b"\n") if line)
     return tuple(text for text in map(os.fsdecode, points) if text.startswith(folder.rstrip(os.sep) + os.sep))
-
-
-def _drop_capabilities() -> None:
-    # Gives up the capabilities of the namespace, so that the program has no more rights than its user.
-    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
-    _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,4 @@
-"""Removes what the ended processes of a trial have left outside of its folder.
-
-Runs in the user's environment.
-"""
+"""Removes what the ended processes of a trial have left outside of its folder."""
 
 import contextlib
 import re
@@ -49,7 +46,8 @@ def remove_leavings(
     }
     if not new:
         return {}
-    known = {*held, *_noted(request), *(name for name in new if _made_by(name) in pids)}
+    noted = shared_segments.noted(scratch) if scratch else set()
+    known = {*held, *noted, *(name for name in new if _made_by(name) in pids)}
     without_holder = new - shared_segments.held_by_anybody()
     removed, left = {}, {}
     for name in without_holder:
@@ -67,11 +65,6 @@ def remove_leavings(
 def _made_by(name: str) -> int | None:
     named = _OF_TORCH.match(name)
     return None if named is None else int(named[1])
-
-
-def _noted(request: dict[str, Any]) -> set[str]:
-    scratch = scratch_of(request["payload"])
-    return set() if scratch is None else shared_segments.noted(scratch)
 
 
 def scratch_of(payload: Mapping[str, Any]) -> Path | None:

@@ -1,7 +1,7 @@
 """Bounds the logs of processes that print without end. A log keeps its head and its tail.
 
 The process that waits for the printing ones looks at their logs' sizes now and then. A pipe would wake it for each
-line, on a rank's core. Runs in the user's environment.
+line, on a rank's core.
 """
 
 import contextlib

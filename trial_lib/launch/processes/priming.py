@@ -29,7 +29,6 @@ from trial_lib.rank.patching import note_names, stand_in
 
 # Remembers what DeepSpeed asks of the processor whenever it loads an op. The answer takes 1.2 s, twice for each op.
 
-
 _ASKED_FOR = {"arch", "flags"}
 
 
@@ -120,7 +119,6 @@ def compiled_when_called() -> Iterator[None]:
 
 
 # Whether a process can still be forked, as far as the drivers of devices are concerned.
-
 
 # The initialisation of each driver opens its file, from whichever library.
 _FILES = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}

@@ -1,7 +1,4 @@
-"""Turns a process into a rank: its output, its cores, its environment, and its death with its guard.
-
-Runs in the user's environment.
-"""
+"""Turns a process into a rank: its output, its cores, its environment, and its death with its guard."""
 
 import contextlib
 import ctypes
@@ -20,7 +17,6 @@ from typing import Any
 from trial_lib.messages.files import OWNERS_FILE
 
 # The threads of OpenBLAS, the library in numpy and scipy. It starts them when it is loaded. A fork has none of them.
-
 
 NUMBER = "OPENBLAS_NUM_THREADS"
 """The environment variable with OpenBLAS's number of threads. It takes precedence over all others."""
@@ -82,7 +78,6 @@ def go_on_without_parent(parent: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns whether a process is stopped, as by SIGSTOP."""
     try:
         # The state follows the name, which may contain any character.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
