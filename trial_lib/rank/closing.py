@@ -187,10 +187,7 @@ _SURE_SHARE = 1 / 3
 
 
 class Watcher(threading.Thread):
-    """Looks at one thread of this process, writes the rank's state when it stands still, and ends a wait forever.
-
-    A wait is one if no rank has shown activity for `patience_s`.
-    """
+    """Notes when its thread stands still, and ends a wait: no rank has shown activity for `patience_s` seconds."""
 
     def __init__(self, find: Callable[[], Closing], model_dir: Path, patience_s: float) -> None:
         super().__init__(daemon=True, name="zerotune-waiting")

@@ -130,10 +130,7 @@ class CountedSteps:
         return [step for place, step in enumerate(self.steps) if place not in self._left_out]
 
     def cover_cycle(self, usual_s: float) -> bool:
-        """Whether the steps show what training pays for its data.
-
-        Many times the usual seconds are enough in any case.
-        """
+        """Whether the steps show what training pays for its data, or take many times the usual seconds."""
         return self._cycle.is_covered or sum(self.slowest) >= _TIMES_THE_USUAL * usual_s
 
     def add(self, step: CountedStep, loss: torch.Tensor | None) -> bool:
@@ -259,10 +256,7 @@ class CountedSteps:
 
 
 def model_profile(watch: EngineWatch, memory_bytes: int) -> dict[str, Any]:
-    """A profile trial's facts about the model, as `ModelProfile` has them.
-
-    `memory_bytes`: that it may use on this slot.
-    """
+    """A profile trial's facts, as `ModelProfile` has them. `memory_bytes` are those that it may use on this slot."""
     replicas = replicas_of(watch.engine)
     counts = total(parameter_shares(watch.engine), watch.engine)
     kept = watch.model.activation_bytes / watch.samples_kept

@@ -116,10 +116,7 @@ def install(
     hidden: Iterable[str] = (),
     records: Iterable[Path] = (),
 ) -> UserFiles:
-    """Protects the user's files from this process and its forks, before the program runs.
-
-    `UserFiles` has the arguments.
-    """
+    """Protects the user's files from this process and its forks, with the arguments of `UserFiles`."""
     files = UserFiles(scratch, protected_before, folder, layered_device, hidden, records)
     _replace_open(files)
     for name, call in _STAND_INS.items():

@@ -209,7 +209,7 @@ def intercept(
         observer.engine_built(engine)
 
     turning = Turning(turned, facts)
-    # The observer forwards to a probe that the program's first call has not made yet.
+    # Looked up at each call: in a sweep, another probe observes later.
     _stand_in_for_initialize(merge, lambda: observer.initialize_called(), built, turning, facts)
     original_destroy = torch.distributed.destroy_process_group
 

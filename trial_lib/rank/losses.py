@@ -124,10 +124,7 @@ class StepLosses:
         self._weights = InitialWeights(engine)
 
     def add(self, loss: torch.Tensor | None, applied: bool = True) -> None:
-        """Adds the next step's loss; None if the code shows none.
-
-        Not `applied` if fp16's loss scaling has skipped it.
-        """
+        """Adds the next step's loss, if the code shows one. Not `applied`: fp16's loss scaling has skipped the step."""
         if loss is not None and len(self._losses) < _MOST:
             self._losses.append(loss)
             self._applied.append(applied)

@@ -166,9 +166,9 @@ class Meeting:
         return [self._board.get(rank, 0) for rank in range(len(self._failures))]
 
     def gather(self, own: Any, seconds: float = float("inf")) -> list[Any] | None:
-        """What each rank brings, as plain data in rank order; None if another rank has failed, or is late.
+        """What each rank brings, in rank order; None if another has failed or is late.
 
-        All of them call it in the same order.
+        All call it in the same order.
         """
         self._round += 1
         self._board.put(self._rank, self._round, [own])

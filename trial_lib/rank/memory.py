@@ -45,10 +45,7 @@ class RankMemory:
         self._basis = first
 
     def taken_over(self) -> "RankMemory":
-        """For the next measurement of the same engine.
-
-        It counts from the engine's initialisation, as in fresh ranks.
-        """
+        """The memory of the same engine's next measurement, counted from its initialisation, as in fresh ranks."""
         memory = RankMemory()
         memory.after_initialize, memory._budget = self.after_initialize, self._budget
         memory._available, memory._initialize_peak = self._available, self._initialize_peak

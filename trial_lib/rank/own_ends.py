@@ -124,10 +124,7 @@ _ZEROTUNE_STARTS = "ZeroTune starts the ranks itself"
 
 
 def install_own_ranks(refuse: Refuse, joining: Joining) -> None:
-    """Reports launchers, workers that train, and process groups of another size, before the program runs.
-
-    `refuse` ends the trial with a sentence, or returns if the program trains already.
-    """
+    """Refuses launchers, workers that train, and larger process groups. `refuse` returns if the program trains."""
     started = int(os.environ.get("WORLD_SIZE", "1"))
     _watch_processes(refuse)
     if started == 1:

@@ -35,9 +35,9 @@ _OF_MAPPINGS = (__file__, os.__file__, _collections_abc.__file__, "<frozen os>",
 
 
 def install(note_devices: Callable[[str], None]) -> None:
-    """Makes the environment keep the rank's place, before the program runs.
+    """Makes the environment keep the rank's place.
 
-    `note_devices` is called with an assignment by which the program's code names devices.
+    `note_devices` gets an assignment by which the code names devices.
     """
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     place = OwnPlace(own, note_devices)

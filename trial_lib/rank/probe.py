@@ -175,10 +175,7 @@ current: "Probe | None" = None  # the probe of this process; None if the process
 
 
 class Probe:
-    """Measures the first engine of a rank that trains.
-
-    Functions that replace DeepSpeed's read `order.overrides` itself.
-    """
+    """Measures the first engine of a rank that trains. DeepSpeed's replacements read `order.overrides` itself."""
 
     def __init__(
         self,
@@ -243,9 +240,9 @@ class Probe:
         self._plain_steps.begin()
 
     def take_over(self, previous: "Probe") -> None:
-        """Measures the engine of another probe, which may have another batch now, in place of `install`.
+        """Measures another probe's engine, in place of `install`.
 
-        Memory counts from the engine's own initialisation, as in fresh ranks.
+        Memory counts from its initialisation, as in fresh ranks.
         """
         global current
         current = self
@@ -481,7 +478,7 @@ class Probe:
     def measure_common(self, counted: int, steps: int, note: str) -> None:
         """Measures the steps that all ranks have counted, after the user's code has ended.
 
-        `note`: on the steps left out.
+        `note`: on those left out.
         """
         if self._traced is not None:
             self._finish(self._traced.cut_short())

@@ -151,10 +151,7 @@ class ProgramFacts:
         self.refused_options = refused_options(options, parsers_used)
 
     def note_typed_engine(self, engine: Any, varied: Mapping[str, Sequence[Any]] | None = None) -> int:
-        """Keeps the settings of the engine that trains and the options read by now. Returns its micro-batch size.
-
-        Only a run of the program as typed calls it.
-        """
+        """Keeps the settings of a program run as typed. Returns the engine's micro-batch size."""
         # This imports torch, which an engine has imported already.
         from trial_lib.rank import memory
 

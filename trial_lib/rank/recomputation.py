@@ -99,9 +99,9 @@ def _outermost(module: Any, kinds: Collection[type], blocks: Collection[int]) ->
 
 
 class GuardedCheckpoint:
-    """Recomputes a block in its backward pass, and compares its first outputs and gradients with those of the block.
+    """Recomputes a block, and compares its first outputs and gradients.
 
-    It compares nothing of a partitioned block, whose parameters are not in memory.
+    A partitioned block is not in memory to compare.
     """
 
     def __init__(self) -> None:

@@ -82,10 +82,7 @@ _SECTIONS = ("DeepSpeedZeroOffloadParamConfig", "DeepSpeedZeroOffloadOptimizerCo
 
 
 def swap_into_own_folder(scratch: Path, instead: Path | None = None) -> None:
-    """Makes DeepSpeed read a folder of the trial's own in place of `nvme_path`, in this process from now on.
-
-    `instead` is for ranks that swap nothing: the host may have no such path.
-    """
+    """Makes DeepSpeed swap to the trial's own folder, or `instead` where the host may not have its `nvme_path`."""
 
     def with_own_folder(initialize: Any, section: Any, *arguments: Any, **settings: Any) -> None:
         named = settings.get("nvme_path")

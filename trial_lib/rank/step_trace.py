@@ -405,7 +405,7 @@ class TracedEnd:
     def go_on(self) -> dict[str, Any] | None:
         """The measurement with its trace; None if the code has to train on.
 
-        Call it first after the last counted step, and then after each step.
+        Called after the last counted, and each later step.
         """
         if self._trace is not None:
             traced = self._trace.step_ended()

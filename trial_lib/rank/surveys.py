@@ -61,9 +61,9 @@ _ALL = (WORKERS, PREFETCH, PINNED, PERSISTENT)
 
 
 class LoadingSurvey:
-    """Looks at some steps after the counted one, because the first batch of a loader takes longer than the others.
+    """Looks at some steps after the counted one: a loader's first batch takes longer.
 
-    `is_apart`: batches are copied to a device with memory of its own.
+    `is_apart`: batches are copied.
     """
 
     def __init__(self, facts: ProgramFacts, most: Callable[[list[float]], list[float]], is_apart: bool) -> None:

@@ -63,10 +63,7 @@ origins = LoaderOrigins()  # those of this process
 
 
 def install_loaders(settings: Callable[[], Mapping[str, Any]]) -> None:
-    """Makes data loaders follow the candidate's settings, before the program runs.
-
-    A missing one or None changes none.
-    """
+    """Makes data loaders follow the candidate's settings. A missing one, or None, changes nothing."""
     when_imported("torch.utils.data.dataloader", functools.partial(_follow, settings))
 
 

@@ -112,10 +112,7 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def may_be_of_the_user(name: str) -> bool:
-    """Whether a code's file may be the user's: not ZeroTune's, not a package's, and a file.
-
-    Python's own modules may.
-    """
+    """Whether a file of code may be the user's (or Python's): neither ZeroTune's nor a package's."""
     return not name.startswith((*_OWN_FOLDERS, "<")) and not any(folder in name for folder in _OF_PACKAGES)
 
 
