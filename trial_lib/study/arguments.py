@@ -110,7 +110,7 @@ class StudyArguments(FrozenRecord):
         return given
 
     @model_validator(mode="after")
-    def _batch_policy_is_some_methods(self) -> "StudyArguments":
+    def _fits_together(self) -> "StudyArguments":
         fields = StudyArguments.model_fields
         given = [name for name in BATCH_POLICY if getattr(self, name) != fields[name].default]
         if given and not METHODS[self.method].has_batch_policy:
@@ -118,32 +118,16 @@ class StudyArguments(FrozenRecord):
             raise ValueError(f"--{given[0].replace('_', '-')} is for the method {able}, not for {self.method}")
         if self.free_batch and self.train_batch_size is not None:
             raise ValueError("--train-batch-size and --free-batch exclude each other")
-        return self
-
-    @model_validator(mode="after")
-    def _sizes_are_no_answer_to_learn_from(self) -> "StudyArguments":
         if self.from_earlier and not METHODS[self.method].confirms_winner:
             command = self.method.replace("_", "-")
             raise ValueError(f"--from-earlier is for methods that confirm a winner, not for {command}")
-        return self
-
-    @model_validator(mode="after")
-    def _plan_is_for_what_it_orders(self) -> "StudyArguments":
         if self.plan is not None and not METHODS[self.method].has_catalogue:
             able = " and ".join(method.name for method in METHODS.values() if method.has_catalogue)
             raise ValueError(f"--plan is for the method {able}, not for {self.method}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_an_experiment(self) -> "StudyArguments":
         if (self.config_path is None) != bool(self.command):
             raise ValueError("expected either config_path or command")
         if self.vary and not self.command:
             raise ValueError("vary is for a command: a YAML has its switches in search_space, section program")
-        return self
-
-    @model_validator(mode="after")
-    def _window_is_not_empty(self) -> "StudyArguments":
         if self.end_profile_step < self.start_profile_step:
             raise ValueError(
                 f"end_profile_step({self.end_profile_step}) comes before start_profile_step({self.start_profile_step})"

@@ -23,7 +23,6 @@ from trial_lib.study.arguments import INSTEAD, MINUTES_OVER
 from trial_lib.study.confirmation import (
     Confirmation,
     Contender,
-    Estimate,
     Finding,
     freeing_advice,
     is_good,
@@ -308,7 +307,7 @@ def answer_of(driver: StudyDriver) -> Answer | None:
         return None
     finding = finding.model_copy(update={"in_code": _in_code(driver, driver.state.candidates[winner.number])})
     best = driver.state.results[winner.number].model_copy(update={"metrics": winner.metrics})
-    value = 1.0 if winner.verdict == "own" else _value(winner.gain)
+    value = 1.0 if winner.verdict == "own" else None if winner.gain is None else winner.gain.value
     return Answer(best, finding, value, winner.name, step_accounts(driver, best))
 
 
@@ -400,10 +399,6 @@ def _in_code(driver: StudyDriver, winner: Candidate) -> str:
     program = None if driver.state.profile is None else driver.state.profile.program
     stage = get_knob(winner.complete(driver.known.base_config), STAGE, 0)
     return partition_advice(stage, program is not None and program.partitions_its_model)
-
-
-def _value(estimate: Estimate | None) -> float | None:
-    return None if estimate is None else estimate.value
 
 
 # A study that learns: if the winner of the last study holds, it needs no search. A resumed study decides the same,

@@ -146,7 +146,7 @@ class Finding(FrozenRecord):
             said.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
         said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
-            said.append(f"{_capital(self.winner.losses)}.")
+            said.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
         said += self.on_devices
         more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
         return [*said, *filter(None, more), *self.left_out]
@@ -165,10 +165,6 @@ def _about(candidate: Confirmed) -> str:
     if candidate.verdict == "disagrees":
         return f"{candidate.name} is not chosen: {candidate.losses}."
     return f"{candidate.name}: {candidate.gain.times if candidate.gain else 'measured as well'}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def partition_advice(zero_stage: int, partitions_its_model: bool) -> str:
@@ -428,7 +424,7 @@ class Confirmation:
         emptier = [one for one in left if _filled(one.reading) <= _CLEARLY_LESS * self._too_full]
         ranked = self._cut_as_own(emptier or left)
         best = ranked[0].worth(self._metric)
-        near = [one for one in ranked[:_MOST_CANDIDATES] if _is_near(one.worth(self._metric), best)]
+        near = [one for one in ranked[:_MOST_CANDIDATES] if abs(one.worth(self._metric) - best) <= _NEAR * best]
         while len(near) > 1 and _LOOKS[0] * self._cost(near) > self._share_s:
             near.pop()
         self._candidates = near
@@ -650,7 +646,3 @@ def _switched(one: Contender, own: Contender) -> frozenset[tuple[str, str]]:
 
 def _loads_otherwise(one: Contender, own: Contender) -> bool:
     return any(_OF_LOADER.search(place) for place, _ in other_switches(one.config, own.config))
-
-
-def _is_near(value: float, best: float) -> bool:
-    return abs(value - best) <= _NEAR * best

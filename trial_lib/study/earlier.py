@@ -180,14 +180,8 @@ def is_measured(result: TrialResult) -> bool:
 
 def _brief(trial: KnownTrial) -> KnownTrial:
     # A trial without the parts that only its own study uses.
-    own_study_s: dict[str, object] = {
-        "step_times": [],
-        "losses": [],
-        "logs": [],
-        "imported": [],
-        "profile": None,
-        "program": None,
-    }
+    own_study_s: dict[str, object] = dict.fromkeys(("profile", "program"))
+    own_study_s |= {name: [] for name in ("step_times", "losses", "logs", "imported")}
     return KnownTrial(candidate=trial.candidate, result=trial.result.model_copy(update=own_study_s))
 
 

@@ -97,12 +97,9 @@ class Fingerprint(FrozenRecord):
 def _changes(section: str, before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
     if section == "code":
-        return [f"{name} ({_how(name, before, now)})" for name in names]
+        said = {name: "new" if name not in before else "gone" if name not in now else "edited" for name in names}
+        return [f"{name} ({how})" for name, how in said.items()]
     return [f"{name} {before.get(name, 'not set')} -> {now.get(name, 'not set')}" for name in names]
-
-
-def _how(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    return "new" if name not in before else "gone" if name not in now else "edited"
 
 
 def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:

@@ -211,7 +211,9 @@ class Foresight:
             return None
         folder = self.folder / name
         program = self._program(TrialPaths(folder), overrides)
-        pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **self._device_bytes())
+        memory = self._setup.host.memory_per_slot
+        device_bytes: dict[str, Any] = {"device_bytes": memory} if memory else {}
+        pretended = Pretended(world=self._setup.slots, ranks_per_host=self._setup.slots, **device_bytes)
         options = varied_options(self._setup.experiment)
         run = self._foresees(program, overrides, pretended, folder, self._starter, DEADLINE_S, varied_options=options)
         if self._starter.has_ended:
@@ -249,10 +251,6 @@ class Foresight:
         trial_spec(experiment, config, paths).write(paths.training_spec)
         return program
 
-    def _device_bytes(self) -> dict[str, Any]:
-        memory = self._setup.host.memory_per_slot
-        return {"device_bytes": memory} if memory else {}
-
 
 def arms_of(runs: Sequence[ForeseenRun], device: str) -> tuple[ForeseenArm, ...]:
     """The arms of some foreseen runs of one program on one number of devices."""
@@ -274,19 +272,15 @@ class _Wanted(NamedTuple):
 
     @classmethod
     def of(cls, arm: PlanArm, typed: ForeseenRun, size: int) -> "_Wanted":
-        return cls(f"{file_word(arm.label)}-mbs{size}", _overrides(arm, typed, size))
-
-
-def _overrides(arm: PlanArm, typed: ForeseenRun, size: int) -> dict[str, Any]:
-    # The overrides of a run. Memory does not depend on the global batch, so it need not be kept.
-    candidate = Candidate(
-        knobs=dict(arm.knobs),
-        micro_batch_size=size,
-        gradient_accumulation_steps=micro_batches_of_a_run(typed.accumulation, typed.pipeline_stages),
-        slots=typed.world,
-        data_parallel_size=typed.replicas,
-    )
-    return run_overrides(candidate)
+        # Memory does not depend on the global batch, so it need not be kept.
+        candidate = Candidate(
+            knobs=dict(arm.knobs),
+            micro_batch_size=size,
+            gradient_accumulation_steps=micro_batches_of_a_run(typed.accumulation, typed.pipeline_stages),
+            slots=typed.world,
+            data_parallel_size=typed.replicas,
+        )
+        return cls(f"{file_word(arm.label)}-mbs{size}", run_overrides(candidate))
 
 
 # The foreseen arms in the study's folder
