@@ -23,12 +23,14 @@ _KEPT_MAIN = "__import___main__"
 
 def install() -> None:
     """Stops Dynamo from compiling the replacements of an engine's functions, before the program runs."""
+    # It compiles a recomputed block, which would be in pieces otherwise.
+    compiled = ("turning", "recomputation", "__init__")
+    # Looked up now, because the program may change folders later.
+    left = [file.stem for file in Path(__file__).parent.glob("*.py") if file.stem not in compiled]
 
     def leave_alone(rules: Any) -> None:
-        for file in Path(__file__).parent.glob("*.py"):
-            # It compiles a recomputed block, which would be in pieces otherwise.
-            if file.stem not in ("turning", "recomputation", "__init__"):
-                rules.add(f"trial_lib.rank.{file.stem}")
+        for name in left:
+            rules.add(f"trial_lib.rank.{name}")
 
     patching.when_imported("torch._dynamo.trace_rules", leave_alone)
 
