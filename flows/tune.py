@@ -70,11 +70,11 @@ def _load(modules: tuple[str, ...]) -> None:
 
 def _load_report() -> None:
     from trial_lib.report.figures import empty_figure
-    from trial_lib.report.html_report import FIGURE, REPORT, await_imports, packed_plotly, page_template
+    from trial_lib.report.html_report import await_imports, packed_plotly, page_template
 
     await_imports()
     packed_plotly()
-    for name in (REPORT, FIGURE):
+    for name in ("report.html.j2", "figure.html.j2"):
         page_template(name)
     # Plotly reads its own defaults for the first figure.
     empty_figure("", "").to_json()
