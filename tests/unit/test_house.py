@@ -18,14 +18,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
 
 # A budget: it may only fall, until something is worth the room that it takes.
-MAX_LINES = 78_903
-MAX_FILES = {"flows": 19, "tasks": 6, "trial_lib": 279}
+MAX_LINES = 69_422
+MAX_FILES = {"flows": 19, "tasks": 6, "trial_lib": 257}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.
 IMPORT_MORE = {
-    "flows.planning": 22,
     "flows.records": 23,
-    "flows.tune": 30,
+    "flows.tune": 27,
     "flows.tuning": 22,
     "tasks.results": 21,
     "trial_lib.plan.simulate.foreseeing": 30,
