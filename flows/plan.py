@@ -12,8 +12,8 @@ from flows.planning import plan_to_end
 from tasks.cancellation import hear_cancellation, is_interrupt, outlive_worker
 from tasks.results import report_plan
 from tasks.telling import keep_secrets_from_prefect
+from trial_lib.messages.errors import ProgramNotForeseenError
 from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.plan.planning import ProgramNotForeseenError
 
 
 @flow(name="plan", persist_result=False, validate_parameters=True)

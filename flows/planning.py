@@ -25,10 +25,9 @@ from flows.interrupts import interrupts
 from flows.terminal import print_document, say, say_error, say_ways, telling_still
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.messages.errors import InputError, plain
+from trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
 from trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
 from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
-from trial_lib.plan.planning import ProgramNotForeseenError
 from trial_lib.records.units import bytes_shown, percent
 from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
 from trial_lib.study.arguments import StudyArguments

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
 
 # A budget: it may only fall, until something is worth the room that it takes.
-MAX_LINES = 69_422
+MAX_LINES = 69_421
 MAX_FILES = {"flows": 19, "tasks": 6, "trial_lib": 257}
 MAX_IMPORTED = 20
 # These import more of our modules than that. A number may only fall.
@@ -61,7 +61,7 @@ def test_imports_run_one_way() -> None:
 
 def test_no_two_modules_need_each_other() -> None:
     """Not by an import inside a function either, nor by one that only a type checker sees."""
-    graph = grimp.build_graph(*PACKAGES)
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     needs = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(needs).prepare()
 
@@ -135,7 +135,7 @@ def test_no_small_file_stands_beside_its_only_reader() -> None:
 @cache
 def _imports() -> dict[str, set[str]]:
     """The modules of ours that each imports, packages aside, by an import inside a function as well."""
-    graph = grimp.build_graph(*PACKAGES)
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     packages = {_name(file.parent / "__init__.py") for file in _modules()}
     return {module: graph.find_modules_directly_imported_by(module) - packages for module in graph.modules}
 

@@ -166,7 +166,8 @@ class _Collector:
             ago = min(seconds_since(record["time"]) for record in records)
             ended_at = max(self._begins_at, since_boot() - ago)
             self._add(self._next_result(ProcessesEnd("ranks", [0] * len(records)), False, ended_at))
-            self._started_at, self._begins_at = time.time() - (since_boot() - ended_at), ended_at
+            self._started_at = max(self._started_at, time.time() - (since_boot() - ended_at))  # one clock is read first
+            self._begins_at = ended_at
             self._clock = time.monotonic()
 
     def take_last(self, ending: ProcessesEnd, kernel_killed: bool | None, note: Callable[[str], None]) -> Withdrawal:

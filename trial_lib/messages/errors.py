@@ -1,6 +1,10 @@
-"""The one error for mistakes in a user's input."""
+"""The error for mistakes in a user's input, and the one for a program that cannot be foreseen."""
 
 import re
+
+
+class ProgramNotForeseenError(Exception):
+    """The program cannot be foreseen. The message says why, with the line if it is known, and what to do instead."""
 
 
 class InputError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.refusals import is_of_replicas
-from trial_lib.messages.errors import InputError
+from trial_lib.messages.errors import InputError, ProgramNotForeseenError
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.answer import answer_of, nearest_to_fit, why_of
@@ -310,10 +310,6 @@ def _is_of_use_beside(first: ForeseenRun) -> bool:
 
 def _takes_long(run: ForeseenRun) -> bool:
     return run.seconds - run.import_s > _LONG_S
-
-
-class ProgramNotForeseenError(Exception):
-    """The program cannot be foreseen. The message says why, with the line if it is known, and what to do instead."""
 
 
 _INSTEAD = "`zerotune estimate` is left: it runs a profile trial on this host, and has formulas for the rest."

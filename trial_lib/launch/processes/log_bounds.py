@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 0.5
-"""Seconds between two looks. Until the next one a log may grow beyond its bound."""
+LOOK_S = 0.5  # seconds between two looks; until the next one a log may grow beyond its bound
 
 MOST_BYTES, KEPT_BYTES = 16 * 2**20, 4 * 2**20
 """A log that has more bytes keeps so many of its beginning, and as many of its end."""
