@@ -1,4 +1,4 @@
-"""Every setting that the installed DeepSpeed reads is known: tuned, kept as typed, or refused (docs/tuning.md)."""
+"""Every setting that the installed DeepSpeed reads is known: tuned, kept as typed, or refused (docs/settings.md)."""
 
 import ast
 import importlib.util
@@ -14,7 +14,7 @@ from trial_lib.messages.errors import InputError
 from trial_lib.search.catalogue import KNOBS, catalogues_name
 from trial_lib.search.knobs import STAGE
 
-DOCS = Path(__file__).parents[3] / "docs" / "tuning.md"
+DOCS = Path(__file__).parents[3] / "docs" / "settings.md"
 
 # The sections of the classes that pydantic fills. None is no part of a training's configuration.
 _CLASSES = {
@@ -155,7 +155,7 @@ def settings_of_deepspeed() -> set[str]:
 
 def table() -> dict[str, list[str]]:
     """Returns the patterns of the documented table, by its first column."""
-    text = DOCS.read_text().partition("### Every setting of DeepSpeed\n")[2].partition("\n#")[0]
+    text = DOCS.read_text().partition("## Every setting\n")[2].partition("\n#")[0]
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and "`" in line]
     found: dict[str, list[str]] = {}
     for first, names, *_ in rows:
