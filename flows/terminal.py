@@ -27,7 +27,7 @@ from trial_lib.messages.errors import InputError, plain
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import SEARCH_METRICS, Outcome
-from trial_lib.report.study_view import LeaderboardRow, ranked, row_of
+from trial_lib.report.study_view import LeaderboardRow, ranked, row_of, trial_columns
 from trial_lib.study.arguments import StudyArguments, metric_with
 from trial_lib.study.history import HistoryReader, StudyState, Told, waiting_trials
 
@@ -238,19 +238,16 @@ class LiveView:
         return ", ".join(words)
 
     def _table(self, rows: list[LeaderboardRow]) -> Table:
-        metric = SEARCH_METRICS[self._metric]
         table = Table(box=None, pad_edge=False)
-        numbers = [metric.name, *(name for name in ("samples/s", "peak memory") if name != metric.unit)]
-        columns = ["trial", "candidate", *numbers, "measured", "outcome"]
-        for column in ("", *columns):
+        table.add_column(no_wrap=True)
+        columns = trial_columns("live", self._metric)
+        for column in columns:
             # A name that shows many knobs is cut, so that each trial has one line. `zerotune show` has it whole.
-            is_name = column == "candidate"
-            justify = "right" if column in ("trial", *numbers) else "left"
-            table.add_column(column, justify=justify, overflow="ellipsis", no_wrap=not is_name)
+            justify = "right" if column.kind == "number" else "left"
+            table.add_column(column.name, justify=justify, overflow="ellipsis", no_wrap=column.kind != "name")
         for place, row in enumerate(rows[:_ROWS]):
-            shown = row.for_people()
             mark = "best" if place == 0 and row.value is not None else ""
-            table.add_row(mark, *(shown[column] for column in columns))
+            table.add_row(mark, *(column.cell(row) for column in columns))
         if len(rows) > _ROWS:
             table.caption = f"and {len(rows) - _ROWS} more"
         return table

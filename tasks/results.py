@@ -27,7 +27,7 @@ from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, Pl
 from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.switches import deepspeed_part
 from trial_lib.records.units import bytes_shown
-from trial_lib.report.study_view import leaderboard
+from trial_lib.report.study_view import leaderboard, trial_columns
 from trial_lib.study.confirm import (
     Answer,
     NoAnswer,
@@ -238,10 +238,11 @@ class Progress:
     def finish(self) -> None:
         driver, began = self._driver, time.monotonic()
         rows = leaderboard(driver.state.results, driver.state.candidates, driver.metric)
+        columns = trial_columns("prefect", driver.metric)
         more = f"; the best {_ROWS} of {len(rows)}" if len(rows) > _ROWS else ""
         with told_if_possible(driver.log):
             create_table_artifact(
-                [row.for_people() for row in rows[:_ROWS]],
+                [{column.name: column.cell(row) for column in columns} for row in rows[:_ROWS]],
                 key="leaderboard",
                 description=f"Best first, by {driver.metric}{more}",
             )

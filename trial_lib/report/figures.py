@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.units import axis_unit, bytes_shown, quantity
-from trial_lib.report.knob_effects import FEWEST_TRIALS, knob_effects, measured_trials, percent
 from trial_lib.report.study_view import Interval, StudyView, TrialView
+from trial_lib.report.tables import FEWEST_TRIALS, knob_effects, measured_trials, percent
 
 # Colour-blind readers can distinguish these, on white and on black. Each arm also has its own symbol.
 COLOURS = ("#2f81d6", "#d9730d", "#159a74", "#c2529a", "#8567d6", "#a67c00", "#5b8c1d", "#d0454c")

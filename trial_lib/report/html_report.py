@@ -20,7 +20,7 @@ from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.units import bytes_shown, duration, quantity
 from trial_lib.report.figures import Drawn, draw_figures
 from trial_lib.report.read_study import read_study
-from trial_lib.report.study_view import StudyView, failure_groups, setting_text
+from trial_lib.report.study_view import StudyView, failure_groups, setting_text, trial_columns
 from trial_lib.report.tables import planned_rows
 
 
@@ -61,6 +61,7 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         failures=failure_groups(view.trials),
         compared=_compared(view),
         trials=view.ranked,
+        columns=trial_columns("report", view.metric),
         planned=[] if view.planned is None else planned_rows(view.planned),
         parts=[part for part in STEP_PARTS if any(account.shares.get(part) for account in view.why)],
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),

@@ -1,7 +1,7 @@
 """A study as plain data. The report, the terminal and `--json` all show this."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Literal, TypeVar
@@ -15,7 +15,7 @@ from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch
-from trial_lib.records.units import bytes_shown
+from trial_lib.records.units import bytes_shown, quantity
 from trial_lib.search.arms import CandidateNames
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.foreseen_bytes import ForeseenArm
@@ -37,18 +37,43 @@ class LeaderboardRow(FrozenRecord):
     peak_memory: int | None  # bytes, of the rank that needed most
     knobs: dict[str, Any]  # its settings other than the batch
 
-    def for_people(self) -> dict[str, str]:
-        return {
-            "trial": f"{self.trial:04d}",
-            "candidate": self.label,
-            "measured": self.measured if self.value is not None else "",
-            "outcome": self.outcome.value,
-            self.metric: SEARCH_METRICS[self.metric].shown(self.value),
-            "samples/s": "" if self.throughput is None else f"{self.throughput:,.1f}",
-            "peak memory": "" if self.peak_memory is None else bytes_shown(self.peak_memory),
-            "knobs": flat_knobs(self.knobs),
-            "reason": self.reason,
-        }
+
+# The tables of trials: the report's, that of `zerotune show`, that of a running study, and Prefect's.
+
+TrialTable = Literal["report", "show", "live", "prefect"]
+
+
+@dataclass(frozen=True)
+class TrialColumn:
+    """A column of the tables of trials."""
+
+    name: str  # its heading
+    cell: Callable[[LeaderboardRow], str]  # its text, empty if the trial has nothing to show there
+    kind: Literal["trial", "name", "number", "word", "outcome"] = "word"  # numbers stand on the right
+    tables: tuple[TrialTable, ...] = ("report", "show", "live", "prefect")
+
+
+_METRIC, _RATE = "metric", "samples/s"
+TRIAL_COLUMNS = (
+    TrialColumn("trial", lambda row: f"{row.trial:04d}", "trial"),
+    TrialColumn("candidate", lambda row: row.label, "name"),
+    # Its heading is the name of the study's metric.
+    TrialColumn(_METRIC, lambda row: SEARCH_METRICS[row.metric].shown(row.value), "number"),
+    TrialColumn(_RATE, lambda row: "" if row.throughput is None else quantity(row.throughput, "").rstrip(), "number"),
+    TrialColumn("peak memory", lambda row: "" if row.peak_memory is None else bytes_shown(row.peak_memory), "number"),
+    TrialColumn("measured", lambda row: row.measured if row.outcome is Outcome.COMPLETED else ""),
+    TrialColumn("outcome", lambda row: row.outcome.value, "outcome"),
+    TrialColumn("knobs", lambda row: flat_knobs(row.knobs), tables=("prefect",)),
+    TrialColumn("reason", lambda row: row.reason, tables=("prefect",)),
+)
+
+
+def trial_columns(table: TrialTable, metric: str) -> list[TrialColumn]:
+    """The columns of one table. If the metric itself is in samples/s, no second column has them."""
+    shown = [column for column in TRIAL_COLUMNS if table in column.tables]
+    if SEARCH_METRICS[metric].unit == _RATE:
+        shown = [column for column in shown if column.name != _RATE]
+    return [replace(column, name=metric) if column.name == _METRIC else column for column in shown]
 
 
 def flat_knobs(knobs: Mapping[str, Any]) -> str:

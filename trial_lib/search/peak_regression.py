@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Standard deviations of a measurement, as shares of its scale.
 _NO_WEIGHT = 1e-12  # of a regression that the observations have ruled out
-_NOISE_LEVELS = np.array([0.003, 0.01, 0.02, 0.035, 0.055, 0.08, 0.12, 0.2])
+# Standard deviations of a measurement, as shares of its scale.
+_NOISE_LEVELS = (0.003, 0.01, 0.02, 0.035, 0.055, 0.08, 0.12, 0.2)
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,18 @@ class PeakRegression:
     came before it.
     """
 
-    def __init__(self, priors: Sequence[Prior], group_deviations: Sequence[float]) -> None:
+    def __init__(
+        self,
+        priors: Sequence[Prior],
+        group_deviations: Sequence[float] = (),
+        noise_levels: Sequence[float] = _NOISE_LEVELS,
+    ) -> None:
         priors = sorted(priors, key=lambda prior: prior.at_once)
         self._shared = len(priors[0].means)
         self._group_variances = np.square(group_deviations)
         self._groups: dict[Hashable, int] = {}
-        levels = len(_NOISE_LEVELS)
-        self._noise = np.tile(_NOISE_LEVELS, len(priors))
+        levels = len(noise_levels)
+        self._noise = np.tile(noise_levels, len(priors))
         self._mean = np.repeat(np.array([prior.means for prior in priors], dtype=float), levels, axis=0)
         covariances = [np.diag(np.square(np.array(prior.deviations, dtype=float))) for prior in priors]
         self._covariance = np.repeat(np.array(covariances), levels, axis=0)
@@ -114,7 +119,7 @@ class PeakRegression:
         `scale` that of the noise, `noise_share` the part of a measurement's deviation that the prediction has.
         """
         peak = self._peak(moments, group, only)
-        deviations = np.sqrt(peak.variance + np.square(noise_share * self._noise * scale))
+        deviations = np.sqrt(np.maximum(peak.variance, 0.0) + np.square(noise_share * self._noise * scale))
         return Mixture(self._weights, tuple(peak.mean.tolist()), tuple(deviations.tolist()))
 
     def observe(self, moments: Sequence[Sequence[float]], group: Hashable, scale: float, value: float) -> None:

@@ -8,9 +8,9 @@ import pytest
 from report_fixtures import recorded_study
 
 from trial_lib.records.candidate import Purpose
-from trial_lib.report.knob_effects import KnobEffect, knob_effects
 from trial_lib.report.read_study import read_study
 from trial_lib.report.study_view import StudyView, TrialView
+from trial_lib.report.tables import KnobEffect, knob_effects
 
 STAGE, OVERLAP, BUCKET = (f"zero_optimization.{name}" for name in ("stage", "overlap_comm", "reduce_bucket_size"))
 

@@ -1,8 +1,8 @@
-"""The order of the leaderboard."""
+"""The order of the leaderboard, and the columns of every table of trials."""
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.report.study_view import flat_knobs, leaderboard
+from trial_lib.report.study_view import LeaderboardRow, flat_knobs, leaderboard, trial_columns
 
 CANDIDATES = {
     number: Candidate(knobs={"zero_optimization": {"stage": 1, "overlap_comm": True}}, micro_batch_size=number + 1)
@@ -54,8 +54,12 @@ def test_a_metric_of_time_is_best_when_it_is_smallest() -> None:
     assert [row.trial for row in leaderboard(RESULTS, CANDIDATES, "latency")] == [1, 2, 4, 3, 5]
 
 
+def cells(row: LeaderboardRow) -> dict[str, str]:
+    return {column.name: column.cell(row) for column in trial_columns("prefect", row.metric)}
+
+
 def test_a_row_shows_its_metric_memory_of_the_worst_rank_and_knobs() -> None:
-    row = leaderboard(RESULTS, CANDIDATES, "latency")[1].for_people()
+    row = cells(leaderboard(RESULTS, CANDIDATES, "latency")[1])
     assert row["trial"] == "0002"
     assert row["candidate"] == "z1-mbs3"
     assert row["latency"] == "300.0 ms"
@@ -64,8 +68,9 @@ def test_a_row_shows_its_metric_memory_of_the_worst_rank_and_knobs() -> None:
 
 
 def test_a_failed_trial_shows_its_reason_in_place_of_a_value() -> None:
-    row = leaderboard(RESULTS, CANDIDATES, "throughput")[3].for_people()
-    assert (row["outcome"], row["reason"], row["throughput"], row["samples/s"]) == ("out_of_memory", "No room.", "", "")
+    row = cells(leaderboard(RESULTS, CANDIDATES, "latency")[3])
+    assert (row["outcome"], row["reason"], row["latency"], row["samples/s"]) == ("out_of_memory", "No room.", "", "")
+    assert row["measured"] == ""
 
 
 def test_no_trial_has_ended_yet() -> None:
