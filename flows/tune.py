@@ -69,8 +69,7 @@ def _load(modules: tuple[str, ...]) -> None:
 
 
 def _load_report() -> None:
-    from trial_lib.report.figures import empty_figure
-    from trial_lib.report.html_report import await_imports, packed_plotly, page_template
+    from trial_lib.report.html_report import await_imports, empty_figure, packed_plotly, page_template
 
     await_imports()
     packed_plotly()

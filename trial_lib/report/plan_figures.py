@@ -10,7 +10,7 @@ from trial_lib.plan.answer import likelihood
 from trial_lib.plan.counts import MOST
 from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedCount, PlannedDevices
 from trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
-from trial_lib.report.figures import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
+from trial_lib.report.html_report import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
 from trial_lib.report.study_view import Interval
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, OCHRE, OLIVE, CORAL = COLOURS

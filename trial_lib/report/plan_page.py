@@ -13,8 +13,7 @@ from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices
 from trial_lib.plan.scaling import have_same_events, scaled_run
 from trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
 from trial_lib.records.units import bytes_shown
-from trial_lib.report.figures import Drawn
-from trial_lib.report.html_report import drawings, packed_plotly, page_template
+from trial_lib.report.html_report import Drawn, drawings, packed_plotly, page_template
 from trial_lib.report.plan_figures import (
     arms_memory_figure,
     arms_time_figure,

@@ -11,7 +11,7 @@ from trial_lib.plan.allocator import rounded
 from trial_lib.plan.answer import MOMENT_WORDS
 from trial_lib.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
-from trial_lib.report.figures import GREY, RED, Drawn, empty_figure
+from trial_lib.report.html_report import GREY, RED, Drawn, empty_figure
 from trial_lib.report.plan_figures import (
     BLUE,
     FAR,

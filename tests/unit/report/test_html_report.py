@@ -10,8 +10,7 @@ from report_fixtures import MARKUP, SECRET, only_history, recorded_study, study_
 from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.units import duration
-from trial_lib.report.figures import draw_figures
-from trial_lib.report.html_report import render_figures, render_report, write_report
+from trial_lib.report.html_report import draw_figures, render_figures, render_report, write_report
 from trial_lib.report.read_study import read_study
 
 

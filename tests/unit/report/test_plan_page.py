@@ -9,7 +9,7 @@ from plan_fixtures import GIB, MARKUP, SECRET, devices_by_hand, plan_by_hand, pl
 
 from trial_lib.plan.answer import likelihood
 from trial_lib.plan.plan_record import PlanPaths, write_run
-from trial_lib.report.figures import Drawn
+from trial_lib.report.html_report import Drawn
 from trial_lib.report.plan_figures import (
     arms_memory_figure,
     arms_time_figure,
