@@ -17,8 +17,7 @@ from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.records.candidate import NameOf
 from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.search.methods import METHODS, Method
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import METHODS, Method, SearchSettings
 from trial_lib.study.arguments import BATCH_POLICY, OLDER_NAMES, StudyArguments
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]

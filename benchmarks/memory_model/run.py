@@ -17,7 +17,7 @@ from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.memory_model import MemoryModel
-from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.methods import AdaptiveSettings
 from trial_lib.search.zero_settings import arm_label
 
 TABLES = Path(__file__).parents[1] / "replay" / "tables"

@@ -13,7 +13,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.knobs import LEFT_OPEN, Arm
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import SearchSettings
 
 PERCENT_DIFF = 0.05  # constants.METRIC_PERCENT_DIFF_CONST
 TUNING_SIZES = 3  # constants.AUTOTUNING_NUM_TUNING_MICRO_BATCH_SIZES_DEFAULT

@@ -7,7 +7,7 @@ from benchmarks.replay.tpe import TpeSearch
 from benchmarks.replay.world import World
 from trial_lib.search.base import Search
 from trial_lib.search.methods import METHODS as OWN
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import SearchSettings
 
 METHODS = (*(method.name for method in OWN.values() if method.confirms_winner), "tpe", "deepspeed")
 
@@ -35,7 +35,7 @@ def create(method: str, world: World, seed: int, max_trials: int, concurrency: i
     if method == "deepspeed":
         return DeepSpeedRule(SearchSettings(**settings), world.problem, world.largest_size)
     own = OWN[method]
-    search = own.load()
+    search: type[Search] = own.load()
     # The others keep no memory free, and what is judged does not ask for it.
     policy = {"memory_headroom": 0.0} if own.has_batch_policy else {}
     return search(own.settings(**settings, **policy), world.problem)

@@ -5,7 +5,7 @@ import optuna
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import SearchSettings
 
 _TRIES = 100
 

@@ -19,7 +19,7 @@ from trial_lib.search.adaptive import AdaptiveSearch
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.dsat import AshaSearch, BinarySearch, RandomSearch
 from trial_lib.search.knobs import Arm, Knob, SearchSpace
-from trial_lib.search.settings import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
+from trial_lib.search.methods import AdaptiveSettings, AshaSettings, BinarySettings, RandomSettings
 
 RESULTS = Path(__file__).parents[1] / "results" / "search_cost.json"
 METHODS = {

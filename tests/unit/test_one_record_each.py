@@ -11,7 +11,7 @@ from trial_lib.inputs.launchers import followed, left_out
 from trial_lib.inputs.launchers import LAUNCHERS, UserLauncher
 from trial_lib.records import result as search_metrics
 from trial_lib.search import methods
-from trial_lib.search.settings import RandomSettings
+from trial_lib.search.methods import RandomSettings
 
 tokens = search_metrics.Metric("tokens_per_second", "tokens/s")
 search_metrics.SEARCH_METRICS[tokens.name] = tokens

@@ -24,7 +24,7 @@ from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import FreeBatchGain, Search, SearchProblem, expected_costs, key_of, switches_in
 from trial_lib.search.cost_model import ONE_WAY, Array, CostModel, Point, SpaceCoordinates
 from trial_lib.search.knobs import Arm
-from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.methods import AdaptiveSettings
 from trial_lib.search.sizes import (
     EVEN_ODDS,
     USUAL_RISK,

@@ -18,7 +18,7 @@ from trial_lib.records.switches import place_of, unforeseen_switches
 from trial_lib.search.cost_model import HALF_SIZE, plain, prior_costs
 from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import SearchSettings
 from trial_lib.search.zero_settings import ArmKey, arm_key
 
 # Exclusions after two failures of one reason: settings that both share and no completed trial has.

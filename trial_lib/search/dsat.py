@@ -15,7 +15,7 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem, size_limit
 from trial_lib.search.knobs import ZERO_STAGES
-from trial_lib.search.settings import AshaSettings, BinarySettings, RandomSettings, SearchSettings
+from trial_lib.search.methods import AshaSettings, BinarySettings, RandomSettings, SearchSettings
 from trial_lib.search.zero_settings import first_guess, precision_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import Search, SearchProblem
-from trial_lib.search.settings import SearchSettings
+from trial_lib.search.methods import SearchSettings
 
 # A size between two neighbours is not worth a trial if they differ by less than one part in so many. The first number
 # is for the fastest size, the second for the largest.

@@ -83,7 +83,7 @@ def open_search(
     )
     of_data = largest_of_data(base_config, profile, program)
     told = _settings(setup, metric_with(arguments.metric, profile_trial), of_data)
-    search = method.load()(method.settings(**told), problem)
+    search: Search = method.load()(method.settings(**told), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search

@@ -11,7 +11,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
-from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.methods import AdaptiveSettings
 
 SHORT = StepWindow(start_step=2, end_step=3, max_steps=2)
 SIZES = (1, 4, 16)

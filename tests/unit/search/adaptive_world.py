@@ -8,7 +8,7 @@ from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
 from trial_lib.search.adaptive import AdaptiveSearch
 from trial_lib.search.base import SearchProblem
 from trial_lib.search.knobs import Arm, Knob, SearchSpace, get_knob
-from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.methods import AdaptiveSettings
 
 MB = 2**20
 PROFILE = ModelProfile(

@@ -23,7 +23,7 @@ from trial_lib.records.result import Outcome
 from trial_lib.search.budget import MemoryBasis
 from trial_lib.search.knobs import get_knob, set_knob
 from trial_lib.search.memory_model import MemoryModel
-from trial_lib.search.settings import AdaptiveSettings
+from trial_lib.search.methods import AdaptiveSettings
 from trial_lib.search.sizes import USUAL_RISK, memory_risk
 
 FAILURES = [
