@@ -14,8 +14,8 @@ from rich.table import Table
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableRow, read_table
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.allocations import ForeseenArm
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel
 from trial_lib.search.methods import AdaptiveSettings
 from trial_lib.search.zero_settings import arm_label

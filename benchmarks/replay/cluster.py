@@ -17,8 +17,8 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, over
 from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, ModelProfile, TrialResult
+from trial_lib.search.allocations import ForeseenArm, SizeLine
 from trial_lib.search.base import ExpectedArm, SearchProblem, key_of
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
 from trial_lib.search.knobs import Arm, Knob, SearchSpace
 
 CLUSTERS = {

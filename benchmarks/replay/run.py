@@ -26,7 +26,7 @@ from benchmarks.replay.table import TableWorld
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from benchmarks.replay.world import World
 from trial_lib.records.table import read_table
-from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.allocations import ForeseenArm
 
 TABLES = Path(__file__).parent / "tables"
 RESULTS = Path(__file__).parents[1] / "results" / "replay.json"

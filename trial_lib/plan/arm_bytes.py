@@ -9,7 +9,7 @@ from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun,
 from trial_lib.plan.allocator import rounded
 from trial_lib.plan.live_bytes import live_bytes
 from trial_lib.plan.scaling import have_same_events, scaled_run
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.search.allocations import ForeseenArm, SizeLine
 
 # A model of the C library's heap, for runs whose device is a processor.
 

@@ -17,7 +17,7 @@ from trial_lib.plan.evaluation import SAFE, Evaluation, fastest_of_pipeline, hos
 from trial_lib.plan.fits import PeakForecast, outside_pytorch
 from trial_lib.plan.plan_record import LIKELY, ForeseenRange, PlannedArm, PlannedCount
 from trial_lib.plan.step_time import ForeseenStep, foresee_step
-from trial_lib.search.budget import Uncertain
+from trial_lib.search.budgets import Uncertain
 from trial_lib.search.cost_model import prior_costs
 from trial_lib.search.knobs import Arm
 from trial_lib.search.sizes import BatchPolicy

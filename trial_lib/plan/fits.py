@@ -21,7 +21,7 @@ from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.live_bytes import LiveBytes, Reserved, least_reserved, replay
 from trial_lib.plan.scaling import BySize, by_size
-from trial_lib.search.budget import Uncertain
+from trial_lib.search.budgets import Uncertain
 
 GIB, MIB = 2**30, 2**20
 

@@ -9,8 +9,7 @@ from trial_lib.device.this_host import kind_of
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, FrozenRecord
 from trial_lib.records.result import Outcome
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.knobs import ZERO_STAGES
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.search.zero_settings import arm_key, arm_label

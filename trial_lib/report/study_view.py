@@ -16,9 +16,9 @@ from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch
 from trial_lib.records.units import bytes_shown, quantity
+from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.arms import CandidateNames
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MODELLED, MemoryModel, measured_above_initialize
 
 

@@ -11,9 +11,8 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.search.base import SearchProblem, size_limit
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.cost_model import Point
-from trial_lib.search.host_memory import HostMemory
 from trial_lib.search.memory_model import MemoryModel
 
 # Sizes under the kept global batch, divisors and limits.

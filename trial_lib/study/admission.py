@@ -10,9 +10,8 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult, cause_of, without_log
 from trial_lib.records.units import bytes_shown
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm
-from trial_lib.search.host_memory import RESERVE, HostMemory
+from trial_lib.search.allocations import ForeseenArm
+from trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
 from trial_lib.study.history import Asked, AskedSweep, Decided, Event, Told
 from trial_lib.study.runner import NotRun
 from trial_lib.study.setup import StudySetup

@@ -19,8 +19,8 @@ from trial_lib.plan.step_time import foresee_step
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.planned_trials import PlannedTrial, PlannedTrials
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import needed_above_initialize
+from trial_lib.search.allocations import needed_above_initialize
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.study.foreseen_arms import ForeseenSteps
 from trial_lib.study.history import StudyState

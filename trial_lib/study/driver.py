@@ -14,8 +14,8 @@ from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
+from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.base import Search
-from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.methods import METHODS
 from trial_lib.study.admission import Admission, MeasuredConfigs, SecondTries, not_tried_again
 from trial_lib.study.against_plan import AgainstPlan, learned_speed

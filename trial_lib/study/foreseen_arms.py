@@ -31,10 +31,10 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import ModelProfile, ProgramProfile
 from trial_lib.records.switches import deepspeed_part, switches_of, unforeseen_switches
+from trial_lib.search.allocations import ForeseenArm, nearest_arm
 from trial_lib.search.arms import RequestedKnob
 from trial_lib.search.base import key_in_plan
 from trial_lib.search.cost_model import prior_costs
-from trial_lib.search.foreseen_bytes import ForeseenArm, nearest_arm
 from trial_lib.search.knobs import Arm
 from trial_lib.search.zero_settings import ArmKey, arm_key
 from trial_lib.study.folder import read_own_text

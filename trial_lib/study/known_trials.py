@@ -18,7 +18,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import STUDIES, StudyPaths, StudyRecord
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.records.table import RecordedTable, TableHead, TableRow, append_line, key_of, read_table
-from trial_lib.search.foreseen_bytes import ForeseenArm
+from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.knobs import SearchSpace
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier import record_of, trials_of

@@ -17,10 +17,10 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
 from trial_lib.records.units import bytes_shown
+from trial_lib.search.allocations import host_bytes
 from trial_lib.search.arms import build_space, surroundings_of
 from trial_lib.search.catalogue import NVME_PATHS, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from trial_lib.search.effects import Surroundings
-from trial_lib.search.host_memory import host_bytes
 from trial_lib.search.knobs import Arm, SearchSpace, get_knob
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments

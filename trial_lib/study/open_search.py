@@ -13,11 +13,10 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.records.switches import switches_of
+from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.arms import left_out_of_space, surroundings_of
 from trial_lib.search.base import ExpectedArm, Search, SearchProblem, key_in_plan, key_of, switches_in, without_hopeless
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm
-from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments, metric_with
 from trial_lib.study.limits import kept_batch, largest_of_data, study_space, without_disk_room, without_unbuildable

@@ -33,7 +33,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import FullExperimentPaths, TrialPaths
 from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
 from trial_lib.records.switches import SwitchValue, deepspeed_part
-from trial_lib.search.host_memory import host_bytes
+from trial_lib.search.allocations import host_bytes
 from trial_lib.search.methods import METHODS, MethodName
 from trial_lib.study.program import KnownProgram, program_of, varied_options
 from trial_lib.study.setup import StudySetup

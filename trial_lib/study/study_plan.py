@@ -26,8 +26,8 @@ from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
 from trial_lib.records.switches import switches_of
 from trial_lib.records.units import bytes_shown
+from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.base import ExpectedArm
-from trial_lib.search.foreseen_bytes import ForeseenArm
 from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.study.folder import read_record_file
 from trial_lib.study.foreseen_arms import ForeseenSteps, flops_per_sample

@@ -28,7 +28,7 @@ from trial_lib.plan.fits import (
     peak_interval,
 )
 from trial_lib.plan.live_bytes import LiveBytes
-from trial_lib.search.budget import Uncertain
+from trial_lib.search.budgets import Uncertain
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_memory.json"
 

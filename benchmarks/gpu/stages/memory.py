@@ -9,7 +9,7 @@ from benchmarks.gpu.kit import GIB, Kit, Shape
 from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.search.methods import AdaptiveSettings
 

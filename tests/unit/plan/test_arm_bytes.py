@@ -4,7 +4,7 @@ import pytest
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
 from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.search.foreseen_bytes import SizeLine
+from trial_lib.search.allocations import SizeLine
 
 K = 1024
 

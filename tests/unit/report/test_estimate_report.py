@@ -1,7 +1,7 @@
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.report.estimate_report import estimate_report
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.search.allocations import ForeseenArm, SizeLine
 from trial_lib.study.known_trials import KnownTrials
 from trial_lib.study.limits import SizeLimit
 from trial_lib.study.program import completed_config

@@ -7,7 +7,7 @@ from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Memory, Outcome, TrialResult
 from trial_lib.report.study_view import memory_views
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel
 from trial_lib.study.foreseen_arms import foreseen_in, keep_arms
 

@@ -20,7 +20,7 @@ from adaptive_world import (
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import Outcome
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.knobs import get_knob, set_knob
 from trial_lib.search.memory_model import MemoryModel
 from trial_lib.search.methods import AdaptiveSettings

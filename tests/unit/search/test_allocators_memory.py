@@ -2,7 +2,7 @@
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 
 MIB, GIB = 2**20, 2**30

@@ -4,8 +4,8 @@ import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine, nearest_arm
+from trial_lib.search.allocations import ForeseenArm, SizeLine, nearest_arm
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel
 
 MIB, GIB = 2**20, 2**30

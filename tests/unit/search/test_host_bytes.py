@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trial_lib.records.result import ModelProfile
-from trial_lib.search.host_memory import host_bytes
+from trial_lib.search.allocations import host_bytes
 
 # A share of 2^28 elements on each of four devices: what is locked is a power of two as it is.
 PARAMS, SLOTS = 2**30, 4

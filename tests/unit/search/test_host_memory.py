@@ -4,9 +4,8 @@ import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
-from trial_lib.search.host_memory import HostMemory
+from trial_lib.search.allocations import ForeseenArm, SizeLine
+from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.knobs import Arm, Knob
 from trial_lib.search.memory_model import MemoryModel
 

@@ -5,7 +5,7 @@ import pytest
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Memory, ModelProfile, Outcome, TrialResult
-from trial_lib.search.budget import MemoryBasis
+from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel
 
 MIB = 2**20

@@ -5,9 +5,8 @@ from test_memory_model import GIB, MIB, OUT_OF_MEMORY, PROFILE, ran
 
 from trial_lib.messages.turned import ATTENTION, CHECKPOINTING, COMPILE
 from trial_lib.records.candidate import Candidate
-from trial_lib.search.budget import MemoryBasis
-from trial_lib.search.foreseen_bytes import Keeps, keeps
-from trial_lib.search.memory_model import MemoryModel
+from trial_lib.search.budgets import MemoryBasis
+from trial_lib.search.memory_model import Keeps, MemoryModel, keeps
 
 TYPED = {CHECKPOINTING: "every_second", ATTENTION: "sdpa", COMPILE: False}
 

@@ -16,7 +16,7 @@ from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.search.allocations import ForeseenArm, SizeLine
 from trial_lib.study import admission
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver

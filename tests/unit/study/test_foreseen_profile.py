@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.plan.pretended_runs import MIB, pretended_run
-from trial_lib.search.foreseen_bytes import ForeseenArm, SizeLine
+from trial_lib.search.allocations import ForeseenArm, SizeLine
 from trial_lib.study.foreseen_arms import foreseen_profile
 
 CONFIG = {"zero_optimization": {"stage": 1}}
