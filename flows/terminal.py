@@ -193,7 +193,7 @@ class LiveView:
                 ended.append(row_of(event.result, candidate, self._state.names[event.number], self._metric))
             self._state.apply(event)
         if ended:
-            self._rows = ranked([*self._rows, *ended], self._metric)
+            self._rows = ranked([*self._rows, *ended])
             self._failed += sum(row.outcome is not Outcome.COMPLETED for row in ended)
             self._to_print += ended
 

@@ -305,12 +305,13 @@ def progress_figure(view: StudyView) -> Drawn:
     if not told:
         return Drawn(key, title, "No trial has completed.", None)
     # The best so far, as a line of steps.
-    choose: Callable[[float, float], float] = min if view.smaller_is_better else max
+    metric = SEARCH_METRICS[view.metric]
+    choose: Callable[[float, float], float] = min if metric.smaller_is_better else max
     best, steps = told[0][1], []
     for _, value in told:
         best = choose(best, value)
         steps.append(best)
-    scale, unit = axis_unit(max(value for _, value in told), view.unit)
+    scale, unit = axis_unit(max(value for _, value in told), metric.unit)
     figure = empty_figure("minutes since the study began", f"{view.metric} ({unit})")
     minutes = [trial.ended / 60 for trial, _ in told]
     figure.add_scatter(
@@ -354,7 +355,7 @@ def progress_figure(view: StudyView) -> Drawn:
         "comes from the confirming trials."
     )
     rows = tuple(
-        (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", *(quantity(each, view.unit) for each in (value, best)))
+        (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", *map(metric.shown, (value, best)))
         for at, (trial, value), best in zip(minutes, told, steps, strict=True)
     )
     return Drawn(key, title, says, figure, ("trial", "candidate", "minutes", view.metric, "best so far"), rows)

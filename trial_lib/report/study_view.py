@@ -37,6 +37,12 @@ class LeaderboardRow(FrozenRecord):
     peak_memory: int | None  # bytes, of the rank that needed most
     knobs: dict[str, Any]  # its settings other than the batch
 
+    @property
+    def place(self) -> tuple[bool, bool, float, int]:
+        """Sorts rows: completed trials with the best first, then the others in order, the profile trial last."""
+        sign = 1.0 if SEARCH_METRICS[self.metric].smaller_is_better else -1.0
+        return self.purpose is Purpose.PROFILE, self.value is None, sign * (self.value or 0.0), self.trial
+
 
 # The tables of trials: the report's, that of `zerotune show`, that of a running study, and Prefect's.
 
@@ -89,20 +95,16 @@ def flat_knobs(knobs: Mapping[str, Any]) -> str:
 def leaderboard(
     results: Mapping[int, TrialResult], candidates: Mapping[int, Candidate], metric: str
 ) -> list[LeaderboardRow]:
-    """The trials that have ended, without the profile. Completed ones come first, the best at the top."""
+    """The trials that have ended, as `ranked` has them."""
     naming = CandidateNames()
     names = {number: naming.of(candidates[number]) for number in sorted(candidates)}
     rows = (row_of(result, candidates[number], names[number], metric) for number, result in results.items())
-    return ranked(rows, metric)
+    return ranked(rows)
 
 
-def ranked(rows: Iterable[LeaderboardRow], metric: str) -> list[LeaderboardRow]:
+def ranked(rows: Iterable[LeaderboardRow]) -> list[LeaderboardRow]:
     """Without the profile's. Completed ones come first, the best at the top."""
-    sign = 1.0 if SEARCH_METRICS[metric].smaller_is_better else -1.0
-    return sorted(
-        (row for row in rows if row.purpose is not Purpose.PROFILE),
-        key=lambda row: (row.value is None, 0.0 if row.value is None else sign * row.value, row.trial),
-    )
+    return sorted((row for row in rows if row.purpose is not Purpose.PROFILE), key=lambda row: row.place)
 
 
 def row_of(result: TrialResult, candidate: Candidate, name: str, metric: str) -> LeaderboardRow:
@@ -215,8 +217,6 @@ class StudyView:
     regression: str  # how far the winner is behind that of the last study. Empty if it is not.
     method: str  # the search method
     metric: str  # the optimised metric
-    unit: str  # of the metric
-    smaller_is_better: bool  # its direction
     headline: str  # the answer in a sentence, or the state of the study
     notes: tuple[str, ...]  # how the answer was found, and further remarks
     gain: float | None  # how many times better than the user's configuration the winner is
@@ -246,14 +246,7 @@ class StudyView:
 
     @property
     def ranked(self) -> list[TrialView]:
-        """The trials: completed ones with the best first, then the others in order, the profile trial last."""
-        sign = 1.0 if self.smaller_is_better else -1.0
-
-        def place(trial: TrialView) -> tuple[bool, bool, float, int]:
-            value = trial.row.value
-            return trial.is_profile, value is None, 0.0 if value is None else sign * value, trial.number
-
-        return sorted(self.trials, key=place)
+        return sorted(self.trials, key=lambda trial: trial.row.place)
 
     def document(self) -> dict[str, Any]:
         """As JSON. It shares the names of `zerotune METHOD --json`."""
