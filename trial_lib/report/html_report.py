@@ -8,7 +8,7 @@ import contextlib
 import gzip
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -54,39 +54,36 @@ def empty_figure(x: str, y: str) -> go.Figure:
     return figure
 
 
-def add_line_of_best(figure: go.Figure, of_arm: Sequence[TrialView], place: int) -> None:
-    """Draws a line through an arm's best trial at each micro-batch size; `place` is the arm's index."""
+def add_arm(figure: go.Figure, arm: str, of_arm: Sequence[TrialView], place: int) -> None:
+    """Draws an arm's trials, and a line through its best one at each micro-batch size; `place` is the arm's index."""
+    measured = [(trial, trial.throughput) for trial in of_arm if trial.throughput is not None]
     best: dict[int, float] = {}
-    for trial in of_arm:
-        assert trial.throughput is not None
+    for trial, throughput in measured:
         size = trial.row.micro_batch_size
-        best[size] = max(trial.throughput.value, best.get(size, 0.0))
+        best[size] = max(throughput.value, best.get(size, 0.0))
+
+    def beside(sizes: Iterable[int]) -> list[float]:
+        # Points of several arms do not overlap.
+        return [size * 1.015 ** (place - 1.5) for size in sizes]
+
+    colour = COLOURS[place % len(COLOURS)]
     figure.add_scatter(
-        x=_beside(list(best), place),
+        x=beside(best),
         y=list(best.values()),
         mode="lines",
-        line={"color": COLOURS[place % len(COLOURS)], "width": 1.5},
+        line={"color": colour, "width": 1.5},
         opacity=0.6,
         showlegend=False,
         hoverinfo="skip",
     )
-
-
-def add_points(figure: go.Figure, arm: str, of_arm: Sequence[TrialView], place: int) -> None:
-    intervals = [trial.throughput for trial in of_arm if trial.throughput is not None]
     figure.add_scatter(
         name=arm,
-        x=_beside([trial.row.micro_batch_size for trial in of_arm], place),
-        y=[interval.value for interval in intervals],
-        error_y={**error_bars(intervals, 1.0), "thickness": 1, "width": 3},
+        x=beside(trial.row.micro_batch_size for trial, _ in measured),
+        y=[throughput.value for _, throughput in measured],
+        error_y={**error_bars([throughput for _, throughput in measured], 1.0), "thickness": 1, "width": 3},
         mode="markers",
-        marker={
-            "color": COLOURS[place % len(COLOURS)],
-            "symbol": _SYMBOLS[place % len(_SYMBOLS)],
-            "size": 9,
-            "opacity": 0.85,
-        },
-        customdata=[f"{trial.number:04d} {trial.row.label}" for trial in of_arm],
+        marker={"color": colour, "symbol": _SYMBOLS[place % len(_SYMBOLS)], "size": 9, "opacity": 0.85},
+        customdata=[f"{trial.number:04d} {trial.row.label}" for trial, _ in measured],
         hovertemplate="%{customdata}<br>%{y:.1f} samples/s<extra></extra>",
     )
 
@@ -128,10 +125,6 @@ def error_bars(intervals: Sequence[Interval], unit: float) -> dict[str, Any]:
         "array": [(each.high - each.value) / unit for each in intervals],
         "arrayminus": [(each.value - each.low) / unit for each in intervals],
     }
-
-
-def _beside(sizes: Sequence[int], place: int) -> list[float]:
-    return [size * 1.015 ** (place - 1.5) for size in sizes]
 
 
 def ticks(sizes: Sequence[int]) -> list[int]:
@@ -187,8 +180,7 @@ def throughput_figure(view: StudyView) -> Drawn:
     figure = empty_figure("micro-batch size (samples)", "samples/s")
     for place, arm in enumerate(sorted({trial.arm for trial in searched})):
         of_arm = sorted((trial for trial in searched if trial.arm == arm), key=lambda t: t.row.micro_batch_size)
-        add_line_of_best(figure, of_arm, place)
-        add_points(figure, arm, of_arm, place)
+        add_arm(figure, arm, of_arm, place)
     for again in view.confirmed:
         if again.throughput is not None:
             add_confirmed(figure, again.name, again.micro_batch_size, again.throughput, again.is_winner)
