@@ -27,14 +27,20 @@ from trial_lib.search.catalogue import (
     catalogues_name,
     is_coarse,
     is_known,
-    is_layout,
-    layouts_not_tried,
     nvme_path,
     spelled,
+)
+from trial_lib.search.effects import (
+    CoarseSetting,
+    Effect,
+    Surroundings,
+    has_version,
+    is_layout,
+    read_at,
+    shown,
     undivided,
     undivided_together,
 )
-from trial_lib.search.effects import CoarseSetting, Effect, Surroundings, has_version, read_at, shown
 from trial_lib.search.knobs import STAGE, Arm, Knob, SearchSpace, coarse_word, get_knob, leaves, set_knob, withdrawn
 
 # What DeepSpeed refuses in a study: by the table of rules, and by facts of the program that the table has not.
@@ -473,6 +479,18 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
             known = ", ".join(map(shown, offered))
             told += [f"{shown_switch(place, value)} is not tried: your program can have {known}." for value in missing]
     return told
+
+
+def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:
+    """Returns one sentence for each requested size of groups that is not tried."""
+    reasons = {
+        f"{place_of(path)} {size}": undivided(path, size, here)
+        for path, sizes in asked.items()
+        if is_layout(path, here)
+        for size in sizes
+        if size is not None
+    }
+    return [f"{name} is not tried: {reason}" for name, reason in reasons.items() if reason]
 
 
 # The names of a study's candidates, for tables, Prefect and MLflow.

@@ -3,18 +3,16 @@
 Read from DeepSpeed 0.19.8. Each effect names its place below `deepspeed/runtime`.
 """
 
-import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from trial_lib.deepspeed_config.batch import is_bf16_with_32_bit_sums
-from trial_lib.deepspeed_config.layout import AUTOEP, AUTOTP, LAYOUTS, PROGRAM, SEQUENCE, Layout
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
-from trial_lib.deepspeed_config.rules import ZERO_KEYS, broken_rules, is_deepspeeds_cpu_adam
+from trial_lib.deepspeed_config.layout import AUTOEP, AUTOTP
+from trial_lib.deepspeed_config.rules import ZERO_KEYS, is_deepspeeds_cpu_adam
 from trial_lib.messages.turned import COMPILE
-from trial_lib.records.switches import is_switch, path_of, place_of
+from trial_lib.records.switches import path_of
 from trial_lib.search.effects import (
     STAGE_1_2,
     STAGE_3,
@@ -25,8 +23,9 @@ from trial_lib.search.effects import (
     ValuesOf,
     clamped,
     switch,
+    undivided,
 )
-from trial_lib.search.knobs import STAGE, get_knob, set_knob
+from trial_lib.search.knobs import STAGE, get_knob
 
 
 def _knob(kind: Kind, *effects: Effect, **terms: Any) -> KnownKnob:
@@ -382,16 +381,6 @@ ZERO_PLUS_PLUS: dict[str, KnownKnob] = {
 
 # The layout: how many ranks hold one replica of the model together.
 
-_IMPOSSIBLE = (
-    "undivided_devices",
-    "undivided_heads",
-    "unshared_heads",
-    "unshared_tokens",
-    "empty_stages",
-    "undivided_experts",
-    "pipeline_with_zero_2_or_3",
-)
-
 
 def _tensor_sizes(here: Surroundings, own: Any) -> tuple[int, ...]:
     """Returns the sizes of tensor-parallel groups to try: the user's, and its divisors. Without a request they are
@@ -403,52 +392,9 @@ def _tensor_sizes(here: Surroundings, own: Any) -> tuple[int, ...]:
     return (own, *(size for size in range(1, own) if own % size == 0 and not undivided(AUTOTP, size, here)))
 
 
-def is_layout(path: str, here: Surroundings) -> bool:
-    """Returns whether a knob is the size of groups, by its path: of DeepSpeed, or a switch that the user calls so."""
-    kinds = here.base_config.get(LAYOUTS) or {}
-    return path in (AUTOTP, SEQUENCE, AUTOEP) or (is_switch(path) and place_of(path) in kinds)
-
-
-def undivided(path: str, size: Any, here: Surroundings) -> str:
-    """Returns why groups of a size are not tried by themselves; empty if they divide devices and model."""
-    alone: dict[str, Any] = {LAYOUTS: here.base_config.get(LAYOUTS) or {}}
-    set_knob(alone, path, size)
-    return next(iter(_reasons(alone, here)), "")
-
-
-def undivided_together(knobs: Mapping[str, Any], here: Surroundings) -> str:
-    """Returns why the groups of some knobs are not tried together; empty if they are, or if they are the user's."""
-    kinds = here.base_config.get(LAYOUTS) or {}
-    base = Layout.of(here.base_config)
-    if base.changed(knobs, kinds) == base:
-        return ""
-    own = {PROGRAM: here.base_config.get(PROGRAM) or {}, LAYOUTS: kinds}
-    for section in ("tensor_parallel", "expert_parallel", SEQUENCE):
-        if section in here.base_config:
-            own[section] = here.base_config[section]
-    return next(iter(_reasons(overwrite_deepspeed_config(own, copy.deepcopy(dict(knobs))), here)), "")
-
-
-def _reasons(config: Mapping[str, Any], here: Surroundings) -> Iterable[str]:
-    broken = broken_rules(config, "cpu", None, None, slots=here.slots, shape=here.shape)
-    return (rule.reason for rule in broken if rule.name in _IMPOSSIBLE)
-
-
 def _of_groups(source: str, devices: tuple[str, ...] = ("cpu", "cuda"), **when: tuple[Any, ...]) -> Effect:
     beside = {f"tensor_parallel.{key}": values for key, values in when.items()}
     return Effect(source, devices=devices, when=beside, unless={AUTOTP: (0, 1)})
-
-
-def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:
-    """Returns one sentence for each requested size of groups that is not tried."""
-    reasons = {
-        f"{place_of(path)} {size}": undivided(path, size, here)
-        for path, sizes in asked.items()
-        if is_layout(path, here)
-        for size in sizes
-        if size is not None
-    }
-    return [f"{name} is not tried: {reason}" for name, reason in reasons.items() if reason]
 
 
 LAYOUT: dict[str, KnownKnob] = {

@@ -1,13 +1,25 @@
 """The terms of the catalogue: when a knob has an effect."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trial_lib.deepspeed_config.layout import ModelShape, Replicas
+from trial_lib.deepspeed_config.layout import (
+    AUTOEP,
+    AUTOTP,
+    LAYOUTS,
+    PROGRAM,
+    SEQUENCE,
+    Layout,
+    ModelShape,
+    Replicas,
+)
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.rules import broken_rules
 from trial_lib.records.result import ProgramProfile
-from trial_lib.records.switches import is_switch
-from trial_lib.search.knobs import STAGE, get_knob, withdrawn
+from trial_lib.records.switches import is_switch, place_of
+from trial_lib.search.knobs import STAGE, get_knob, set_knob, withdrawn
 
 Kind = Literal["switch", "count", "size", "share", "names"] | tuple[str, ...]
 """The kind of a knob's values: true or false, whole numbers from 0 or from 1 on, numbers from 0 to 1, lists of names,
@@ -135,3 +147,47 @@ def has_version(version: str, since: str) -> bool:
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.partition("+")[0].split(".")
     return tuple(int(part) for part in parts if part.isdecimal())
+
+
+# The layout: how many ranks hold one replica of the model together.
+
+_IMPOSSIBLE = (
+    "undivided_devices",
+    "undivided_heads",
+    "unshared_heads",
+    "unshared_tokens",
+    "empty_stages",
+    "undivided_experts",
+    "pipeline_with_zero_2_or_3",
+)
+
+
+def is_layout(path: str, here: Surroundings) -> bool:
+    """Returns whether a knob is the size of groups, by its path: of DeepSpeed, or a switch that the user calls so."""
+    kinds = here.base_config.get(LAYOUTS) or {}
+    return path in (AUTOTP, SEQUENCE, AUTOEP) or (is_switch(path) and place_of(path) in kinds)
+
+
+def undivided(path: str, size: Any, here: Surroundings) -> str:
+    """Returns why groups of a size are not tried by themselves; empty if they divide devices and model."""
+    alone: dict[str, Any] = {LAYOUTS: here.base_config.get(LAYOUTS) or {}}
+    set_knob(alone, path, size)
+    return next(iter(_reasons(alone, here)), "")
+
+
+def undivided_together(knobs: Mapping[str, Any], here: Surroundings) -> str:
+    """Returns why the groups of some knobs are not tried together; empty if they are, or if they are the user's."""
+    kinds = here.base_config.get(LAYOUTS) or {}
+    base = Layout.of(here.base_config)
+    if base.changed(knobs, kinds) == base:
+        return ""
+    own = {PROGRAM: here.base_config.get(PROGRAM) or {}, LAYOUTS: kinds}
+    for section in ("tensor_parallel", "expert_parallel", SEQUENCE):
+        if section in here.base_config:
+            own[section] = here.base_config[section]
+    return next(iter(_reasons(overwrite_deepspeed_config(own, copy.deepcopy(dict(knobs))), here)), "")
+
+
+def _reasons(config: Mapping[str, Any], here: Surroundings) -> Iterable[str]:
+    broken = broken_rules(config, "cpu", None, None, slots=here.slots, shape=here.shape)
+    return (rule.reason for rule in broken if rule.name in _IMPOSSIBLE)
