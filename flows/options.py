@@ -57,8 +57,8 @@ def option(
     parted = _OTHERWISE.fullmatch(description)
     said, otherwise = (description, "") if parted is None else (parted[1], parted[2])
     help_text, told_default = f"{said} {more}".rstrip(), default or otherwise
-    owner = next(each for each in model.__mro__ if field in vars(each).get("__annotations__", {}))
-    options, value = _kind_of(owner.__annotations__[field]), model.model_fields[field].default
+    owner = next(each for each in model.__mro__ if field in inspect.get_annotations(each))
+    options, value = _kind_of(inspect.get_annotations(owner)[field]), model.model_fields[field].default
     if told_default:
         help_text += f"  [default: {told_default}]"
     elif value not in (None, PydanticUndefined, ()) and not options.get("is_flag"):
