@@ -27,7 +27,6 @@ IMPORT_MORE = {
     "flows.tune": 27,
     "flows.tuning": 22,
     "tasks.results": 21,
-    "trial_lib.plan.simulate.foreseeing": 30,
     "trial_lib.rank.sizes": 24,
     "trial_lib.report.read_study": 22,
     "trial_lib.study.driver": 28,
@@ -44,11 +43,12 @@ ENTRIES = {
     "flows.cli",
     "flows.plan",
     "trial_lib.core",
-    "trial_lib.device.cuda_order",
+    "trial_lib.device.cuda_variables",
     "trial_lib.dsat",
     "trial_lib.inputs.schema",
     "trial_lib.launch.hosts_guard",
     "trial_lib.launch.processes.build_guard",
+    "trial_lib.plan.simulate.patches",
 }
 
 

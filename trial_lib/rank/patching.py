@@ -1,14 +1,18 @@
-"""Replacing functions under all their names, and when a program imports their module."""
+"""Tables of what is replaced in a user's program, and the one way to replace it and to put it back.
 
+A function is replaced under all its names, and when the program imports its module.
+"""
+
+import contextlib
 import functools
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 # The names under which every rank replaces functions before the program runs.
 OF_RANKS = (
@@ -31,29 +35,122 @@ def note_names() -> None:
     _newest = next(reversed(sys.modules))
 
 
+class Patch(NamedTuple):
+    """One row of a table of what is replaced in a user's program."""
+
+    library: str  # a module. Until the program imports it, nothing is replaced.
+    what: str  # a function of it, or what an owner in it has (`Tensor.numpy`). Spaces separate several.
+    why: str
+    # Makes the replacement, of the original and of what `install` was given.
+    make: Callable[[Any, Any], Any]
+    may_lack: bool = False  # whether some versions of the library have none, and go without
+    aliases: str = ""  # further names that modules have for the function
+
+    def apply(self, module: ModuleType, given: Any) -> None:
+        for what in self.what.split():
+            path, _, name = what.rpartition(".")
+            owner: Any = module
+            for part in path.split(".") if path else ():
+                owner = getattr(owner, part, None) if self.may_lack else getattr(owner, part)
+            if self.may_lack and not hasattr(owner, name):
+                continue
+            original = getattr(owner, name)
+            replacement = self.make(original, given)
+            _let_scripts_call(replacement, original)
+            if path:
+                _set(owner, name, replacement)
+            else:
+                for each in (name, *self.aliases.split()):
+                    stand_in(each, original, replacement)
+
+
+class Change(NamedTuple):
+    """One row of such a table: a change of a library that replaces nothing by a name, and is not put back."""
+
+    library: str  # a module, as that of `Patch`
+    what: str
+    why: str
+    change: Callable[[ModuleType, Any], Any]  # gets the module, and what `install` was given
+
+    def apply(self, module: ModuleType, given: Any) -> None:
+        self.change(module, given)
+
+
+Table: TypeAlias = Sequence[Patch | Change]
+
+
+def install(table: Iterable[Patch | Change], given: Any = None) -> None:
+    """Replaces what a table lists, in its order: at once in modules that are imported, in others when they are."""
+    for row in table:
+        when_imported(row.library, functools.partial(row.apply, given=given))
+
+
+@contextlib.contextmanager
+def installed(table: Iterable[Patch | Change], given: Any = None) -> Iterator[None]:
+    """As `install`, and puts back at its end what has been replaced since. A `Change` stays."""
+    since, waiting = len(_before), {name: list(calls) for name, calls in _finder.waiting.items()}
+    install(table, given)
+    try:
+        yield
+    finally:
+        while len(_before) > since:
+            owner, name, value = _before.pop()
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        _finder.waiting = waiting
+
+
+_ABSENT = object()
+# Owners, names and what stood there, in the order in which that was replaced.
+_before: list[tuple[Any, str, Any]] = []
+
+
+def _set(owner: Any, name: str, replacement: Any) -> None:
+    # A class may inherit it, and has a method of its own class as it is only there.
+    before = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
+    _before.append((owner, name, before))
+    setattr(owner, name, replacement)
+
+
+def always(value: Any) -> Callable[[Any, Any], Any]:
+    """For `Patch.make`: a function that returns the same whatever it gets."""
+    return lambda original, given: lambda *args, **kwargs: value
+
+
+def instead(replacement: Any) -> Callable[[Any, Any], Any]:
+    """For `Patch.make`: the same replacement whatever the original is."""
+    return lambda original, given: replacement
+
+
+def around(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """For `Patch.make`: a function that calls `call`, with the original before its arguments."""
+
+    def make(original: Any, given: Any) -> Any:
+        return functools.wraps(original)(lambda *args, **kwargs: call(original, *args, **kwargs))
+
+    return make
+
+
 def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
     """Replaces a function, also in primed modules that have bound it to a name of their own."""
     for module in _modules_with(name):
         if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, replacement)
+            _set(module, name, replacement)
 
 
 def replace(owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Replaces a function of a class or a module by `call`, which gets the original before its arguments."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(lambda *args, **kwargs: call(original, *args, **kwargs)))
+    _set(owner, name, around(call)(getattr(owner, name), None))
 
 
-def stand_in_for_scripts(name: str, original: Any, replacement: Callable[..., Any]) -> None:
-    """Replaces a function of torch's as `stand_in` does. Code that TorchScript compiles may call it as well."""
-    # Torch is there by now. Other ranks import this module before it.
-    import torch
-
-    builtin: Any = torch.jit._builtins
-    operator = builtin._find_builtin(original)
+def _let_scripts_call(replacement: Any, original: Any) -> None:
+    # Code that TorchScript compiles may call one of torch's functions. Ranks import this module before torch.
+    builtin: Any = sys.modules.get("torch.jit._builtins")
+    operator = None if builtin is None else builtin._find_builtin(original)
     if operator is not None:
         builtin._register_builtin(replacement, operator)
-    stand_in(name, original, replacement)
 
 
 def _modules_with(name: str) -> list[ModuleType]:

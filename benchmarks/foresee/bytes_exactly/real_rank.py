@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trial_lib.messages.files import write_whole
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.simulate.engine_moments import EngineMoments
-from trial_lib.plan.simulate.foreseeing import name_gradients, name_kinds
+from trial_lib.plan.simulate.engine_moments import PATCHES, EngineMoments, name_gradients, name_kinds
 from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
 from trial_lib.rank.interception import intercept
+from trial_lib.rank.patching import install
 from trial_lib.rank.program_facts import ProgramFacts
 from trial_lib.rank.user_program import run_program
 
@@ -53,7 +53,7 @@ class RealRun:
     def install(self) -> None:
         """Enters the mode."""
         intercept({}, ProgramFacts(), self)
-        self._moments.install()
+        install(PATCHES, self._moments)
         self._mode.__enter__()
 
     @property

@@ -35,7 +35,7 @@ _IMPORTS = (
     "deepspeed",
     "deepspeed.runtime.zero.muon.original_muon",
     "transformers",
-    "trial_lib.plan.simulate.foreseeing",
+    "trial_lib.plan.simulate.engine",
     "trial_lib.plan.simulate.rank",
 )
 _TRAINING = Path(__file__).with_name("row_training.py")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors
@@ -10,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trial_lib.plan.simulate import checkpoint_headers
-from trial_lib.rank.patching import stand_in
+from trial_lib.rank.patching import installed
 
 _GIGABYTES = 24
 
@@ -19,16 +20,14 @@ _GIGABYTES = 24
 def faked():
     """Installs the replacements for one test, and puts the originals back."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
-    originals = {"safe_open": safetensors.safe_open, "load_file": safetensors.torch.load_file, "load": torch.load}
 
     def make(shape, dtype):
         with fakes:
             return torch.empty(tuple(shape), dtype=dtype)
 
-    checkpoint_headers.install(make, fakes, lambda error: None)
-    yield
-    for name, holder in (("safe_open", safetensors), ("load_file", safetensors.torch), ("load", torch)):
-        stand_in(name, getattr(holder, name), originals[name])
+    mode = SimpleNamespace(empty_on_host=make, fakes=fakes, ends_with=lambda error: None)
+    with installed(checkpoint_headers.PATCHES, mode):
+        yield
 
 
 def _write_without_numbers(path: Path) -> None:

@@ -11,8 +11,9 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from trial_lib.plan.simulate import known_numbers, pretended_device
 from trial_lib.plan.simulate.asks import CannotForeseeError
+from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
-from trial_lib.rank.patching import stand_in
+from trial_lib.rank.patching import Change, Patch, Table, instead
 
 _NAME = pretended_device.NAME
 
@@ -144,11 +145,6 @@ for _type_name, _dtype in {
     "LongTensor": torch.int64,
 }.items():
     setattr(ForeseenAccelerator, _type_name, _typed(_dtype))
-
-
-def install(memory: MemoryLog, device_bytes: int, devices: int) -> None:
-    """Makes DeepSpeed use the pretended device. Call it before the program imports DeepSpeed."""
-    set_accelerator(ForeseenAccelerator(memory, device_bytes, devices))
 
 
 # Stand-ins for DeepSpeed's compiled ops. They compute nothing, and note the work that the op does.
@@ -328,31 +324,6 @@ _KERNELS = {
 _OF_CUDA = {"FusedLambBuilder": _FusedLamb, "FusedLionBuilder": _FusedLists, "QuantizerBuilder": _Quantizer}
 
 
-def install_pretended_kernels(operations: OperationLog) -> None:
-    """Makes DeepSpeed's builders load stand-ins, so that nothing is compiled. Call it after DeepSpeed's import."""
-    from deepspeed.ops import op_builder
-    from deepspeed.ops.op_builder.builder import OpBuilder
-    from deepspeed.ops.op_builder.cpu import NotImplementedBuilder
-    from deepspeed.utils import nvtx
-
-    # No profiler looks on. Stage 3 would mark hundreds of thousands of ranges, each by several calls.
-    nvtx.enable_nvtx = False
-
-    def load(builder: Any, verbose: bool = True) -> Any:
-        kernel = _KERNELS.get(builder.NAME)
-        if kernel is None:
-            raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
-        return kernel(operations)
-
-    def refuse(builder: Any, verbose: bool = True) -> NoReturn:
-        raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
-
-    OpBuilder.load = load
-    NotImplementedBuilder.load = refuse
-    for name, kernel_of in _OF_CUDA.items():
-        stand_in(name, getattr(op_builder, name), functools.partial(_Builder, kernel_of(operations)))
-
-
 class _Builder:
     """Loads a stand-in for an op that DeepSpeed builds for CUDA alone."""
 
@@ -361,3 +332,57 @@ class _Builder:
 
     def load(self, verbose: bool = True) -> Any:
         return self._kernel
+
+
+def _loads(original: Any, mode: FakeTensors) -> Any:
+    def load(builder: Any, verbose: bool = True) -> Any:
+        kernel = _KERNELS.get(builder.NAME)
+        if kernel is None:
+            raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
+        return kernel(mode.operations)
+
+    return load
+
+
+def _builds(kernel: Any, original: Any, mode: FakeTensors) -> Any:
+    return functools.partial(_Builder, kernel(mode.operations))
+
+
+def _refuses(original: Any, mode: FakeTensors) -> Any:
+    def load(builder: Any, verbose: bool = True) -> NoReturn:
+        raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
+
+    return load
+
+
+def _set_accelerator(module: Any, mode: FakeTensors) -> None:
+    order = mode.order
+    set_accelerator(ForeseenAccelerator(mode.memory, order.device_bytes, order.ranks_per_host))
+
+
+_COMPILED = "Nothing is compiled. A kernel that computes nothing notes the work of the op."
+PATCHES: Table = (
+    Change("deepspeed.accelerator", "set_accelerator", "DeepSpeed's engine runs as on a GPU.", _set_accelerator),
+    Patch(
+        "deepspeed.utils",
+        "nvtx.enable_nvtx",
+        "No profiler looks on. Stage 3 would mark hundreds of thousands of ranges, each by several calls.",
+        instead(False),
+    ),
+    Patch("deepspeed.ops.op_builder.builder", "OpBuilder.load", _COMPILED, _loads),
+    Patch(
+        "deepspeed.ops.op_builder.cpu",
+        "NotImplementedBuilder.load",
+        "It would not say that an op for CUDA alone has no stand-in.",
+        _refuses,
+    ),
+    *(
+        Patch(
+            "deepspeed.ops.op_builder",
+            name,
+            _COMPILED,
+            functools.partial(_builds, kernel),
+        )
+        for name, kernel in _OF_CUDA.items()
+    ),
+)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.messages.foreseen_run import Ask
 from trial_lib.plan.simulate import known_numbers
-from trial_lib.rank.patching import stand_in, stand_in_for_scripts
+from trial_lib.rank.patching import Patch, Table, around
 
 # Answers for code that asks a fake tensor for a number: a table of known askers, and a default for all others.
 
@@ -268,77 +268,44 @@ _ALIKE = "_foreseen_alike"
 _ANSWERS = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
 # Longer masks choose nothing.
 _MOST_ALIKE = 2**20
-_MAKERS = ("tensor", "as_tensor", "asarray")
 _MAY_HAVE_FAKES = (FakeTensor, list, tuple)
 
 
-def install() -> None:
-    """Replaces the functions. Call it once, before the program runs."""
-    shown: Any = torch.Tensor.__format__
-
-    def format_(tensor: torch.Tensor, text: str) -> str:
-        is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0 and text
-        return format(tensor.item(), text) if is_number else shown(tensor, text)
-
-    FakeTensor.__format__ = format_  # type: ignore[method-assign]
-    for name in (*_ANSWERS, "all"):
-        answering = functools.partial(_alike, _ANSWERS[name]) if name in _ANSWERS else _all
-        original = getattr(torch, name)
-        stand_in_for_scripts(name, original, answering(original))
-        setattr(torch.Tensor, name, answering(getattr(torch.Tensor, name)))
-    # By which `torch.distributions` checks its parameters.
-    if hasattr(torch, "_is_all_true"):
-        stand_in("_is_all_true", torch._is_all_true, _all(torch._is_all_true))
-    for name in _MAKERS:
-        original = getattr(torch, name)
-        stand_in_for_scripts(name, original, _of_numbers(original))
-    torch.amp.GradScaler.get_scale = _first_scale  # type: ignore[method-assign, assignment]
-    torch.Tensor.new_tensor = _of_numbers(torch.Tensor.new_tensor, place=1)  # type: ignore[method-assign]
+def _format(original: Any, tensor: torch.Tensor, text: str) -> str:
+    is_number = isinstance(tensor, FakeTensor) and tensor.dim() == 0 and text
+    return format(tensor.item(), text) if is_number else str(original(tensor, text))
 
 
-def _first_scale(scaler: Any) -> float:
-    # Replaces `GradScaler.get_scale`. A healthy training goes on with the scale that it begins with.
+def _first_scale(original: Any, scaler: Any) -> float:
     return float(scaler._init_scale) if scaler.is_enabled() else 1.0
 
 
-def _alike(answer: bool, original: Any) -> Callable[..., Any]:
-    """A function whose answer is the same for all numbers."""
-
-    @functools.wraps(original)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        return _as_alike(original(*args, **kwargs), answer)
-
-    return ask
+def _answering(answer: bool, original: Any, *args: Any, **kwargs: Any) -> Any:
+    return _as_alike(original(*args, **kwargs), answer)
 
 
-def _all(original: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def all_(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        asked = args[0] if args else kwargs.get("input")
-        version, answer = getattr(asked, _ALIKE, (None, None))
-        if version is None:
-            if _is_open(found):
-                setattr(found, LIKELY, True)
-        elif version == _version(asked):
-            return _as_alike(found, answer)
-        return found
-
-    return all_
+def _all(original: Any, *args: Any, **kwargs: Any) -> Any:
+    found = original(*args, **kwargs)
+    asked = args[0] if args else kwargs.get("input")
+    version, answer = getattr(asked, _ALIKE, (None, None))
+    if version is None:
+        if _is_open(found):
+            setattr(found, LIKELY, True)
+    elif version == _version(asked):
+        return _as_alike(found, answer)
+    return found
 
 
-def _of_numbers(original: Any, place: int = 0) -> Callable[..., Any]:
-    """A function that makes a tensor of numbers, which may be tensors of one number."""
+def _of_numbers(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if args:
+        args = (_numbers_of(args[0]), *args[1:])
+    elif "data" in kwargs:
+        kwargs["data"] = _numbers_of(kwargs["data"])
+    return original(*args, **kwargs)
 
-    @functools.wraps(original)
-    def tensor(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > place:
-            args = (*args[:place], _numbers_of(args[place]), *args[place + 1 :])
-        elif "data" in kwargs:
-            kwargs["data"] = _numbers_of(kwargs["data"])
-        return original(*args, **kwargs)
 
-    return tensor
+def _new_of_numbers(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _of_numbers(functools.partial(original, tensor), *args, **kwargs)
 
 
 def _numbers_of(data: Any) -> Any:
@@ -369,3 +336,91 @@ def _is_open(found: Any) -> bool:
 
 def _version(tensor: Any) -> int:
     return int(tensor._version) if isinstance(tensor, torch.Tensor) and not tensor.is_inference() else -1
+
+
+def _numpy(original: Any, mode: Any) -> Any:
+    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor, force=force)
+        known = known_numbers.known_numbers(tensor)
+        known_numbers.used(known)
+        if known is None:
+            value = mode.asks.answer("numpy", tensor.dtype)
+            known = torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+        return original(known.detach(), force=force)
+
+    return numpy
+
+
+# Experts that a router chooses.
+
+# The best of more are tokens of a vocabulary, or places in an image.
+_MOST_EXPERTS = 2**10
+# More choices are no routing. A softmax looks for the largest of as many rows.
+_MOST_CHOICES = 2**20
+# Functions of torch that choose the best along a dimension, and the place of that dimension among their arguments.
+_CHOICES = {"topk": 2, "argmax": 1, "max": 1}
+
+
+def _choosing(name: str, original: Any, mode: Any) -> Any:
+    default = -1 if name == "topk" else None
+
+    @functools.wraps(original)
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        chosen = found[1] if isinstance(found, tuple) else found
+        if isinstance(chosen, FakeTensor) and not known_numbers.is_known(chosen) and args:
+            place = _CHOICES[name]
+            dimension = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else default))
+            if _may_route(args[0], chosen, dimension):
+                note = mode.asks.choice(name, args[0].shape[-1])
+                if note is not None:
+                    known_numbers.invent(chosen, _in_turn(chosen, args[0].shape[-1]), note)
+        return found
+
+    return choose
+
+
+def _may_route(scores: torch.Tensor, chosen: torch.Tensor, dimension: Any) -> bool:
+    if not isinstance(dimension, int) or scores.dim() <= 1 or dimension not in (-1, scores.dim() - 1):
+        return False
+    return scores.shape[-1] <= _MOST_EXPERTS and chosen.numel() <= _MOST_CHOICES
+
+
+def _in_turn(chosen: torch.Tensor, among: int) -> torch.Tensor:
+    # Choices of which each goes on after those of the token before it.
+    return (torch.arange(chosen.numel(), dtype=chosen.dtype, device="cpu") % among).reshape(chosen.shape)
+
+
+_HEALTHY = "The answer of a healthy training."
+_OF_ONE_NUMBER = "A list may have fake tensors of one number, which torch would read as memory of a device."
+PATCHES: Table = (
+    Patch(
+        "torch._subclasses.fake_tensor",
+        "FakeTensor.__format__",
+        "A number is shown as the answer to it.",
+        around(_format),
+    ),
+    *(
+        Patch("torch", f"{name} Tensor.{name}", _HEALTHY, around(functools.partial(_answering, answer)))
+        for name, answer in _ANSWERS.items()
+    ),
+    Patch("torch", "all Tensor.all", _HEALTHY, around(_all)),
+    # By which `torch.distributions` checks its parameters.
+    Patch("torch", "_is_all_true", _HEALTHY, around(_all), may_lack=True),
+    Patch("torch", "tensor as_tensor asarray", _OF_ONE_NUMBER, around(_of_numbers)),
+    Patch(
+        "torch", "amp.GradScaler.get_scale", "A training goes on with the scale it begins with.", around(_first_scale)
+    ),
+    Patch("torch", "Tensor.new_tensor", _OF_ONE_NUMBER, around(_new_of_numbers)),
+    Patch("torch", "Tensor.numpy", "Numbers that nobody knows are invented.", _numpy),
+    *(
+        Patch(
+            "torch",
+            f"{name} Tensor.{name}",
+            "A router chooses each expert equally often.",
+            functools.partial(_choosing, name),
+        )
+        for name in _CHOICES
+    ),
+)

@@ -14,17 +14,17 @@ import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.plan.simulate import pretended_device
 from trial_lib.plan.simulate.asks import CannotForeseeError
-from trial_lib.plan.simulate.fake_tensors import tensors_in
+from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.logs import place_in_program
-from trial_lib.rank.patching import stand_in, when_imported
+from trial_lib.plan.simulate.pretended_device import tensors_in
+from trial_lib.rank.patching import Change, Patch, Table, around
 
 # What `torch.save` and `torch.load` do with tensors in a foreseen run.
 
@@ -38,25 +38,18 @@ _DEEPEST = 4
 _MARK, _DIGITS = "zerotune: tensors without numbers ", 12
 
 
-def keeping(original: Any) -> Any:
-    """Wraps a function that saves a value, its first argument, in a file, its second. Fake tensors stay in this
-    process.
-    """
-
-    @functools.wraps(original)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not has_fakes(obj):
-            return original(obj, f, *args, **kwargs)
-        if isinstance(f, (str, os.PathLike)):
-            _saved[os.path.abspath(f)] = _copied(obj)  # noqa: PTH100 - of whatever the program calls a path
-        elif hasattr(f, "write"):
-            # The program may copy the bytes, such as into another buffer.
-            name = f"{_MARK}{len(_saved):0{_DIGITS}}"
-            _saved[name] = _copied(obj)
-            f.write(name.encode())
-        return None
-
-    return save
+def keep_fakes(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+    """Saves a value in a file by the original. A value with fake tensors stays in this process."""
+    if not has_fakes(obj):
+        return original(obj, f, *args, **kwargs)
+    if isinstance(f, (str, os.PathLike)):
+        _saved[os.path.abspath(f)] = _copied(obj)  # noqa: PTH100 - of whatever the program calls a path
+    elif hasattr(f, "write"):
+        # The program may copy the bytes, such as into another buffer.
+        name = f"{_MARK}{len(_saved):0{_DIGITS}}"
+        _saved[name] = _copied(obj)
+        f.write(name.encode())
+    return None
 
 
 def _copied(value: Any) -> Any:
@@ -121,7 +114,6 @@ def lands_on_device(saved_on: str, map_location: Any) -> bool:
 
 def load_real(read: Callable[[], Any]) -> Any:
     """Calls torch's own `torch.load`, with the tensors of the device there."""
-    _take_part()
     try:
         return read()
     finally:
@@ -129,34 +121,27 @@ def load_real(read: Callable[[], Any]) -> Any:
         _placed.clear()
 
 
+def _rebuild_tensor(original: Any, storage: Any, storage_offset: Any, size: Any, stride: Any) -> torch.Tensor:
+    tensor: torch.Tensor = original(storage, storage_offset, size, stride)
+    address = tensor.untyped_storage().data_ptr() if _read and tensor.device.type == "cpu" else 0
+    if address not in _read:
+        return tensor
+    key = address, tensor.dtype
+    if key not in _placed:
+        # Tensors that share memory go on to do so.
+        whole = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+        _placed[key] = original(storage, 0, (whole,), (1,)).to(pretended_device.device())
+    return torch.as_strided(_placed[key], size, stride, storage_offset)
+
+
+def _set_rng_state(original: Any, new_state: torch.Tensor) -> None:
+    if not isinstance(new_state, FakeTensor):
+        original(new_state)
+
+
 @functools.cache
-def _take_part() -> None:
-    # Adds a row to torch's table of devices, and replaces what makes tensors of storages.
-    # Torch's own rows begin with 10.
+def _register_device() -> None:
     torch.serialization.register_package(5, lambda storage: None, _deserialized)
-    made: Any = torch._utils._rebuild_tensor
-
-    def rebuilt(storage: Any, storage_offset: Any, size: Any, stride: Any) -> torch.Tensor:
-        tensor: torch.Tensor = made(storage, storage_offset, size, stride)
-        address = tensor.untyped_storage().data_ptr() if tensor.device.type == "cpu" else 0
-        if address not in _read:
-            return tensor
-        key = address, tensor.dtype
-        if key not in _placed:
-            # Tensors that share memory go on to do so.
-            whole = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-            _placed[key] = made(storage, 0, (whole,), (1,)).to(pretended_device.device())
-        return torch.as_strided(_placed[key], size, stride, storage_offset)
-
-    torch._utils._rebuild_tensor = rebuilt
-    set_state: Any = torch.random.set_rng_state
-
-    def set_rng_state(new_state: torch.Tensor) -> None:
-        """A state of the device's is no part of a foreseen run."""
-        if not isinstance(new_state, FakeTensor):
-            set_state(new_state)
-
-    stand_in("set_rng_state", set_state, set_rng_state)
 
 
 def _deserialized(storage: Any, location: str) -> Any:
@@ -317,78 +302,58 @@ def _is_for_a_tokenizer() -> bool:
     return any(name.startswith("tokenization_") for name in files)
 
 
-def install(make: Make, fakes: FakeTensorMode, ends_with: Callable[[BaseException], None]) -> None:
-    """Makes programs load headers. Call it before the user's program runs. `ends_with` ends the run with an error."""
-    # Else transformers copies weights in threads, which no mode of this thread follows.
-    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+# What replaces the functions that read and write files.
 
-    def in_safetensors(module: ModuleType) -> None:
-        original = module.safe_open
 
-        def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
-            if framework not in ("pt", "torch", "pytorch"):
-                return original(filename, framework, device, **kwargs)
-            return _OpenFile(Header(Path(filename)), device, make)
+def _safe_open(original: Any, mode: FakeTensors) -> Any:
+    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
+        if framework not in ("pt", "torch", "pytorch"):
+            return original(filename, framework, device, **kwargs)
+        return _OpenFile(Header(Path(filename)), device, mode.empty_on_host)
 
-        stand_in("safe_open", original, safe_open)
+    return safe_open
 
-    def in_torch_files(module: ModuleType) -> None:
-        original = module.load_file
 
-        def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> dict[str, torch.Tensor]:
-            if is_saved(filename):
-                return load_saved(filename, device)  # type: ignore[no-any-return]
-            return _OpenFile(Header(Path(filename)), device, make).get_tensors()
+def _load_file(original: Any, mode: FakeTensors) -> Any:
+    def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+        if is_saved(filename):
+            return load_saved(filename, device)
+        return _OpenFile(Header(Path(filename)), device, mode.empty_on_host).get_tensors()
 
-        stand_in("load_file", original, load_file)
-        for name, alias in (("save_file", "safe_save_file"), ("save_model", "save_model")):
-            saves = getattr(module, name)
-            # The second name is the one of transformers.
-            for each in (alias, name):
-                stand_in(each, saves, keeping(saves))
+    return load_file
 
-    def in_transformers(module: ModuleType) -> None:
-        original = module.cached_file
 
-        def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-            """Asks the hub for what is not here."""
-            if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
-                end(path_or_repo_id)
-            return original(path_or_repo_id, filename, *args, **kwargs)
+def _cached_file(original: Any, mode: FakeTensors) -> Any:
+    def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
+            _end(mode, path_or_repo_id)
+        return original(path_or_repo_id, filename, *args, **kwargs)
 
-        stand_in("cached_file", original, cached_file)
+    return cached_file
 
-    def in_models(module: ModuleType) -> None:
-        original = module.PreTrainedModel.from_pretrained.__func__
 
-        @functools.wraps(original)
-        def from_pretrained(cls: type, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-            """The folder may have a configuration, and no weights."""
-            if _is_unsaved(pretrained_model_name_or_path, *_OF_WEIGHTS):
-                end(pretrained_model_name_or_path)
-            return original(cls, pretrained_model_name_or_path, *args, **kwargs)
+def _from_pretrained(original: Any, mode: FakeTensors) -> Any:
+    @functools.wraps(original.__func__)
+    def from_pretrained(cls: type, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """The folder may have a configuration, and no weights."""
+        if _is_unsaved(pretrained_model_name_or_path, *_OF_WEIGHTS):
+            _end(mode, pretrained_model_name_or_path)
+        return original.__func__(cls, pretrained_model_name_or_path, *args, **kwargs)
 
-        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+    return classmethod(from_pretrained)
 
-    def end(folder: Any) -> None:
-        # Transformers replaces each error by one of its own.
-        ends_with(
-            CannotForeseeError(
-                f"The program loads the model that it has saved in {folder}, and a foreseen run has no weights to "
-                f"save, at {place_in_program()}."
-            )
+
+def _end(mode: FakeTensors, folder: Any) -> None:
+    # Transformers replaces each error by one of its own.
+    mode.ends_with(
+        CannotForeseeError(
+            f"The program loads the model that it has saved in {folder}, and a foreseen run has no weights to "
+            f"save, at {place_in_program()}."
         )
-
-    when_imported("safetensors", in_safetensors)
-    when_imported("transformers.utils.hub", in_transformers)
-    when_imported("transformers.modeling_utils", in_models)
-    when_imported("safetensors.torch", in_torch_files)
-    _replace_torch_load(make, fakes)
+    )
 
 
-def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
-    original = torch.load
-
+def _load(original: Any, mode: FakeTensors) -> Any:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if is_saved(f):
             return load_saved(f, map_location)
@@ -400,7 +365,7 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
         if not is_path or Path(f).stat().st_size < _SMALL_PICKLE_BYTES or str(map_location) == "meta":
             return as_it_is()
         try:
-            with fakes:
+            with mode.fakes:
                 loaded = original(f, "cpu", *args, **{**kwargs, "mmap": None})
         except (NotImplementedError, RuntimeError, pickle.UnpicklingError):
             return as_it_is()  # an older format, or one that torch refuses anyway
@@ -410,14 +375,13 @@ def _replace_torch_load(make: Make, fakes: FakeTensorMode) -> None:
         def made(tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, FakeTensor):
                 return tensor
-            anew = make(tensor.shape, tensor.dtype)
+            anew = mode.empty_on_host(tensor.shape, tensor.dtype)
             is_there = lands_on_device(str(tensor.device), map_location)
             return anew.to(pretended_device.device()) if is_there else anew
 
         return with_tensors(loaded, made)
 
-    stand_in("load", original, load)
-    stand_in("save", torch.save, keeping(torch.save))
+    return load
 
 
 def _are_weights(loaded: Any) -> bool:
@@ -426,3 +390,40 @@ def _are_weights(loaded: Any) -> bool:
     tensors = tensors_in(loaded)
     fractions = sum(each.nbytes for each in tensors if each.dtype.is_floating_point)
     return fractions > 0.5 * sum(each.nbytes for each in tensors) and all(isinstance(name, str) for name in loaded)
+
+
+_HEADER = "Weights come from the file's header."
+_KEPT = "Fake tensors stay in this process."
+_UNSAVED = "A model that the program has saved has no weights."
+PATCHES: Table = (
+    Change(
+        "os",
+        "HF_DEACTIVATE_ASYNC_LOAD",
+        "Else transformers copies weights in threads, which no mode of this thread follows.",
+        lambda module, mode: os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1"),
+    ),
+    Patch("safetensors", "safe_open", _HEADER, _safe_open),
+    Patch("transformers.utils.hub", "cached_file", _UNSAVED, _cached_file),
+    Patch("transformers.modeling_utils", "PreTrainedModel.from_pretrained", _UNSAVED, _from_pretrained),
+    Patch("safetensors.torch", "load_file", _HEADER, _load_file),
+    # The second name is the one of transformers.
+    Patch("safetensors.torch", "save_file", _KEPT, around(keep_fakes), aliases="safe_save_file"),
+    Patch("safetensors.torch", "save_model", _KEPT, around(keep_fakes)),
+    Change(
+        "torch.serialization",
+        "register_package",
+        "Torch's table of devices has the pretended one. Torch's own rows begin with 10.",
+        lambda module, mode: _register_device(),
+    ),
+    Patch(
+        "torch", "_utils._rebuild_tensor", "It makes tensors of the storages of the device.", around(_rebuild_tensor)
+    ),
+    Patch(
+        "torch.random",
+        "set_rng_state",
+        "A state of the device's is no part of a foreseen run.",
+        around(_set_rng_state),
+    ),
+    Patch("torch", "load", _HEADER, _load),
+    Patch("torch", "save", _KEPT, around(keep_fakes)),
+)

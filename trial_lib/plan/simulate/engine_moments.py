@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch as fetchers
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trial_lib.deepspeed_config.batch import sequence_parallel_size
+from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
 from trial_lib.plan.simulate import logs
 from trial_lib.plan.simulate.asks import CannotForeseeError
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.plan.simulate.logs import MemoryLog, OperationLog, heap_bytes
+from trial_lib.plan.simulate.logs import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog, OperationLog, heap_bytes
+from trial_lib.plan.simulate.pretended_device import tensors_in
 from trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, tokens_per_row
+from trial_lib.rank.patching import Patch, Table, around
+from trial_lib.rank.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 
 # The parts of a step of a pipeline: DeepSpeed's engine for pipelines executes a schedule of instructions.
 
@@ -124,12 +125,22 @@ def _built(spec: Any) -> Any:
         return spec.build()
 
 
-def note_of(engine: Any, are_counted: bool) -> str:
-    """The sentences for the reader of a run of a pipeline."""
-    note = f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
-    if not are_counted:
-        note += " A layer cannot be built apart, so only this stage's parameters are counted."
-    return note
+def _notes_of(engine: Any, are_counted: bool) -> list[str]:
+    # The sentences for the reader of a run. `are_counted`: whether the parameters of all stages are known.
+    notes = []
+    config = getattr(engine.module, "config", None)
+    takes_tokens = getattr(engine.module, "main_input_name", "input_ids") == "input_ids"
+    if getattr(config, "is_encoder_decoder", False) and not takes_tokens:
+        # Such as Whisper, whose encoder has spectra.
+        notes.append("Tokens are those of the decoder alone. What the encoder takes are no tokens.")
+    if is_pipeline(engine):
+        note = (
+            f"The run is that of the first of {engine.num_stages} stages of the pipeline. The others have other layers."
+        )
+        if not are_counted:
+            note += " A layer cannot be built apart, so only this stage's parameters are counted."
+        notes.append(note)
+    return notes
 
 
 # Of one worker process: seconds of its first batch, seconds and number of its other batches, and number of all workers.
@@ -163,11 +174,6 @@ class WorkersLoading:
         self.size = 0
         self._loaded = mmap.mmap(-1, _LOADED.size * _MOST_WORKERS)
 
-    def install(self) -> None:
-        """Follows what workers fetch. Call it before they start."""
-        for owner in (fetchers._MapDatasetFetcher, fetchers._IterableDatasetFetcher):
-            owner.fetch = self._timed(owner.fetch)  # type: ignore[method-assign]
-
     @property
     def of_a_batch(self) -> float | None:
         """Seconds between two micro-batches that all workers deliver together; None if no worker has loaded one.
@@ -179,23 +185,19 @@ class WorkersLoading:
         means = later or [first for first, *_ in each if first]
         return statistics.median(means) / max(workers for *_, workers in each) if means else None
 
-    def _timed(self, fetch: Any) -> Any:
-        @functools.wraps(fetch)
-        def timed(fetcher: Any, index: Any) -> Any:
-            worker = get_worker_info()
-            # Without a batch size a loader's indices are single ones, or none at all.
-            samples = len(index) if isinstance(index, Sized) else 0
-            if worker is None or worker.id >= _MOST_WORKERS or not self.size or samples != self.size:
-                return fetch(fetcher, index)
-            started = undisturbed_time()
-            batch = fetch(fetcher, index)
-            took, place = undisturbed_time() - started, _LOADED.size * worker.id
-            first, seconds, batches, _ = _LOADED.unpack_from(self._loaded, place)
-            later = (first, seconds + took, batches + 1) if first else (took, 0.0, 0.0)
-            _LOADED.pack_into(self._loaded, place, *later, worker.num_workers)
-            return batch
-
-        return timed
+    def fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
+        worker = get_worker_info()
+        # Without a batch size a loader's indices are single ones, or none at all.
+        samples = len(index) if isinstance(index, Sized) else 0
+        if worker is None or worker.id >= _MOST_WORKERS or not self.size or samples != self.size:
+            return original(fetcher, index)
+        started = undisturbed_time()
+        batch = original(fetcher, index)
+        took, place = undisturbed_time() - started, _LOADED.size * worker.id
+        first, seconds, batches, _ = _LOADED.unpack_from(self._loaded, place)
+        later = (first, seconds + took, batches + 1) if first else (took, 0.0, 0.0)
+        _LOADED.pack_into(self._loaded, place, *later, worker.num_workers)
+        return batch
 
 
 class EngineMoments:
@@ -223,51 +225,42 @@ class EngineMoments:
         self._waits = False
         self._has_short_step = False
         self._of_pipeline: int | None = None
+        self._parameters: tuple[int, int] | None = None  # of all stages of a pipeline
+        self.notes: list[str] = []  # what a plan of the run says of its engine
         self._moment = logs.INITIALIZE
         memory.begin(logs.INITIALIZE, 0, 0, 0)
 
-    def install(self) -> None:
-        """Follows data loaders, and backward passes that bypass the engine. Call it once."""
-        self.workers.install()
-        fetch: Any = _BaseDataLoaderIter.__next__
-        self._fetch = fetch
+    def next_batch(self, original: Any, iterator: Any) -> Any:
+        """What a data loader delivers, as a part of the run."""
+        self._fetch = original
+        before = self._moment
+        # The first of an iterator starts workers, and much runs there for the first time.
+        is_first = iterator._num_yielded == 0
+        if is_first and self._engine is not None:
+            _require_a_batch(iterator, self._engine)
+        self._begin(logs.LOAD)
+        started = undisturbed_time()
+        try:
+            # What a loader does is real, and worker processes know no mode.
+            with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
+                batch = original(iterator)
+            # The end of an epoch has raised an exception.
+            if self._engine is not None and not is_first:
+                self.loading_s.append(undisturbed_time() - started)
+                self._iterator = iterator
+            return batch
+        finally:
+            self._begin(logs.INITIALIZE if before == logs.INITIALIZE else logs.BETWEEN)
 
-        def next_batch(iterator: Any) -> Any:
-            before = self._moment
-            # The first of an iterator starts workers, and much runs there for the first time.
-            is_first = iterator._num_yielded == 0
-            if is_first and self._engine is not None:
-                _require_a_batch(iterator, self._engine)
-            self._begin(logs.LOAD)
-            started = undisturbed_time()
-            try:
-                # What a loader does is real, and worker processes know no mode.
-                with _disable_current_modes(), _Unpinned():  # type: ignore[no-untyped-call]
-                    batch = fetch(iterator)
-                # The end of an epoch has raised an exception.
-                if self._engine is not None and not is_first:
-                    self.loading_s.append(undisturbed_time() - started)
-                    self._iterator = iterator
-                return batch
-            finally:
-                self._begin(logs.INITIALIZE if before == logs.INITIALIZE else logs.BETWEEN)
-
-        def watched(backward: Any) -> Any:
-            @functools.wraps(backward)
-            def pass_back(*args: Any, **kwargs: Any) -> Any:
-                if self._moment == logs.BACKWARD or not self._waits:
-                    return backward(*args, **kwargs)
-                self._begin(logs.BACKWARD)
-                try:
-                    return backward(*args, **kwargs)
-                finally:
-                    self._passed_back()
-
-            return pass_back
-
-        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
-        torch.Tensor.backward = watched(torch.Tensor.backward)  # type: ignore[method-assign]
-        torch.autograd.backward = watched(torch.autograd.backward)
+    def pass_back(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """A backward pass that bypasses the engine."""
+        if self._moment == logs.BACKWARD or not self._waits:
+            return original(*args, **kwargs)
+        self._begin(logs.BACKWARD)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._passed_back()
 
     def load_more(self) -> None:
         """Fetches further batches as the last one, if the rank itself loads. Call it after the last step."""
@@ -355,10 +348,40 @@ class EngineMoments:
         engine.forward, engine.backward, engine.step = watched_forward, watched_backward, watched_step
         if is_pipeline(engine):
             watch(engine, self._begin, self._stepped)
+            self._parameters = parameters_of(engine)
         else:
             self._shorten_first_step()
+        self.notes += _notes_of(engine, self._parameters is not None)
         _leave_out_comparison()
         self._begin(logs.BETWEEN)
+
+    def of_engine(self) -> dict[str, Any]:
+        """The fields of a `ForeseenRun` that its engine knows; none before there is one."""
+        engine = self._engine
+        if engine is None:
+            return {}
+        numbers = [(getattr(each, "ds_numel", each.numel()), each) for each in engine.module.parameters()]
+        sums: Sequence[float] = (
+            sum(number for number, _ in numbers),
+            sum(number for number, each in numbers if each.requires_grad),
+        )
+        divided = tensor_parallel_size(engine)
+        if divided > 1 or expert_ranks(engine.module) > 1:
+            sums = [divided * sequence_parallel_size(engine) * share for share in parameter_shares(engine)[:2]]
+        parameters, trainable = map(round, self._parameters or sums)
+        return {
+            "replicas": replicas_of(engine),
+            "sequence_ranks": sequence_parallel_size(engine),
+            "micro_batch": int(engine.train_micro_batch_size_per_gpu()),
+            "accumulation": int(engine.gradient_accumulation_steps()),
+            "parameters": parameters,
+            "trainable": trainable,
+            "is_pipeline": is_pipeline(engine),
+            "pipeline_stages": int(engine.num_stages) if is_pipeline(engine) else 1,
+            "ds_config": dict(engine._config._param_dict),
+            "stage": int(engine.zero_optimization_stage()),
+            "formats": self._operations.multiplied_in(),
+        }
 
     @contextlib.contextmanager
     def in_engine(self) -> Iterator[None]:
@@ -473,3 +496,76 @@ def _require_a_batch(iterator: Any, engine: Any) -> None:
             f"The data set gives each rank {count} samples, so the second step has {count % size} of the {size} of a "
             "micro-batch. Use more data, fewer devices or smaller batches."
         )
+
+
+_LOADS = "A data loader's work is real, is timed, and is a part of the step."
+_BACKWARD = "A backward pass may bypass the engine."
+PATCHES: Table = (
+    Patch(
+        "torch.utils.data._utils.fetch",
+        "_MapDatasetFetcher.fetch _IterableDatasetFetcher.fetch",
+        "Worker processes of loaders are timed.",
+        lambda original, moments: around(moments.workers.fetch)(original, moments),
+    ),
+    Patch(
+        "torch.utils.data.dataloader",
+        "_BaseDataLoaderIter.__next__",
+        _LOADS,
+        lambda original, moments: around(moments.next_batch)(original, moments),
+    ),
+    Patch(
+        "torch",
+        "Tensor.backward autograd.backward",
+        _BACKWARD,
+        lambda original, moments: around(moments.pass_back)(original, moments),
+    ),
+)
+
+
+# The kinds of an engine's tensors: parameters, gradients, and the states of its optimizer.
+
+# deepspeed/runtime: zero/stage_1_and_2.py, zero/stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py. Master copies,
+# and gradients that are kept.
+_MASTERS = (
+    "single_partition_of_fp32_groups",
+    "fp32_partitioned_groups_flat",
+    "fp32_groups_flat_partition",
+    "fp32_groups_flat",
+    "fp32_groups",
+)
+_GRADIENTS = (
+    "averaged_gradients",
+    "grad_partitions_flat_buffer",
+    "fp32_groups_gradients_flat",
+    "fp32_groups_gradients",
+    "bf16_groups_gradients",
+)
+_PARAMETERS = ("bit16_groups_flat", "fp16_groups_flat", "bf16_groups_flat", "fp16_partitioned_groups_flat")
+
+
+def name_kinds(engine: Any, memory: MemoryLog) -> None:
+    """Names the kinds of all tensors that the engine holds now."""
+    optimizer = engine.optimizer
+    basic = getattr(engine, "basic_optimizer", None)
+    for names, kind in ((_MASTERS, OPTIMIZER), (_GRADIENTS, GRADIENT)):
+        for name in names:
+            for tensor in tensors_in(getattr(optimizer, name, None)):
+                memory.name(tensor, kind)
+                memory.name(tensor.grad if tensor.is_leaf else None, GRADIENT)
+    for state in getattr(basic, "state", {}).values():
+        for tensor in tensors_in(state):
+            memory.name(tensor, OPTIMIZER)
+    for name in _PARAMETERS:
+        for tensor in tensors_in(getattr(optimizer, name, None)):
+            memory.name(tensor, PARAMETER)
+    for parameter in engine.module.parameters():
+        memory.name(parameter, PARAMETER)
+        memory.name(getattr(parameter, "ds_tensor", None), PARAMETER)
+        memory.name(parameter.grad, GRADIENT)
+
+
+def name_gradients(engine: Any, memory: MemoryLog) -> None:
+    """Names the gradient of each parameter when the backward pass makes it."""
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: memory.name(gradient, GRADIENT))

@@ -11,14 +11,14 @@ It sees every operator of torch, below autograd. The rules:
 Shapes come from torch's `FakeTensorMode` the first time, and from `output_memo` afterwards.
 """
 
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch._C._distributed_c10d import FakeWork, ProcessGroup
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -28,209 +28,13 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trial_lib.messages.foreseen_run import ForeseeOrder
 from trial_lib.plan.simulate import known_numbers, output_memo, pretended_device
 from trial_lib.plan.simulate.asks import LIKELY, Asks, CannotForeseeError
 from trial_lib.plan.simulate.known_numbers import leaves, mapped
-from trial_lib.plan.simulate.logs import (
-    BUFFER,
-    INPUT,
-    PARAMETER,
-    PROCESSOR,
-    THREAD,
-    MemoryLog,
-    OperationLog,
-    place_in_program,
-)
-
-# Memory that operators take on a processor beside their results, noted in the log of memory.
-
-FORWARD, BACKWARD = "convolution", "convolution_backward"
-# A first layer's kernels read an image as it is.
-_IMAGE_CHANNELS = 3
-_SEGMENTS = 2 * 2**20
-
-
-def note_made(name: str, args: Sequence[Any], made: Sequence[torch.Tensor], memory: MemoryLog) -> None:
-    """Notes the results of a convolution, with what a processor's kernel takes for a time beside them.
-
-    The events have the order in which a CPU allocates and frees.
-    """
-    rest = list(made)
-    if name == FORWARD and rest and _is_copied(rest[0]):
-        with_copy = args[0].shape[1] > _IMAGE_CHANNELS
-        _through_blocks(memory, args[0] if with_copy else None, rest.pop(0))
-    elif name == BACKWARD and rest and _is_copied(args[0]):
-        if rest[0].shape == args[1].shape:
-            _through_blocks(memory, args[0], rest.pop(0))
-        # The weights' gradient needs both tensors in blocks at once.
-        copies = [memory.passing(_bytes(each), PROCESSOR) for each in (args[1], args[0])]
-        for copy in reversed(copies):
-            memory.passed(copy)
-    for each in rest:
-        memory.made(each)
-
-
-def note_collective(kind: str, whole: int, memory: MemoryLog) -> None:
-    """Notes what a collective of gloo takes for a time. `whole` is the bytes of its larger side."""
-    blocks: list[tuple[int, int]] = []
-    if kind == "all_gather":
-        blocks = [(whole, PROCESSOR), (whole, THREAD)]
-    elif kind == "reduce_scatter":
-        blocks = [(whole, PROCESSOR), (min(whole, _SEGMENTS), THREAD)]
-    elif kind == "all_reduce":
-        blocks = [(min(whole, _SEGMENTS), THREAD)]
-    numbers = [memory.passing(*block) for block in blocks]
-    for number in reversed(numbers):
-        memory.passed(number)
-
-
-def _through_blocks(memory: MemoryLog, source: torch.Tensor | None, result: torch.Tensor) -> None:
-    # Notes the copy of a source, the result in blocks, and the plain result.
-    copy = None if source is None else memory.passing(_bytes(source), PROCESSOR)
-    blocked = memory.passing(_bytes(result), PROCESSOR)
-    if copy is not None:
-        memory.passed(copy)
-    memory.made(result)
-    memory.passed(blocked)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _is_copied(tensor: torch.Tensor) -> bool:
-    # Whether a tensor is plain. With its channels last, kernels take it as it is.
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = formats.get(tensor.dim())
-    return last is None or not tensor.is_contiguous(memory_format=last) or tensor.is_contiguous()
-
-
-# Collectives of the pretended world: they take no time, move nothing, and are noted with their bytes and group.
-
-# The class of each operator, and the position of the larger tensor: what is gathered, or what is scattered.
-_KINDS = {
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "reduce_": ("all_reduce", 0),
-    "broadcast_": ("broadcast", 0),
-    "allgather_": ("all_gather", 0),
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_coalesced_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "gather_": ("all_gather", 0),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "scatter_": ("broadcast", 1),
-    "alltoall_": ("all_to_all", 1),
-    "alltoall_base_": ("all_to_all", 1),
-    "send": ("send", 0),
-    "recv_": ("send", 0),
-    "recv_any_source_": ("send", 0),
-}
-
-_GATHER = ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")
-_REDUCE = ("allreduce_", "allreduce_coalesced_", "reduce_")
-_EXCHANGE = ("alltoall_", "alltoall_base_")
-# They write what other ranks have.
-_RECEIVE = (
-    "allgather_coalesced_",
-    "gather_",
-    "reduce_scatter_",
-    "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced_",
-    "scatter_",
-    "recv_",
-    "recv_any_source_",
-)
-
-
-def note(func: Any, args: Any, operations: OperationLog) -> None:
-    """Notes a collective."""
-    kind, position = _KINDS.get(func._opname, ("", 0))
-    if not kind:
-        return
-    tensors = tensors_in(args[position])
-    if tensors:
-        moved = sum(each.numel() * each.element_size() for each in tensors)
-        operations.transfer(kind, tensors[0], moved, _group_size(args))
-
-
-def pretend(func: Any, args: Any, kwargs: Any, operations: OperationLog, memory: MemoryLog) -> Any:
-    """Notes a collective of fake tensors, and returns what its operator returns, with work that is done.
-
-    Known numbers of a tensor that is broadcast, reduced or gathered stay known, as if all ranks had the same.
-    """
-    note(func, args, operations)
-    name = func._opname
-    if name in _GATHER:
-        for gathered, given in _gathered(args):
-            memory.name(gathered, BUFFER)
-            known_numbers.gather(gathered, given)
-    elif name in _EXCHANGE:
-        _exchange(args)
-    elif name in _RECEIVE:
-        for each in tensors_in(args[0]):
-            known_numbers.forget(each)
-    elif name in _REDUCE:
-        # A sum of ones is as many as there are ranks.
-        for each in tensors_in(args[0]):
-            if not known_numbers.is_known(each):
-                known_numbers.forget(each)
-    kind, position = _KINDS.get(name, ("", 0))
-    if kind:
-        whole = sum(each.numel() * each.element_size() for each in tensors_in(args[position]))
-        note_collective(kind, whole, memory)
-    work = FakeWork().boxed()
-    returns = len(func._schema.returns)
-    return work if returns == 1 else (args[0], work)
-
-
-def _gathered(args: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    outputs, inputs = (each if isinstance(each, (list, tuple)) else [each] for each in args[:2])
-    for output, given in zip(outputs, inputs, strict=True):
-        for gathered in tensors_in(output):
-            yield gathered, given
-
-
-def _exchange(args: Any) -> None:
-    # Lets what rank 0 receives be known if what it gives is. All ranks give it what it gives to itself.
-    received, given = args[:2]
-    if isinstance(given, torch.Tensor):
-        sizes = args[4]
-        first = sizes[0] if sizes else len(given) // max(1, _group_size(args))
-        known = known_numbers.known_numbers(given) if isinstance(given, FakeTensor) else given
-        if known is None:
-            known_numbers.forget(received)
-        else:
-            known_numbers.gather(received, known[:first])
-        return
-    for each in received:
-        known_numbers.gather(each, given[0])
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """All tensors in lists, tuples and mappings."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for each in inner for tensor in tensors_in(each)]
-
-
-def _group_size(args: Any) -> int:
-    for each in args:
-        if isinstance(each, torch.ScriptObject):
-            try:
-                return int(ProcessGroup.unbox(each).size())
-            except (RuntimeError, TypeError):
-                continue
-    return 1
-
-
-def is_fake(value: Any) -> bool:
-    """Whether a collective's tensors are fake."""
-    return any(isinstance(each, FakeTensor) for each in tensors_in(value))
-
+from trial_lib.plan.simulate.logs import INPUT, PARAMETER, MemoryLog, OperationLog, place_in_program
+from trial_lib.plan.simulate.pretended_device import BACKWARD, FORWARD, note_made, note_transfer, pretend_collective
+from trial_lib.rank.patching import Change, Patch, Table
 
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.
@@ -284,19 +88,21 @@ def _is_in_node_of_torch() -> bool:
 
 
 class FakeTensors(TorchDispatchMode):
-    """The mode. Enter it once, before the program runs."""
+    """The mode. Enter it once, before the program runs. Tables of patches are installed for it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __init__(self, memory: MemoryLog, operations: OperationLog, asks: Asks) -> None:
+    def __init__(self, order: ForeseeOrder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.order = order
+        self.memory, self.operations, self.asks = MemoryLog(), OperationLog(), Asks()
+        self.notes: set[str] = set()  # what a plan of this run says of its kernels
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.in_engine = False  # whether DeepSpeed's own code runs
         # Called with an error in the backward pass of torch's own operators.
         self.ends_with: Callable[[BaseException], None] = lambda error: None
-        self._memory, self._operations, self._asks = memory, operations, asks
         self._maker = output_memo.Maker(self.fakes)
         self._memo: dict[Any, output_memo.Entry] = {}
         self._operators: dict[int, _Operator] = {}
@@ -311,7 +117,7 @@ class FakeTensors(TorchDispatchMode):
             kwargs, is_pinned = pretended_device.as_written(kwargs)
             if is_pinned:
                 out = self.__torch_dispatch__(func, types, args, kwargs)
-                self._memory.pinned(out)
+                self.memory.pinned(out)
                 return out
         if types and (self._is_fake[types] if types in self._is_fake else self._has_fake(types)):
             if types in self._refused:
@@ -344,7 +150,7 @@ class FakeTensors(TorchDispatchMode):
             if self.in_engine and device.type == "cpu" and self._is_large_block(func, args, kwargs):
                 return self._fake(func, types, args, kwargs)
         if func.namespace == "c10d":
-            note(func, args, self._operations)
+            note_transfer(func, args, self.operations)
         return func(*args, **kwargs)
 
     def _is_large_block(self, func: Any, args: Any, kwargs: Any) -> bool:
@@ -364,7 +170,7 @@ class FakeTensors(TorchDispatchMode):
             operator = self._operators[id(func)] = _Operator.of(func)
         # Operators without a result in memory of its own.
         if operator.is_collective:
-            return pretend(func, args, kwargs, self._operations, self._memory)
+            return pretend_collective(func, args, kwargs, self.operations, self.memory)
         if operator.is_ask:
             return self._ask(func, args, kwargs)
         device = kwargs.get("device")
@@ -392,14 +198,14 @@ class FakeTensors(TorchDispatchMode):
         else:
             out = self._maker.again(entry, tensors, made)
             if entry.cost is not None:
-                self._operations.note(entry.cost)
+                self.operations.note(entry.cost)
         # Its memory, and the numbers in it.
         is_moved_data = args is not given and func._opname == "_to_copy"
         if operator.is_of_processor:
-            note_made(func._opname, args, made, self._memory)
+            note_made(func._opname, args, made, self.memory)
         else:
             for each in made:
-                (self._memory.made_from_data if is_moved_data else self._memory.made)(each)
+                (self.memory.made_from_data if is_moved_data else self.memory.made)(each)
         if operator.fills:
             known_numbers.fill(func, args, kwargs, out)
         else:
@@ -427,7 +233,7 @@ class FakeTensors(TorchDispatchMode):
             if entry is not None:
                 self._memo[key] = entry
                 if entry.cost is not None:
-                    self._operations.note(entry.cost)
+                    self.operations.note(entry.cost)
                 return self._maker.again(entry, tensors, made)
         try:
             out = self._by_known(func, args, kwargs) if key is None else None
@@ -455,9 +261,9 @@ class FakeTensors(TorchDispatchMode):
             for each in leaves((out,))
             if isinstance(each, torch.Tensor) and each.untyped_storage()._cdata not in addresses
         ]
-        cost = self._operations.cost(func, args, kwargs, tensors, new, out)
+        cost = self.operations.cost(func, args, kwargs, tensors, new, out)
         if cost is not None:
-            self._operations.note(cost)
+            self.operations.note(cost)
         entry = None if key is None else output_memo.entry_of(out, tensors, None, cost)
         if entry is None:
             made += new
@@ -490,7 +296,7 @@ class FakeTensors(TorchDispatchMode):
         unique = {id(each): index for index, each in enumerate(tensors)}
         positions = [unique[address] for address in bare]
         moved = tuple(each._replace(source=positions[each.source]) for each in entry.outputs)
-        cost = self._operations.cost(func, shaped_args, shaped, tensors, new, out)
+        cost = self.operations.cost(func, shaped_args, shaped, tensors, new, out)
         return output_memo.Entry(moved, entry.container, cost)
 
     def _by_known(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -509,7 +315,7 @@ class FakeTensors(TorchDispatchMode):
     def _of_known_shape(self, func: Any, args: Any) -> Any:
         # Unknown numbers whose shape follows from a known mask or from known lengths; None for others.
         if func is torch.ops.aten.index.Tensor:
-            places = known_numbers.places_of(args[1], self._asks.chooses_all)
+            places = known_numbers.places_of(args[1], self.asks.chooses_all)
             if places is None:
                 return None
             where = [each if each is None else self._fake_if_real(each, args[0].device) for each in places]
@@ -541,7 +347,7 @@ class FakeTensors(TorchDispatchMode):
             return known_numbers.used_in(func, real)
         question = _ASKS[func._opname]
         dtype = torch.bool if question == "equal" else args[0].dtype
-        return self._asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))
+        return self.asks.answer(question, dtype, is_likely=hasattr(args[0], LIKELY))
 
     def _all_fake(self, func: Any, args: Any, kwargs: Any) -> Any:
         for each in args:
@@ -573,20 +379,20 @@ class FakeTensors(TorchDispatchMode):
         """A fake tensor with the shape of a real one, which keeps its numbers if they may matter."""
         fake = self._maker.new(real.shape, real.stride(), real.dtype, device)
         if device.type == pretended_device.NAME:
-            self._memory.made(fake, INPUT)
-            self._operations.moved_to_device(fake)
+            self.memory.made(fake, INPUT)
+            self.operations.moved_to_device(fake)
         known_numbers.keep(fake, real)
         return fake
 
     def empty_on_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A fake tensor of the host, such as the weights of a checkpoint."""
         fake = self._maker.fake(torch.empty(tuple(shape), dtype=dtype, device="meta"), torch.device("cpu"))
-        self._memory.made(fake, PARAMETER)
+        self.memory.made(fake, PARAMETER)
         return fake
 
     def parameter(self, real: torch.Tensor) -> torch.Tensor:
         fake = self._maker.new(real.shape, real.stride(), real.dtype, real.device)
-        self._memory.made(fake, PARAMETER)
+        self.memory.made(fake, PARAMETER)
         return fake
 
 
@@ -599,3 +405,65 @@ def _device_in(args: Any, kwargs: Any) -> torch.device:
         if isinstance(each, FakeTensor) and each.device.type == pretended_device.NAME:
             return each.device
     return torch.device("cpu")
+
+
+# What makes parameters fake, and what torch does with them and with their hooks.
+
+
+def _new_parameter(original: Any, mode: FakeTensors) -> Any:
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if isinstance(data, FakeTensor) and issubclass(type(data), torch.nn.Parameter):
+            # Of a library's own class already. A module that moves asks for it once more.
+            return data
+        if type(data) in (torch.Tensor, torch.nn.Parameter) and data.device.type == "cpu":
+            data = mode.parameter(data)
+        return original(cls, data, requires_grad)
+
+    return staticmethod(new)
+
+
+def _deep_copied(original: Any, mode: FakeTensors) -> Any:
+    def deep_copied(parameter: Any, memo: dict[int, Any]) -> Any:
+        if type(parameter) is not FakeTensor or not isinstance(parameter, torch.nn.Parameter):
+            return original(parameter, memo)
+        if id(parameter) not in memo:
+            memo[id(parameter)] = torch.nn.Parameter(parameter.data.clone(), parameter.requires_grad)
+        return memo[id(parameter)]
+
+    return deep_copied
+
+
+def _ending(register: Any, mode: FakeTensors) -> Any:
+    @functools.wraps(register)
+    def register_hook(self: Any, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(hook)
+        def watched(*inputs: Any) -> Any:
+            try:
+                return hook(*inputs)
+            except Exception as error:
+                mode.ends_with(error)
+                raise
+
+        return register(self, watched, *args, **kwargs)
+
+    return register_hook
+
+
+_HOOKS = "An error in a hook of the backward pass ends the run. Torch would abort the process."
+PATCHES: Table = (
+    Patch("torch", "nn.Parameter.__new__", "Each new parameter is fake, so no model takes memory.", _new_parameter),
+    Patch(
+        "torch._subclasses.fake_tensor",
+        "FakeTensor.__deepcopy__",
+        "What DeepSpeed has attached to a parameter is no part of its copy.",
+        _deep_copied,
+    ),
+    Change(
+        "torch._subclasses.fake_tensor",
+        "FakeTensorMode.__deepcopy__",
+        "A copy of a fake tensor, as of a layer that a model repeats, belongs to the same mode.",
+        lambda module, mode: setattr(module.FakeTensorMode, "__deepcopy__", lambda fakes, memo: fakes),
+    ),
+    Patch("torch", "Tensor.register_hook Tensor.register_post_accumulate_grad_hook", _HOOKS, _ending),
+    Patch("torch", "nn.Module.register_full_backward_hook nn.Module.register_full_backward_pre_hook", _HOOKS, _ending),
+)

@@ -18,10 +18,12 @@ from torch.utils.flop_counter import flop_registry
 
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES, MemoryEvent, Moment, Operation, Storage
-from trial_lib.plan.simulate import pretended_device
 from trial_lib.rank import device
 from trial_lib.rank.endings import named_refusal
 from trial_lib.rank.user_program import may_be_of_the_user
+
+DEVICE = "foreseen"
+"""The type of the pretended device, as `tensor.device.type` shows it."""
 
 # The log of memory: the life of each storage, its kind and its place.
 
@@ -53,7 +55,7 @@ class MemoryLog:
     Streams number from 0, which is the one that computes.
     """
 
-    def __init__(self, device: str = pretended_device.NAME) -> None:
+    def __init__(self, device: str = DEVICE) -> None:
         self._device = device
         self.live_bytes = self.peak_bytes = 0
         self.stream = 0
@@ -239,14 +241,14 @@ def cost_of(
         return None
     kind = class_of(name)
     first = inputs[0] if inputs else made[0]
-    is_on_device = any(each.device.type == pretended_device.NAME for each in (*inputs, *made))
+    is_on_device = any(each.device.type == DEVICE for each in (*inputs, *made))
     if name in ("_to_copy", "copy_") or name.startswith("_to_copy"):
         # What has no device but a shape stays where its inputs are.
         places = [each.device.type for each in (*inputs, *made) if each.device.type != "meta"]
-        kinds = {place == pretended_device.NAME for place in places}
+        kinds = {place == DEVICE for place in places}
         if len(kinds) == 2:
             target = made[0] if made else inputs[0]
-            to_device = target.device.type == pretended_device.NAME
+            to_device = target.device.type == DEVICE
             kind = INDEX["to_device" if to_device else "to_host"]
             return kind, _dtype(first, dtypes), 0.0, float(bytes_of(target)), 0
     # Bytes: of all inputs and outputs, but only the rows that an embedding reads.

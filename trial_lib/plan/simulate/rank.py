@@ -27,11 +27,11 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     layer = read_layer(Path(order.scratch))
     memory = NotedMemory(Path(order.scratch))
     swap_into_own_folder(Path(order.scratch), instead=Path(order.scratch))
-    foreseeing: Any = None
+    simulation: Any = None
 
     def end(stopped: str) -> NoReturn:
         if os.getpid() == process:
-            run = ForeseenRun(world=order.world, stopped=stopped) if foreseeing is None else foreseeing.record(stopped)
+            run = ForeseenRun(world=order.world, stopped=stopped) if simulation is None else simulation.record(stopped)
             text = json.dumps(run.to_json(), default=str)
             write_whole(Path(order.result), text if layer is None else layer.as_recorded(text))
             # The guard removes what the program has left in shared memory.
@@ -52,10 +52,10 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     watchdog.start()
     try:
         # The import is inside, because a broken environment has to leave a record too.
-        from trial_lib.plan.simulate.foreseeing import Foreseeing
+        from trial_lib.plan.simulate.engine import Simulation
 
-        foreseeing = Foreseeing(order, end)
-        foreseeing.install()
+        simulation = Simulation(order, end)
+        simulation.install()
         arguments = [*([f"{order.local_rank_option}=0"] if order.local_rank_option else []), *order.arguments]
         run_program(order.program, arguments)
     except SystemExit as stop:
@@ -65,5 +65,5 @@ def run(payload: Mapping[str, Any], rank: int) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever ends the user's code is a record, not a loss
         say(without_own_frames(error))
         end(sentence_of(error))
-    began = "its last" if foreseeing.has_engine else "an engine, and so no"
+    began = "its last" if simulation.has_engine else "an engine, and so no"
     end(f"The program ended without {began} optimizer step of {order.steps}.")

@@ -1,14 +1,15 @@
 """Launches of Triton kernels, by modules that stand for triton's."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from trial_lib.messages.foreseen_run import OPERATIONS
-from trial_lib.plan.simulate import kernel_packages
+from trial_lib.plan.simulate.libraries import PATCHES
 from trial_lib.plan.simulate.logs import OperationLog
+from trial_lib.rank.patching import installed
 
 
 class _Interface:
@@ -37,12 +38,12 @@ def operations(monkeypatch):
     for name, classes in (("triton.runtime.jit", [JITFunction]), ("triton.runtime.autotuner", [Autotuner])):
         module = ModuleType(name)
         for each in classes:
-            monkeypatch.setattr(each, "run", each.run)
             setattr(module, each.__name__, each)
         monkeypatch.setitem(sys.modules, name, module)
     log = OperationLog()
-    kernel_packages.note_launches(log)
-    return log
+    launches = [row for row in PATCHES if row.library.startswith("triton")]
+    with installed(launches, SimpleNamespace(operations=log)):
+        yield log
 
 
 @pytest.mark.parametrize("launcher", [JITFunction, Autotuner])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from trial_lib.plan.simulate import kernel_packages
-from trial_lib.plan.simulate.kernel_packages import PRODUCTS, flops_of, with_pretended_device
+from trial_lib.plan.simulate.libraries import PATCHES, PRODUCTS, flops_of, with_pretended_device
+from trial_lib.rank.patching import install, installed
 
 SAMPLES, OUTPUTS, INPUTS = 6, 5, 4
 SOURCE = """
@@ -43,7 +43,7 @@ def test_a_constant_becomes_the_pretended_device():
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.syspath_prepend(tmp_path)
-    kernel_packages.change_words()
+    install(row for row in PATCHES if row.library == "sys")
     return tmp_path
 
 
@@ -71,7 +71,7 @@ class _Packed(torch.nn.Parameter):
         return 2 * self.blocks
 
 
-def test_a_parameter_of_a_librarys_own_class_is_fake_too(monkeypatch):
+def test_a_parameter_of_a_librarys_own_class_is_fake_too():
     class Mode:
         def __init__(self):
             self.fakes = FakeTensorMode()
@@ -80,14 +80,13 @@ def test_a_parameter_of_a_librarys_own_class_is_fake_too(monkeypatch):
             return self.fakes.from_tensor(real)
 
     mode = Mode()
-    monkeypatch.setattr(torch.Tensor, "_make_subclass", torch.Tensor._make_subclass)
-    kernel_packages.make_own_parameters(mode)
-    for data in (torch.ones(3), mode.parameter(torch.ones(3))):
-        made = _Packed(data)
-        assert isinstance(made, FakeTensor)
-        assert isinstance(made, _Packed)
-        assert (made.twice(), made.requires_grad, made.shape) == (8, False, (3,))
-    assert type(torch.nn.Parameter(torch.ones(3))) is torch.nn.Parameter
+    with installed([row for row in PATCHES if row.what == "Tensor._make_subclass"], mode):
+        for data in (torch.ones(3), mode.parameter(torch.ones(3))):
+            made = _Packed(data)
+            assert isinstance(made, FakeTensor)
+            assert isinstance(made, _Packed)
+            assert (made.twice(), made.requires_grad, made.shape) == (8, False, (3,))
+        assert type(torch.nn.Parameter(torch.ones(3))) is torch.nn.Parameter
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
