@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 import certifi
 
 from trial_lib.device.base import DeviceCondition, Host, Tenant
-from trial_lib.device.gpu_architectures import unread_architectures
+from trial_lib.device.cuda_variables import unread_architectures
 from trial_lib.device.nvml import driver_version
 from trial_lib.device.this_host import kind_of, this_host
 from trial_lib.launch.device_watch import company_said, neighbour

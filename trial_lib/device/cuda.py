@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from trial_lib.device.base import DeviceCondition, DeviceState, Host, HostKind, Tenant
-from trial_lib.device.cuda_order import BY_BUS, ORDER, cuda_order
+from trial_lib.device.cuda_variables import BY_BUS, ORDER, cuda_order
 from trial_lib.device.nvml import (
     VARIABLE,
     Gpu,
@@ -284,25 +284,27 @@ class CudaHost(HostKind):
     def states(self, host: Host, slots: Sequence[str]) -> list[DeviceState]:
         """Of a GPU on another host it is only the name."""
         devices = list(map(host.device_of, slots))
-        with contextlib.suppress(InputError), session():
-            return [state_of(device, host.models.get(device, "")) for device in devices]
-        return list(map(DeviceState, devices))
+        found = _of_each(devices, lambda device: state_of(device, host.models.get(device, "")))
+        return found or list(map(DeviceState, devices))
 
     def tenants(self, host: Host, slots: Sequence[str]) -> dict[str, list[Tenant]]:
         """In a container there may be none."""
-        with contextlib.suppress(InputError), session():
-            return {device: tenants_of(device) for device in map(host.device_of, slots)}
-        return {}
+        devices = list(map(host.device_of, slots))
+        return dict(zip(devices, _of_each(devices, tenants_of), strict=False))
 
     def conditions(self, host: Host) -> list[DeviceCondition]:
-        with contextlib.suppress(InputError), session():
-            return [condition_of(device, host.models.get(device, "")) for device in map(host.device_of, host.slots)]
-        return []
+        devices = list(map(host.device_of, host.slots))
+        return _of_each(devices, lambda device: condition_of(device, host.models.get(device, "")))
 
     def load(self, host: Host, slots: Sequence[str]) -> list[dict[str, float]]:
-        with contextlib.suppress(InputError), session():
-            return [load_of(host.device_of(slot)) for slot in slots]
-        return []
+        return _of_each(list(map(host.device_of, slots)), load_of)
+
+
+def _of_each(devices: Sequence[str], ask: Callable[[str], _Answer]) -> list[_Answer]:
+    # What NVML says of each device; empty if it does not answer.
+    with contextlib.suppress(InputError), session():
+        return list(map(ask, devices))
+    return []
 
 
 def gpus(variable: str | None, variables: Mapping[str, str]) -> Host | None:

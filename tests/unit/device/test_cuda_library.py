@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.device import cuda_order
+from trial_lib.device.cuda_variables import cuda_order
 from trial_lib.launch.processes import priming
 
 _SOURCE = r"""
@@ -42,7 +42,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_order_is_cudas_own(libcuda: Path) -> None:
     variables = {**os.environ, "LD_LIBRARY_PATH": str(libcuda), "CUDA_VISIBLE_DEVICES": "1"}
     variables.pop("CUDA_DEVICE_ORDER", None)
-    assert cuda_order.cuda_order(variables) == [
+    assert cuda_order(variables) == [
         "GPU-abababab-abab-abab-abab-abababababab",
         "GPU-11111111-1111-1111-1111-111111111111",
     ]
@@ -50,12 +50,12 @@ def test_the_order_is_cudas_own(libcuda: Path) -> None:
 
 def test_the_order_is_that_of_the_environment_that_is_asked_about(libcuda: Path) -> None:
     variables = {**os.environ, "LD_LIBRARY_PATH": str(libcuda), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert cuda_order.cuda_order(variables)[0].startswith("GPU-1111")
+    assert cuda_order(variables)[0].startswith("GPU-1111")
 
 
 def test_where_cuda_cannot_be_loaded_there_is_no_order(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("not a library")
-    assert cuda_order.cuda_order({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) == []
+    assert cuda_order({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) == []
 
 
 _ASKS = """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trial_lib.device.gpu_architectures import unread_architectures
+from trial_lib.device.cuda_variables import unread_architectures
 from trial_lib.messages.build_times import has_work
 
 NAMED = "TORCH_EXTENSIONS_DIR"
