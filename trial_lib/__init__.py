@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trial_lib.deepspeed_config.overrides import get_ds_config_from_hparams as get_ds_config_from_hparams
     from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config as overwrite_deepspeed_config
-    from trial_lib.training.callbacks import PyTorchCallback as PyTorchCallback
     from trial_lib.training.context import AttrDict as AttrDict
     from trial_lib.training.context import DeepSpeedTrialContext as DeepSpeedTrialContext
     from trial_lib.training.core_api import LOG_FORMAT as LOG_FORMAT
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from trial_lib.training.data import DataLoader as DataLoader
     from trial_lib.training.data import TorchData as TorchData
     from trial_lib.training.deepspeed_trial import DeepSpeedTrial as DeepSpeedTrial
+    from trial_lib.training.deepspeed_trial import PyTorchCallback as PyTorchCallback
     from trial_lib.training.metrics import MetricReducer as MetricReducer
     from trial_lib.training.model_parallel import ModelParallelUnit as ModelParallelUnit
     from trial_lib.training.trainer import Batch as Batch
@@ -36,7 +36,7 @@ _HOMES = {
     "LOG_FORMAT": "trial_lib.training.core_api",
     "MetricReducer": "trial_lib.training.metrics",
     "ModelParallelUnit": "trial_lib.training.model_parallel",
-    "PyTorchCallback": "trial_lib.training.callbacks",
+    "PyTorchCallback": "trial_lib.training.deepspeed_trial",
     "Record": "trial_lib.training.trainer",
     "TorchData": "trial_lib.training.data",
     "Trainer": "trial_lib.training.trainer",

@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from trial_lib.training import checkpoints, universal
+from trial_lib.training import checkpoints
 from trial_lib.training.checkpoints import CheckpointStore, load_rank_state, save_rank_state
+from trial_lib.training.data import capture, restore
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 RANKS = 3
@@ -161,14 +162,14 @@ def test_an_error_of_rank_0_is_one_of_all(on_all_ranks, tmp_path):
 def save_and_draw(distributed, root):
     random.seed(distributed.rank)
     CheckpointStore(root, distributed, smaller_is_better=True).save(
-        10, None, {}, lambda folder: save_rank_state(folder, distributed.rank, checkpoints.capture())
+        10, None, {}, lambda folder: save_rank_state(folder, distributed.rank, capture())
     )
     return random.random()
 
 
 def load_and_draw(distributed, root):
     found, _ = find(distributed, root)
-    checkpoints.restore(load_rank_state(found.path, distributed.rank))
+    restore(load_rank_state(found.path, distributed.rank))
     return random.random()
 
 
@@ -244,7 +245,7 @@ def convert_what_is_no_state_of_zero(distributed, root):
 
     saved = CheckpointStore(root, distributed, smaller_is_better=True).save(10, None, {}, write)
     try:
-        universal.convert(saved, distributed)
+        checkpoints.convert(saved, distributed)
     except InvalidTrialError as error:
         return str(error)
 

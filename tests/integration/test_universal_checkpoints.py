@@ -106,8 +106,7 @@ def save(ranks, root):
 
 
 def resume(ranks, root):
-    from trial_lib.training.checkpoints import Checkpoint, CheckpointStore
-    from trial_lib.training.universal import loadable, world_size_problem
+    from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, loadable, world_size_problem
 
     engines = build_all(ranks)
     store = CheckpointStore(root, ranks, True)

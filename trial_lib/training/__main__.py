@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 from trial_lib.messages.orders import NextSize, TrainingSpec, read_training_spec
-from trial_lib.training.checkpoints import seed_everything
 from trial_lib.training.context import DeepSpeedTrialContext
+from trial_lib.training.data import seed_everything
 from trial_lib.training.deepspeed_trial import DeepSpeedTrial
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError, join_process_group, rank_device
 from trial_lib.training.loop import train_built
 
 
 def main(arguments: list[str]) -> None:
-    """Trains by the spec in a file."""
     train(read_training_spec(Path(arguments[0])))
 
 
@@ -45,7 +44,6 @@ def run_loop(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: Traini
 
 
 def load_class(name: str) -> type[DeepSpeedTrial]:
-    """Imports the class that `module:Class` names."""
     module_name, _, class_name = name.partition(":")
     found = getattr(importlib.import_module(module_name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, DeepSpeedTrial)):

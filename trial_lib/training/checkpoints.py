@@ -22,21 +22,22 @@ import io
 import json
 import math
 import os
-import random
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
 from trial_lib.messages.files import OWNERS_FOLDER, sync_folder, write_whole
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError, must_be_seen, on_rank_0
+from trial_lib.training.model_parallel import is_pipeline
 
 # The files of a checkpoint: their list, writing them to the disk, and whether they are still intact.
 
@@ -47,7 +48,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def files_below(folder: Path) -> list[str]:
-    """The paths of all files, relative to the folder. Symbolic links to folders are not followed."""
+    # Relative to the folder. Symbolic links to folders are not followed.
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
 
@@ -64,7 +65,6 @@ def dealt(sizes: dict[str, int], ranks: int) -> list[list[str]]:
 
 
 def seal(paths: list[Path]) -> list[FileRecord]:
-    """Writes files to the disk."""
     # One waits for the disk and the other for the processor, so together they take half the time.
     with ThreadPoolExecutor(1) as syncing:
         synced = syncing.map(_sync, paths)
@@ -155,7 +155,7 @@ _HIDDEN = re.compile(r"\.(batch-\d{8,})\.(partial|replaced|pruned|universal)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
+    """One that is complete."""
 
     path: Path  # its folder
     batch: int  # the optimizer steps done when it was saved
@@ -169,13 +169,9 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one training. It keeps the best and the last two.
+    """The checkpoints of one training, in a folder that all ranks share. It keeps the best and the last two.
 
     The last but one is needed if the last turns out to be damaged, because the best may be old.
-
-    Args:
-        root: their folder, on a file system that all ranks share. It need not exist.
-        distributed: the ranks. Methods that all ranks call wait for all of them.
     """
 
     def __init__(self, root: Path, distributed: DistributedContext, smaller_is_better: bool) -> None:
@@ -186,7 +182,6 @@ class CheckpointStore:
     def save(
         self, batch: int, metric: float | None, state: dict[str, Any], write: Callable[[Path], None]
     ) -> Checkpoint:
-        """Saves as `saving` does. `write` is called on every rank with the folder to write to."""
         with self.saving(batch, metric, state) as (checkpoint, folder):
             write(folder)
         return checkpoint
@@ -247,9 +242,6 @@ class CheckpointStore:
         and until then it must not count as the latest or the best. It is kept, except for a later damaged one of the
         same batch: it may be all the work since the checkpoint before, and a person may still save it. `note` is called
         on rank 0 with each and its damage.
-
-        Raises:
-            OSError: a rank does not see the folder, or it cannot be written; on all ranks.
         """
         names = on_rank_0(self._distributed, self._tidied_names)
         while names:
@@ -403,11 +395,7 @@ def write_end(path: Path, store: CheckpointStore | None, batches: int | None, me
 
 
 def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
-    """Writes a rank's own state: tensors, numbers, strings, and lists, tuples and dicts of them.
-
-    Raises:
-        InvalidTrialError: a part could not be read back without pickle. It names the keys that lead to it.
-    """
+    """Writes a rank's own state: tensors, numbers, strings, and lists, tuples and dicts of them."""
     path = _rank_file(folder, rank)
     try:
         torch.save(state, path)
@@ -424,7 +412,6 @@ def save_rank_state(folder: Path, rank: int, state: dict[str, Any]) -> None:
 
 
 def load_rank_state(folder: Path, rank: int) -> dict[str, Any]:
-    """Reads what `save_rank_state` wrote, with all tensors on the CPU."""
     state: dict[str, Any] = torch.load(_rank_file(folder, rank), map_location="cpu", weights_only=True)
     return state
 
@@ -469,44 +456,152 @@ def _read_manifest(folder: Path) -> tuple[Checkpoint, dict[str, FileRecord]]:
     return Checkpoint(folder, batch, world_size, metric, state), records
 
 
-# The states of all random number generators of a rank. A resumed training draws as an uninterrupted one.
+# A checkpoint for another number of ranks: the states that ZeRO divided are joined and divided again.
+#
+# DeepSpeed loads ZeRO's states only as they were divided. Its universal checkpoints hold each parameter and its
+# optimizer states whole. `deepspeed.checkpoint.ds_to_universal` makes one of a checkpoint, and an engine with a setting
+# reads it. Without ZeRO (stage 0) every rank has everything, and nothing is converted.
+
+_CONVERTER = "deepspeed.checkpoint.ds_to_universal"
+_DIVIDED = "_optim_states.pt"
+"""The ending of the files with a rank's part of ZeRO's optimizer states."""
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds Python, numpy, and torch on all devices."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+@contextmanager
+def loadable(checkpoint: Checkpoint, engines: Sequence[Any], distributed: DistributedContext) -> Iterator[Path]:
+    """Yields the folder from which these engines load a checkpoint. Call it on all ranks.
 
-
-def capture() -> dict[str, Any]:
-    """The states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
-
-    A rank draws on one device, the current one. `cuda` is None if none is in use.
+    It is the checkpoint's own if as many ranks saved it. If not, it is a converted copy, which is removed afterwards.
+    Errors are raised on all ranks.
     """
-    version, internal, next_gauss = random.getstate()
-    return {
-        "python": [version, list(internal), next_gauss],
-        "numpy": _plain(np.random.get_state(legacy=False)),
-        "torch": torch.get_rng_state(),
-        # Asking an unused device for its state would create a context on it.
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-    }
+    problem = world_size_problem(checkpoint, distributed.size, engines)
+    if problem is not None:
+        raise InvalidTrialError(problem)
+    if checkpoint.world_size == distributed.size:
+        yield checkpoint.path
+        return
+    copy = convert(checkpoint, distributed)
+    with loading_universal(engines):
+        yield copy
+    distributed.barrier()
+    on_rank_0(distributed, lambda: shutil.rmtree(copy, ignore_errors=True))
 
 
-def restore(states: dict[str, Any]) -> None:
-    """The next draws are those that followed `capture`."""
-    version, internal, next_gauss = states["python"]
-    random.setstate((version, tuple(internal), next_gauss))
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def world_size_problem(checkpoint: Checkpoint, world_size: int, engines: Sequence[Any]) -> str | None:
+    """Why a number of ranks cannot resume from a checkpoint, and the remedy."""
+    if checkpoint.world_size == world_size:
+        return None
+    reasons = [reason for reason in map(_hindrance, engines) if reason is not None]
+    if not reasons:
+        return None
+    plural = "" if checkpoint.world_size == 1 else "s"
+    return (
+        f"{checkpoint.path} was saved by {checkpoint.world_size} rank{plural} and cannot be loaded by {world_size}, "
+        f"because {reasons[0]}: resume on {checkpoint.world_size} slot{plural}."
+    )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value
+def convert(checkpoint: Checkpoint, distributed: DistributedContext) -> Path:
+    """Writes a copy of a checkpoint that any number of ranks can load. Call it on all ranks.
+
+    The copy has the checkpoint's layout. Folders with ZeRO's states are converted, and all other files are links to the
+    checkpoint's. It is hidden beside it, `.batch-00000120.universal`. The store removes leftovers of a killed process.
+    """
+    copy = checkpoint.path.with_name(f".{checkpoint.name}.universal")
+    on_rank_0(distributed, lambda: _write_copy(checkpoint.path, copy))
+    must_be_seen(distributed, copy)
+    return copy
+
+
+@contextmanager
+def loading_universal(engines: Sequence[Any]) -> Iterator[None]:
+    """Makes `load_checkpoint` of the engines with ZeRO read a converted copy, for its body only.
+
+    DeepSpeed has a setting for this, but it would apply to every later load as well.
+    """
+    divided = [engine for engine in engines if engine.zero_optimization()]
+    for engine in divided:
+        engine._config.load_universal_checkpoint = True
+        engine._load_zero_checkpoint = _also_loading_the_rest(engine)
+    try:
+        yield
+    finally:
+        for engine in divided:
+            engine._config.load_universal_checkpoint = False
+            del engine._load_zero_checkpoint
+
+
+def _hindrance(engine: Any) -> str | None:
+    # Why an engine cannot load the checkpoint of another number of ranks; None if it can.
+    if is_pipeline(engine):
+        return "the stages of a pipeline and their replicas cannot be arranged anew"
+    if engine.has_moe_layers:
+        return "DeepSpeed keeps experts by rank"
+    if engine.mp_world_size > 1:
+        return "the model itself is divided among ranks"
+    if engine.zero_nvme_offload_optimizer():
+        return "DeepSpeed keeps states that are offloaded to NVMe by rank"
+    if engine.zero_optimization_stage() == 3:
+        return _hindrance_of_stage_3(engine)
+    return None
+
+
+def _hindrance_of_stage_3(engine: Any) -> str | None:
+    # DeepSpeed's universal checkpoints of stage 3 hold the trained parameters and one set of hyperparameters.
+    if len(engine.optimizer.optimizer.param_groups) > 1:
+        return "the hyperparameters of several parameter groups are lost on the way at ZeRO stage 3"
+    if any(not parameter.requires_grad for parameter in engine.module.parameters()):
+        return "frozen parameters are lost on the way at ZeRO stage 3"
+    if set(engine.module.state_dict(keep_vars=True)) - {name for name, _ in engine.module.named_parameters()}:
+        return "buffers (of a BatchNorm, for example) are lost on the way at ZeRO stage 3"
+    return None
+
+
+def _also_loading_the_rest(engine: Any) -> Any:
+    # DeepSpeed's own loads the trained parameters, and leaves buffers and frozen parameters unchanged.
+    load = engine._load_zero_checkpoint
+
+    def load_all(load_dir: str, tag: str, **options: Any) -> Any:
+        trained = {name for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+        for name, tensor in engine.module.state_dict().items():
+            if name not in trained:
+                path = Path(load_dir, tag, "zero", name, "fp32.pt")
+                tensor.copy_(torch.load(path, map_location="cpu", weights_only=True)["param"])
+        return load(load_dir, tag, **options)
+
+    return load_all
+
+
+def _write_copy(checkpoint: Path, copy: Path) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    for parent, folders, names in os.walk(checkpoint):
+        source, target = Path(parent), copy / Path(parent).relative_to(checkpoint)
+        target.mkdir()
+        if any(name.endswith(_DIVIDED) for name in names):
+            _convert_engine(source, target)
+        for name in [*names, *(folder for folder in folders if (source / folder).is_symlink())]:
+            if not name.endswith(_DIVIDED) and not (target / name).exists():
+                (target / name).symlink_to(source / name)
+    for latest in copy.rglob("latest"):  # DeepSpeed's converter names the last one that it has converted
+        latest.with_name("latest_universal").write_text(latest.read_text())
+
+
+def _convert_engine(source: Path, target: Path) -> None:
+    # In a process of its own, because it forks workers. A rank with its threads and its device must not.
+    arguments = ["--input_folder", str(source), "--output_folder", str(target), "--inject_missing_state"]
+    done = subprocess.run(
+        [sys.executable, "-m", _CONVERTER, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        print(done.stdout, flush=True)
+        last = (done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        raise InvalidTrialError(
+            f"DeepSpeed could not convert {source} for another number of ranks ({last}; all of it is in rank 0's log): "
+            "resume on as many slots as saved it."
+        )

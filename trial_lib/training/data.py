@@ -87,9 +87,8 @@ class ShardedSampler(Sampler[Any]):
     """
 
     def __init__(self, source: Any, of_batches: bool, seed: int, num_replicas: int, rank: int, drop_last: bool) -> None:
-        """`of_batches` says that the source yields batches. `drop_last` leaves incomplete rounds out instead of
-        repeating samples.
-        """
+        # `of_batches` says that the source yields batches. `drop_last` leaves incomplete rounds out instead of
+        # repeating samples.
         self._source = source
         self._of_batches = of_batches
         self._seed = seed
@@ -138,10 +137,7 @@ class EndlessBatches:
     """The batches of indices that a replica reads in training, epoch after epoch, from any micro-batch on."""
 
     def __init__(self, epoch_batches: Any, first: int) -> None:
-        """`epoch_batches` is a batch sampler of at least one batch. It, or the sampler that it wraps, has `set_epoch`.
-
-        `first` is the first micro-batch, from 0 at the start of training.
-        """
+        # A batch sampler of at least one batch. It, or the sampler that it wraps, has `set_epoch`.
         self._epoch_batches = epoch_batches
         self._first = first
 
@@ -282,19 +278,12 @@ class DataLoader:
         """The endless training data of a data-parallel rank, from a micro-batch (from 0 at the start of training) on.
 
         Skipped data are neither read nor collated. Workers start at once.
-
-        Raises:
-            InvalidTrialError: an epoch is empty, or the sampler's order cannot be repeated.
         """
         batches = EndlessBatches(self._epoch_batches(seed, num_replicas, rank, checked=True), first_micro_batch)
         return iter(_SeededLoader(self, batches, ("training", seed, rank), first_micro_batch))
 
     def validation_batches(self, num_replicas: int, rank: int) -> Iterable[Any]:
-        """The validation data of a data-parallel rank. Each pass over it is the same.
-
-        Raises:
-            InvalidTrialError: it is empty, or the sampler's order cannot be repeated.
-        """
+        """The validation data of a data-parallel rank. Each pass over it is the same."""
         if self._validation is None or self._validation[0] != (num_replicas, rank):
             batches = self._epoch_batches(0, num_replicas, rank, checked=True)
             self._validation = (num_replicas, rank), _SeededLoader(self, batches, ("validation", rank), 0)
@@ -446,3 +435,45 @@ def _passes(loader: Any, first_epoch: int, to_drop: int) -> Iterator[Any]:
             )
         yield from head
         yield from batches
+
+
+# The states of all random number generators of a rank. A resumed training draws as an uninterrupted one.
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """The states of Python's `random`, numpy's global generator, and torch's on the CPU and this rank's device.
+
+    A rank draws on one device, the current one. `cuda` is None if none is in use.
+    """
+    version, internal, next_gauss = random.getstate()
+    return {
+        "python": [version, list(internal), next_gauss],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        # Asking an unused device for its state would create a context on it.
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+
+
+def restore(states: dict[str, Any]) -> None:
+    """The next draws are those that followed `capture`."""
+    version, internal, next_gauss = states["python"]
+    random.setstate((version, tuple(internal), next_gauss))
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return value

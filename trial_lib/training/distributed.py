@@ -236,7 +236,7 @@ _MANUAL_INIT = ("DET_MANUAL_INIT_DISTRIBUTED", "ZEROTUNE_MANUAL_INIT_DISTRIBUTED
 
 
 def rank_device(local_rank: int) -> torch.device:
-    """Makes a rank's accelerator the current one, if it has one; else the CPU."""
+    # The accelerator, which becomes the current one. Else the CPU.
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()

@@ -10,26 +10,24 @@ import torch
 
 from trial_lib.deepspeed_config.batch import replicas_of
 from trial_lib.messages.orders import TrainingSpec
-from trial_lib.training import checkpoints
-from trial_lib.training.callbacks import Callbacks
-from trial_lib.training.checkpoints import Checkpoint, CheckpointStore, load_rank_state, save_rank_state
+from trial_lib.training.checkpoints import (
+    Checkpoint,
+    CheckpointStore,
+    load_rank_state,
+    loadable,
+    save_rank_state,
+    write_end,
+)
 from trial_lib.training.context import DeepSpeedTrialContext, Pace
-from trial_lib.training.data import DataLoader, custom_iterator
-from trial_lib.training.deepspeed_trial import DeepSpeedTrial
+from trial_lib.training.data import DataLoader, capture, custom_iterator, restore, seed_everything
+from trial_lib.training.deepspeed_trial import Callbacks, DeepSpeedTrial
 from trial_lib.training.distributed import InvalidTrialError
-from trial_lib.training.metrics import MetricAverager, as_metrics, detached
-from trial_lib.training.records import Recorder
-from trial_lib.training.universal import loadable
+from trial_lib.training.metrics import MetricAverager, Recorder, as_metrics, detached
 
 # The data loaders of a trial, and their data for the loop.
 
 
 def build_loaders(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, with_validation: bool) -> tuple[Any, Any]:
-    """Lets the trial build its loaders, on the ranks that do.
-
-    Raises:
-        InvalidTrialError: a loader is of a kind that is not reproducible, and the checks are not disabled.
-    """
     if not context.mpu.should_build_data_loader:
         return None, None
     training = _checked(trial.build_training_data_loader, context)
@@ -101,11 +99,8 @@ def micro_batches(loader: Any, context: DeepSpeedTrialContext) -> int | None:
 
 
 def _refuse_uneven_batches(loader: DataLoader, context: DeepSpeedTrialContext) -> None:
-    """Refuses a pipeline's loader with batches of different sizes.
-
-    DeepSpeed (runtime/pipe/engine.py) sends shapes once, and stages receive into buffers of the first batch. Another
-    size would leave the stages waiting for each other.
-    """
+    # DeepSpeed (runtime/pipe/engine.py) sends shapes once, and stages receive into buffers of the first batch. Another
+    # size would leave the stages waiting for each other.
     size = context.train_micro_batch_size_per_gpu
     if loader.batch_size != size and loader.batch_sampler is None:
         raise InvalidTrialError(
@@ -175,7 +170,6 @@ class Validator:
         self.left_out = batches % needed
 
     def validate(self) -> dict[str, float]:
-        """The metrics of one validation, the same on every rank."""
         context, callbacks = self._context, self._callbacks
         context.reducers.reset(for_training=False)
         callbacks.call("on_validation_start")
@@ -214,14 +208,13 @@ class Validator:
 
 
 def train_built(trial: DeepSpeedTrial, context: DeepSpeedTrialContext, spec: TrainingSpec) -> None:
-    """Builds the loaders and the loop of a trial with engines, and runs the loop to its end."""
     if not context.models:
         raise InvalidTrialError(
             f"{spec.trial or type(trial).__name__} has registered no engine. Call context.wrap_model_engine(engine) in "
             "its __init__."
         )
     # From here on replicas draw different random numbers, and ranks of one replica the same.
-    checkpoints.seed_everything(spec.seed + context.mpu.data_parallel_rank)
+    seed_everything(spec.seed + context.mpu.data_parallel_rank)
     loaders = build_loaders(trial, context, with_validation=spec.length is not None)
     TrainingLoop(trial, context, loaders, spec).run()
 
@@ -308,7 +301,7 @@ class TrainingLoop:
                 engine.train()
             callbacks.call("on_training_start")
             if states is not None:
-                checkpoints.restore(states)  # last: whatever was built until here may have drawn
+                restore(states)  # last: whatever was built until here may have drawn
             self._train()
             callbacks.call("on_training_end")
             self._finish()
@@ -443,7 +436,7 @@ class TrainingLoop:
     def _write(self, folder: Path) -> None:
         self._trial.save(self._context, folder)
         states = {
-            "random": checkpoints.capture(),
+            "random": capture(),
             "callbacks": self._callbacks.state_dict(),
             "micro_batches_read": 0 if self._data is None else self._data.read,
         }
@@ -491,7 +484,7 @@ class TrainingLoop:
         self._save()
         if self._spec.finished is None or self._context.distributed.rank != 0:
             return
-        checkpoints.write_end(Path(self._spec.finished), self._store, self._batches, self._validation)
+        write_end(Path(self._spec.finished), self._store, self._batches, self._validation)
 
 
 def _saves_in_the_background(engine: Any) -> bool:

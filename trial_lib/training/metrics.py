@@ -1,14 +1,18 @@
 """The results of `train_batch` and `evaluate_batch`, averaged over batches and ranks."""
 
+import json
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from trial_lib.messages.files import append
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 
@@ -282,7 +286,6 @@ class Reducers:
         return kept
 
     def reset(self, for_training: bool) -> None:
-        """Makes the reducers of a phase forget their values. Call it before the first batch of the phase."""
         for wrapped in self._wrapped:
             if wrapped.is_for(for_training):
                 wrapped.reducer.reset()
@@ -291,12 +294,8 @@ class Reducers:
         """The metrics of a phase's reducers since the last reset, the same on every rank. Call it on every rank.
 
         A rank that does not contribute is not asked for its part, because it may have no values. The values of all
-        ranks go to rank 0, which alone needs room for them.
-
-        Raises:
-            InvalidTrialError: a reducer returned a wrong type, two returned the same metric, a function failed for lack
-                of values, or the ranks wrapped different reducers. On every rank.
-            Exception: the reducer's own error, on rank 0. The others raise an InvalidTrialError.
+        ranks go to rank 0, which alone needs room for them. A reducer's own error is raised there, and the others raise
+        an InvalidTrialError.
         """
         self._agree(distributed)
         phase = [wrapped for wrapped in self._wrapped if wrapped.is_for(for_training)]
@@ -412,3 +411,50 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
         items = [_map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
+
+
+# The records of a running training: one JSON object a line. Rank 0 appends them and the driver reads them.
+#
+#     {"kind": "training", "batch": 100, "epoch": 0, "time": 1763750000.0, "metrics": {"loss": 1.2, "throughput": 95.1}}
+#     {"kind": "validation", "batch": 100, "epoch": 0, "time": ..., "metrics": {"validation_loss": 1.3}}
+#     {"kind": "checkpoint", "batch": 100, "time": ..., "name": "batch-00000100", "metric": 1.3}
+#     {"kind": "note", "time": ..., "text": "a note for the user"}
+#
+# `batch` counts the finished optimizer steps. A training that went back to a checkpoint appends its batches again.
+
+
+class Recorder:
+    """Appends to the file of records on rank 0, and prints each record. Without a file it does nothing."""
+
+    def __init__(self, path: Path | None, is_writer: bool) -> None:
+        self._path = path
+        self._is_writer = is_writer
+
+    def training(self, batch: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._append({"kind": "training", "batch": batch, "epoch": epoch, "metrics": dict(metrics)})
+
+    def validation(self, batch: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._append({"kind": "validation", "batch": batch, "epoch": epoch, "metrics": dict(metrics)})
+
+    def checkpoint(self, batch: int, name: str, metric: float | None) -> None:
+        self._append({"kind": "checkpoint", "batch": batch, "name": name, "metric": metric})
+
+    def note(self, text: str) -> None:
+        self._append({"kind": "note", "text": text})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if not self._is_writer or self._path is None:
+            return
+        line = json.dumps({**record, "time": time.time()})
+        print(_for_people(record), flush=True)
+        append(self._path, line)
+
+
+def _for_people(record: dict[str, Any]) -> str:
+    kind = record["kind"]
+    if kind == "note":
+        return f"note: {record['text']}"
+    if kind == "checkpoint":
+        return f"batch {record['batch']}: checkpoint {record['name']}"
+    metrics = " ".join(f"{name} {value:.6g}" for name, value in record["metrics"].items())
+    return f"batch {record['batch']}: {kind} {metrics}"

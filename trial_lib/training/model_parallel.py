@@ -107,7 +107,6 @@ Iterators = Callable[[], Iterator[Any] | None]
 
 
 def is_pipeline(engine: Any) -> bool:
-    """Whether an engine is DeepSpeed's `PipelineEngine`."""
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     return isinstance(engine, PipelineEngine)

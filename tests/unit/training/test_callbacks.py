@@ -2,7 +2,7 @@ import timeit
 
 import pytest
 
-from trial_lib.training.callbacks import HOOKS, Callbacks, PyTorchCallback
+from trial_lib.training.deepspeed_trial import HOOKS, Callbacks, PyTorchCallback
 from trial_lib.training.distributed import InvalidTrialError
 
 CALLS = {

@@ -6,8 +6,8 @@ import numpy
 import pytest
 import torch
 
-from trial_lib.training import checkpoints
 from trial_lib.training.checkpoints import load_rank_state, save_rank_state
+from trial_lib.training.data import capture, restore
 
 
 def draws():
@@ -35,27 +35,27 @@ def _seeded():
 
 
 def test_draws_repeat_after_a_restore():
-    states = checkpoints.capture()
+    states = capture()
     expected = draws()
     assert draws() != expected
-    checkpoints.restore(states)
+    restore(states)
     assert draws() == expected
 
 
 def test_the_second_half_of_a_pair_of_normal_numbers_is_kept():
     random.gauss(0, 1)  # both draw two at a time and keep one
     numpy.random.randn()
-    states = checkpoints.capture()
+    states = capture()
     expected = random.gauss(0, 1), numpy.random.randn()
     draws()
-    checkpoints.restore(states)
+    restore(states)
     assert (random.gauss(0, 1), numpy.random.randn()) == expected
 
 
 def test_states_go_through_a_checkpoint(tmp_path):
-    save_rank_state(tmp_path, 0, {"random": checkpoints.capture()})
+    save_rank_state(tmp_path, 0, {"random": capture()})
     expected = draws()
-    checkpoints.restore(load_rank_state(tmp_path, 0)["random"])
+    restore(load_rank_state(tmp_path, 0)["random"])
     assert draws() == expected
 
 
@@ -63,16 +63,16 @@ def test_a_generator_that_the_trial_gave_to_numpy_is_kept(tmp_path):
     original = numpy.random.get_bit_generator()
     numpy.random.set_bit_generator(numpy.random.Philox(7))
     try:
-        save_rank_state(tmp_path, 0, {"random": checkpoints.capture()})
+        save_rank_state(tmp_path, 0, {"random": capture()})
         expected = draws()
-        checkpoints.restore(load_rank_state(tmp_path, 0)["random"])
+        restore(load_rank_state(tmp_path, 0)["random"])
         assert draws() == expected
     finally:
         numpy.random.set_bit_generator(original)
 
 
 def test_capturing_draws_nothing():
-    checkpoints.capture()
+    capture()
     first = draws()
     seed()
     assert draws() == first
@@ -80,13 +80,13 @@ def test_capturing_draws_nothing():
 
 def test_a_process_without_a_device_keeps_no_state_of_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert checkpoints.capture()["cuda"] is None
+    assert capture()["cuda"] is None
 
 
 @pytest.mark.devices(1, "cuda")
 def test_draws_on_the_device_repeat(tmp_path):
     torch.rand(3, device="cuda")
-    save_rank_state(tmp_path, 0, {"random": checkpoints.capture()})
+    save_rank_state(tmp_path, 0, {"random": capture()})
     expected = torch.rand(3, device="cuda").tolist()
-    checkpoints.restore(load_rank_state(tmp_path, 0)["random"])
+    restore(load_rank_state(tmp_path, 0)["random"])
     assert torch.rand(3, device="cuda").tolist() == expected
