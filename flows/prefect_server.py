@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from flows.interrupts import interrupts
 from flows.own_server import CREDENTIAL, LOOPBACK, drawn_credential, entry_link
 from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.processes.keeper import Leashed
+from trial_lib.launch.processes.watchdog import TiedProcess
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import OWNERS_FILE, make_own, write_whole
 from trial_lib.study.folder import data_folder, made_in_data_folder, require_data_folder
@@ -118,7 +118,7 @@ class Service:
     # At which it refuses a request without a credential once it is ready. None if it listens to no port.
     port: HeldPort | None = None
     shares_log: bool = False  # whether other processes write to the same log
-    _process: Leashed | None = field(default=None, init=False)
+    _process: TiedProcess | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Starts it. A log that it does not share begins anew, and the previous one is kept as `log_before`."""
@@ -129,7 +129,7 @@ class Service:
         if self.port is not None:
             self.port.refuse()
             descriptors.append(self.port.descriptor)
-        self._process = Leashed(self.command, self.environment, self.log, descriptors=descriptors)
+        self._process = TiedProcess(self.command, self.environment, self.log, descriptors=descriptors)
 
     @property
     def log_before(self) -> Path:
@@ -183,7 +183,7 @@ class Service:
 def run_to_end(command: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> tuple[int, str]:
     """Runs a command, which ends with this process. Returns its exit code and its output. The log begins anew."""
     log.unlink(missing_ok=True)
-    process = Leashed(command, environment, log, folder)
+    process = TiedProcess(command, environment, log, folder)
     try:
         while process.is_running:
             interrupts.check()

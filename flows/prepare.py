@@ -14,9 +14,7 @@ from pathlib import Path
 from flows.interrupts import interrupts
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.op_builds import OpBuilds
-from trial_lib.launch.processes import bootstrap
-from trial_lib.launch.starters import rank_environment
+from trial_lib.launch.starters import OpBuilds, rank_environment
 from trial_lib.messages.errors import InputError
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.limits import supposed_ops
@@ -49,8 +47,7 @@ def ops_of_study(config_path: Path, model_dir: Path) -> list[str]:
 
 def build(ops: Sequence[str]) -> dict[str, str]:
     """Returns the reason for each operator that cannot be built. The compilers end with this process."""
-    guard = bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")
-    builds = OpBuilds({"this host": guard}, sys.executable, with_build_folder(rank_environment(), sys.executable), say)
+    builds = OpBuilds(sys.executable, with_build_folder(rank_environment(), sys.executable), say)
     builds.start(ops)
     builds.wait()
     return builds.cannot

@@ -18,7 +18,7 @@ from prefect_ray.context import remote_options
 from tasks.telling import keep_secrets_from_prefect, said, said_of_sizes, told_if_possible
 from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.launch.ray_cluster import HostLostError, RayPlace, carry_out, is_loss, options_of
-from trial_lib.launch.ray_messages import ClusterOrder, Delivery
+from trial_lib.launch.ray_host import ClusterOrder, Delivery
 from trial_lib.records.result import TrialResult
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import Work

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for

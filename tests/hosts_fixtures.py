@@ -17,4 +17,4 @@ def part_of(host_number: int) -> list[psutil.Process]:
 
 
 def _guards_above(process: psutil.Process) -> list[psutil.Process]:
-    return [above for above in process.parents() if "trial_lib.launch.processes.host_part" in words_of(above)]
+    return [above for above in process.parents() if "host-part" in words_of(above)]

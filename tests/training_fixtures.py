@@ -15,8 +15,7 @@ from device_fixtures import need
 
 from trial_lib.device.this_host import this_host
 from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
 from trial_lib.launch.starters import rank_environment
 from trial_lib.messages.orders import SPEC_VARIABLE, TrainingOrder, TrainingSpec
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sqlite3
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,14 +25,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import certifi
+from pydantic import TypeAdapter
 
-from trial_lib.device.base import DeviceCondition, Host, Tenant
+from trial_lib.device.base import DeviceCondition, Host
 from trial_lib.device.cuda_variables import unread_architectures
 from trial_lib.device.nvml import driver_version
 from trial_lib.device.this_host import kind_of, this_host
 from trial_lib.launch.device_watch import company_said, neighbour
 from trial_lib.launch.locks import own_folder
-from trial_lib.launch.processes import bootstrap
+from trial_lib.launch.processes import environment_check
+from trial_lib.launch.processes.channel import NoAnswerError, Question
 from trial_lib.launch.processes.jit_builds import build_folders, is_stale
 from trial_lib.launch.trial_files import UNCOVERED, layer_refusal
 from trial_lib.messages import shared_segments
@@ -100,18 +101,6 @@ class DevicesFound:
         host = this_host()
         return cls(host, driver_version(), tuple(kind_of(host.device).conditions(host)))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> "DevicesFound":
-        conditions = []
-        for each in told["conditions"]:
-            lists = {"faults": tuple(each["faults"]), "tenants": tuple(Tenant(**one) for one in each["tenants"])}
-            conditions.append(DeviceCondition(**{**each, **lists}))
-        host = {**told["host"], "notes": tuple(told["host"]["notes"])}
-        return cls(Host(**host), told["driver"], tuple(conditions))
-
 
 def check_accelerators(
     found: DevicesFound | InputError, report: Mapping[str, Any] | str, tried: Mapping[str, Any] | str | None = None
@@ -171,67 +160,61 @@ def _slots(found: DevicesFound) -> str:
     return f"no GPU; {memory}, a core each" if on_the_processor else f"{memory} (GPUs, driver {found.driver})"
 
 
+# What may hold for a device: its field in `DeviceCondition`, the words, the remedy, and whether a study would fail.
+_CONDITIONS = (
+    ("is_cut", "cut into instances (MIG)", "", False),
+    ("is_closed", "closed to all (compute mode prohibited)", "Open it: nvidia-smi -c 0.", True),
+    ("is_exclusive", "for one process at a time (compute mode exclusive)", "", False),
+    (
+        "forgets",
+        "persistence mode off",
+        "Keep the driver up between trials: nvidia-smi -pm 1, or nvidia-persistenced.",
+        False,
+    ),
+)
+_COMPANY = "Wait for the other processes, or name other GPUs in CUDA_VISIBLE_DEVICES. Beside them a trial is slower."
+_FAULTS = "Reset the device (nvidia-smi -r) or restart the host. If that does not help, replace it."
+
+
 def check_devices(found: DevicesFound | InputError) -> list[Check]:
     """Returns no line if there is nothing to report."""
     if isinstance(found, InputError) or not (found.conditions or found.host.notes):
         return []
-    said = "; ".join([*found.host.notes, *map(_state, found.conditions)])
-    remedies = {remedy: verdict for each in found.conditions for remedy, verdict in _remedies(each).items()}
+    said = list(found.host.notes)
+    remedies: dict[str, bool] = {}
+    for each in found.conditions:
+        holds = [row for row in _CONDITIONS if getattr(each, row[0])]
+        words = [f"{each.device}: {each.model or 'of no known model'}"]
+        if each.memory is not None and each.memory_used is not None:
+            words.append(f"{bytes_shown(each.memory_used)} of {bytes_shown(each.memory)} in use")
+        if each.tenants:
+            words.append(f"others compute there: {company_said(list(map(neighbour, each.tenants)))}")
+            remedies[_COMPANY] = False
+        said.append(", ".join([*words, *(text for _, text, _, _ in holds), *each.faults]))
+        remedies |= {remedy: fails for _, _, remedy, fails in holds if remedy}
+        if each.faults:
+            remedies[_FAULTS] = False
     if not remedies:
-        return [ok(DEVICES, said)]
-    is_broken = any(fails for fails in remedies.values())
-    return [(fail if is_broken else warn)(DEVICES, said, " ".join(remedies))]
-
-
-def _state(condition: DeviceCondition) -> str:
-    words = [f"{condition.device}: {condition.model or 'of no known model'}"]
-    if condition.memory is not None and condition.memory_used is not None:
-        words.append(f"{bytes_shown(condition.memory_used)} of {bytes_shown(condition.memory)} in use")
-    if condition.tenants:
-        words.append(f"others compute there: {company_said(list(map(neighbour, condition.tenants)))}")
-    words += [
-        text
-        for holds, text in (
-            (condition.is_cut, "cut into instances (MIG)"),
-            (condition.is_closed, "closed to all (compute mode prohibited)"),
-            (condition.is_exclusive, "for one process at a time (compute mode exclusive)"),
-            (condition.forgets, "persistence mode off"),
-        )
-        if holds
-    ]
-    return ", ".join([*words, *condition.faults])
-
-
-def _remedies(condition: DeviceCondition) -> dict[str, bool]:
-    found: dict[str, bool] = {}
-    if condition.tenants:
-        found[
-            "Wait for the other processes, or name other GPUs in CUDA_VISIBLE_DEVICES. Beside them a trial is slower."
-        ] = False
-    if condition.is_closed:
-        found["Open it: nvidia-smi -c 0."] = True
-    if condition.forgets:
-        found["Keep the driver up between trials: nvidia-smi -pm 1, or nvidia-persistenced."] = False
-    if condition.faults:
-        found["Reset the device (nvidia-smi -r) or restart the host. If that does not help, replace it."] = False
-    return found
+        return [ok(DEVICES, "; ".join(said))]
+    return [(fail if any(remedies.values()) else warn)(DEVICES, "; ".join(said), " ".join(remedies))]
 
 
 # What a rank needs to train: torch and DeepSpeed, and the tools that build its ops.
 
-_REPORT_S = 60.0
-_KILLED_S = 2.0
+_ANSWER_S = 60.0
+_CHECK = "trial_lib.launch.processes.environment_check"
 ENVIRONMENT, OPS, LOCKS, COMPILER = "environment", "ops", "build locks", "compiler"
 
 
 def environment_report(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
     try:
-        text, last = _ask("trial_lib.launch.processes.environment_report", interpreter, environment)
+        report: dict[str, Any] = Question(interpreter, environment, _CHECK, environment_check.ENVIRONMENT).answer(
+            _ANSWER_S
+        )
     except TimeoutError:
-        return f"importing torch and DeepSpeed has not ended within {_REPORT_S:.0f} s"
-    if not text:
-        return f"torch and DeepSpeed cannot be imported: {last}"
-    report: dict[str, Any] = json.loads(text)
+        return f"importing torch and DeepSpeed has not ended within {_ANSWER_S:.0f} s"
+    except NoAnswerError as error:
+        return f"torch and DeepSpeed cannot be imported: {error}"
     return report
 
 
@@ -239,57 +222,26 @@ def devices() -> DevicesFound:
     """Raises InputError: a driver does not answer, or the host has devices that ZeroTune does not tune on."""
     where = "the NVIDIA driver"
     try:
-        text, last = _ask("trial_lib.doctor", sys.executable, os.environ)
+        found = Question(sys.executable, os.environ, "trial_lib.doctor").answer(_ANSWER_S)
     except TimeoutError:
-        what = f"it has not listed the GPUs within {_REPORT_S:.0f} s."
+        what = f"it has not listed the GPUs within {_ANSWER_S:.0f} s."
         raise InputError(what, where=where, remedy="See whether `nvidia-smi` hangs; if so, restart the host.") from None
-    if not text:
-        raise InputError(f"asking it has failed ({last}).", where=where, remedy="See what `nvidia-smi` says.")
-    found = json.loads(text)
+    except NoAnswerError as error:
+        what = f"asking it has failed ({error})."
+        raise InputError(what, where=where, remedy="See what `nvidia-smi` says.") from None
     if "error" in found:
         raise InputError(**found["error"])
-    return DevicesFound.of_json(found)
+    return TypeAdapter(DevicesFound).validate_python(found)
 
 
 def tried_devices(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any] | str:
     try:
-        text, last = _ask("trial_lib.launch.processes.tried_devices", interpreter, environment)
+        tried: dict[str, Any] = Question(interpreter, environment, _CHECK, environment_check.DEVICES).answer(_ANSWER_S)
     except TimeoutError:
-        return f"it has not ended within {_REPORT_S:.0f} s"
-    if not text:
-        return last
-    tried: dict[str, Any] = json.loads(text)
+        return f"it has not ended within {_ANSWER_S:.0f} s"
+    except NoAnswerError as error:
+        return str(error)
     return tried
-
-
-def _ask(module: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the output of a module in its own process, empty if it fails, and the last line of its errors.
-    Raises TimeoutError: it has not ended within a minute.
-    """
-    listen, tell = os.pipe()
-    with os.fdopen(listen, encoding="utf-8") as answer:
-        process = subprocess.Popen(
-            bootstrap.command(interpreter, module, str(tell)),
-            pass_fds=[tell],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.close(tell)
-        try:
-            _, said = process.communicate(timeout=_REPORT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            # A process that hangs in the kernel dies when the driver releases it, if ever. The doctor does not wait for
-            # it.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=_KILLED_S)
-            raise TimeoutError from None
-        text = answer.read()
-    last = said.strip().splitlines() or [f"it ended with {process.returncode}"]
-    return text if process.returncode == 0 else "", last[-1]
 
 
 def check_environment(interpreter: str, report: Mapping[str, Any] | str) -> Check:
@@ -440,6 +392,16 @@ def check_layers(work_dir: Path) -> Check:
     return warn(name, f"intercepted in Python, because this host has no layers ({refusal}). {UNCOVERED}", _LAYERS)
 
 
+STUDIES, DATA, BUILDS, HOST_LOCKS = "studies", "data folder", "op builds", "locks"
+_HOME = "Set HOME to a folder that you may write to."
+_ELSEWHERE = {
+    STUDIES: "Run zerotune in a folder that you can write to.",
+    DATA: "Mend its permissions, or set XDG_DATA_HOME to another folder.",
+    BUILDS: "Mend its permissions, or set TORCH_EXTENSIONS_DIR to another folder.",
+    HOST_LOCKS: "Let every user of this host write to it (chmod 1777).",
+}
+
+
 def check_write_access(folders: Mapping[str, Path]) -> list[Check]:
     """Writes a byte to each folder that ZeroTune writes to, by its purpose, and checks the room there."""
     return [_write_access(what, folder) for what, folder in folders.items()]
@@ -457,29 +419,15 @@ def _write_access(what: str, folder: Path) -> Check:
             file.flush()
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return fail(what, f"{folder} cannot be written ({error.strerror})", _elsewhere(what))
+        return fail(what, f"{folder} cannot be written ({error.strerror})", _ELSEWHERE[what])
     except InputError as error:
-        return fail(what, f"{folder}: {error.what}", _elsewhere(what))
+        return fail(what, f"{folder}: {error.what}", _ELSEWHERE[what])
     said = f"{folder}: {bytes_shown(free)} free"
     if free < _NO_ROOM:
         return fail(what, said, "Make room: a study stops when the disk is full.")
     if free < _LITTLE_ROOM:
         return warn(what, said, "Make room before a long study, or one with a full experiment's checkpoints.")
     return ok(what, said)
-
-
-_HOME = "Set HOME to a folder that you may write to."
-STUDIES, DATA, BUILDS, HOST_LOCKS = "studies", "data folder", "op builds", "locks"
-
-
-def _elsewhere(what: str) -> str:
-    ways = {
-        STUDIES: "Run zerotune in a folder that you can write to.",
-        DATA: "Mend its permissions, or set XDG_DATA_HOME to another folder.",
-        BUILDS: "Mend its permissions, or set TORCH_EXTENSIONS_DIR to another folder.",
-        HOST_LOCKS: "Let every user of this host write to it (chmod 1777).",
-    }
-    return ways[what]
 
 
 def check_clock(server_time: float | None, asked_at: float) -> Check:
@@ -607,7 +555,7 @@ def _connect(uri: str) -> None:
 def main(arguments: list[str]) -> None:
     """Writes `DevicesFound`, or the parts of an InputError, to a file descriptor."""
     try:
-        answer = DevicesFound.here().to_json()
+        answer = asdict(DevicesFound.here())
     except InputError as error:
         answer = {"error": {"what": error.what, "where": error.where, "remedy": error.remedy}}
     with os.fdopen(int(arguments[0]), "w") as file:

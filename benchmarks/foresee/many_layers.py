@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foresee.few_layers import zero_of_few
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 from trial_lib.plan.scaling import by_size

@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks.foresee.program_list import ROOT, Foreseeable, all_programs
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.rank_starter import Program, RankStarter
 from trial_lib.messages.foreseen_run import PLACES, ForeseenRun
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
 from trial_lib.records.folders import TrialPaths

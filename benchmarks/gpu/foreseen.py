@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.fits import outside_pytorch, workspaces
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES, Shape
 from benchmarks.gpu.stages.switches import CASES
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.devices import Cluster, known_devices
 from trial_lib.plan.fits import workspaces

@@ -16,8 +16,7 @@ from trial_lib.deepspeed_config.overrides import config_hash
 from trial_lib.device.base import Host
 from trial_lib.device.this_host import kind_of
 from trial_lib.launch.locks import host_lock_dir, reserved_port
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.rank_starter import Program, RankStarter
 from trial_lib.launch.slots import held_slots
 from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.sweep import run_sweep

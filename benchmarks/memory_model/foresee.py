@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.replay.space_of_table import space_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.files import write_all
 from trial_lib.messages.foreseen_run import ForeseenRun

@@ -16,8 +16,7 @@ from unittest.mock import patch
 
 from trial_lib.deepspeed_config.overrides import config_hash, read_deepspeed_json
 from trial_lib.device.this_host import this_host
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.launch.rank_starter import Program, RankStarter
 from trial_lib.launch.starters import ColdStarter, WarmStarter, rank_environment
 from trial_lib.launch.trial import TrialPlan, run_trial
 from trial_lib.messages.orders import StepWindow

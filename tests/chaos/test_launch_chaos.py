@@ -202,9 +202,9 @@ def test_a_server_that_has_got_a_thread_does_not_fork_and_says_so(trials, own_st
     own_starter.prime(["starts_a_thread"])
     assert completes(trials) == (True, "")
     assert own_starter.notes == []
-    (keeper,) = psutil.Process(own_starter._server.pid).children()
-    os.kill(keeper.pid, signal.SIGUSR1)
-    trials.wait_until(lambda: keeper.num_threads() == 2, 5, "the thread")
+    (watchdog,) = psutil.Process(own_starter._server.pid).children()
+    os.kill(watchdog.pid, signal.SIGUSR1)
+    trials.wait_until(lambda: watchdog.num_threads() == 2, 5, "the thread")
     assert completes(trials) == (True, "")
     # The system names it after its process.
     assert own_starter.notes == ["starting cold: the fork server has 2 threads (python) (docs/operations.md)"]

@@ -21,18 +21,18 @@ class Guarded:
     Attributes:
         running: the trial.
         guard: the parent of its ranks.
-        keeper: the parent of that.
+        watchdog: the parent of that.
         its_own: what it has outside its folder.
     """
 
     running: Any
     guard: psutil.Process
-    keeper: psutil.Process
+    watchdog: psutil.Process
     its_own: list[Path]
 
     def leaves_nothing(self, trials: Any) -> None:
         """Checks that its processes are gone, and all that it had outside its folder."""
-        gone(trials, [*self.running.pids(), self.guard.pid, self.keeper.pid])
+        gone(trials, [*self.running.pids(), self.guard.pid, self.watchdog.pid])
         assert not [path for path in self.its_own if path.exists()]
 
     def ends_when_cancelled(self, trials: Any) -> None:
@@ -76,24 +76,24 @@ def test_a_stopped_guard_does_not_hold_up_a_cancelled_trial_and_nothing_is_left(
     trial.ends_when_cancelled(trials)
 
 
-def test_a_keeper_that_stays_stopped_is_woken_when_its_trial_has_ended(trials):
+def test_a_watchdog_that_stays_stopped_is_woken_when_its_trial_has_ended(trials):
     trial = guarded(trials)
-    stop(trial.keeper)
+    stop(trial.watchdog)
     trial.ends_when_cancelled(trials)
 
 
-def test_a_guard_and_its_keeper_that_are_stopped_do_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
+def test_a_guard_and_its_watchdog_that_are_stopped_do_not_hold_up_a_cancelled_trial_and_nothing_is_left(trials):
     trial = guarded(trials)
     stop(trial.guard)
-    stop(trial.keeper)
+    stop(trial.watchdog)
     trial.ends_when_cancelled(trials)
 
 
 @pytest.mark.long
-def test_a_guard_and_its_keeper_that_stay_stopped_cost_their_trial_which_says_so(trials):
+def test_a_guard_and_its_watchdog_that_stay_stopped_cost_their_trial_which_says_so(trials):
     trial = guarded(trials)
     stop(trial.guard)
-    stop(trial.keeper)
+    stop(trial.watchdog)
     trial.ends_as_crashed(trials)
 
 

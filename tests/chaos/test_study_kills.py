@@ -82,14 +82,14 @@ def test_a_killed_rank_costs_its_trial_which_says_so(command: Running, zerotune:
     assert "Rank 0 was killed by SIGKILL" in result.reason
 
 
-@pytest.mark.parametrize("victim", ["server", "keeper"])
+@pytest.mark.parametrize("victim", ["server", "watchdog"])
 def test_a_killed_fork_server_costs_no_trial(command: Running, zerotune: Zerotune, victim: str) -> None:
     rank = program_of(zerotune.study, FITS)
     guard = rank.parent()
     server = guard.parent().parent()
-    keeper = server.parent()
-    assert keeper.ppid() == command.process.pid
-    (server if victim == "server" else keeper).kill()
+    watchdog = server.parent()
+    assert watchdog.ppid() == command.process.pid
+    (server if victim == "server" else watchdog).kill()
     study = end(command, zerotune)
     assert {result.outcome for result in study.results.values()} <= {Outcome.COMPLETED, Outcome.OUT_OF_MEMORY}
 

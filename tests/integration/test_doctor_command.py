@@ -21,7 +21,7 @@ from flows.doctor import check_prefect
 from trial_lib import doctor as builds
 from trial_lib.device.this_host import this_host
 from trial_lib.doctor import Verdict, check_mlflow
-from trial_lib.launch.processes import tried_devices
+from trial_lib.launch.processes import environment_check
 from trial_lib.messages.errors import InputError
 
 BIN = Path(sys.executable).parent
@@ -82,7 +82,7 @@ def test_everything_that_is_broken_is_told_with_how_to_mend_it(tmp_path: Path) -
 def test_a_driver_that_hangs_does_not_hold_the_doctor_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pynvml.py").write_text("import time\n\ndef nvmlInit():\n    time.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(builds, "_REPORT_S", 3.0)
+    monkeypatch.setattr(builds, "_ANSWER_S", 3.0)
     with pytest.raises(InputError, match="the NVIDIA driver: it has not listed the GPUs within 3 s"):
         builds.devices()
 
@@ -94,19 +94,19 @@ def test_the_devices_are_those_of_this_process() -> None:
 
 
 def test_two_processes_that_reduce_together_are_tried_for_real() -> None:
-    assert tried_devices.reduced_together("cpu") == ""
-    tried_devices.compute("cpu")
+    assert environment_check.reduced_together("cpu") == ""
+    environment_check.compute("cpu")
 
 
 @pytest.mark.long
 def test_what_one_of_two_processes_says_is_told_and_not_that_the_other_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     # A first device of a kind that is not there.
-    assert "meta2" in tried_devices.reduced_together("meta2")
+    assert "meta2" in environment_check.reduced_together("meta2")
 
 
 def test_two_that_wait_for_each_other_for_ever_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tried_devices, "_TOGETHER_S", 0.2)
-    assert tried_devices.reduced_together("cpu") == "it has not ended within 0 s"
+    monkeypatch.setattr(environment_check, "_TOGETHER_S", 0.2)
+    assert environment_check.reduced_together("cpu") == "it has not ended within 0 s"
 
 
 @pytest.mark.long

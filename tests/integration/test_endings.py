@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import log_bounds
+from trial_lib.launch.processes import watchdog
 from trial_lib.messages.orders import StepWindow
 
 # Never enough by itself: a program ends first.
@@ -332,9 +332,9 @@ def test_the_log_of_a_rank_that_prints_without_end_is_bounded(ends, end):
     assert result.outcome == "crashed"
     assert result.reason.startswith("The program raised ValueError: yyyyy")
     log = Path(result.logs[0])
-    assert log.stat().st_size <= log_bounds.MOST_BYTES
+    assert log.stat().st_size <= watchdog.MOST_LOG_BYTES
     text = log.read_text(errors="replace")
     assert "its first words" in text
     assert "[ZeroTune has left out " in text
     assert text.rstrip().endswith("y")
-    assert sum(file.stat().st_size for file in log.parent.iterdir()) < log_bounds.MOST_BYTES + 2**20
+    assert sum(file.stat().st_size for file in log.parent.iterdir()) < watchdog.MOST_LOG_BYTES + 2**20

@@ -9,10 +9,8 @@ import pytest
 from conftest import Trials
 
 from trial_lib.launch.locks import own_folder
-from trial_lib.launch.program import HostRanks
-from trial_lib.launch.rank_starter import ProcessesEnd
-from trial_lib.launch.ray_host import HostSetup, RayHost
-from trial_lib.launch.ray_messages import unpack
+from trial_lib.launch.rank_starter import HostRanks, ProcessesEnd
+from trial_lib.launch.ray_host import HostSetup, RayHost, unpack
 from trial_lib.launch.starters import rank_environment
 from trial_lib.launch.trial import take_result
 from trial_lib.messages.orders import StepWindow
@@ -39,12 +37,12 @@ def test_the_parts_of_two_hosts_are_one_trial_whose_files_come_back(trials: Tria
         running = [threads.submit(on.run_part, plan, part, []) for on, part in zip((first, second), parts, strict=True)]
         ends = [one.result() for one in running]
     assert [end.ending for end in ends] == [ProcessesEnd("ranks", [0])] * 2
-    assert [sorted(name for name in end.files if name.endswith(".log")) for end in ends] == [
+    assert [sorted(name for name in end.files[0] if name.endswith(".log")) for end in ends] == [
         ["rank0.log"],
         ["rank1.log"],
     ]
     for end in ends:
-        unpack(end.files, plan.paths.root)
+        unpack(end.files[0], plan.paths.root)
     result = take_result(plan, ProcessesEnd("ranks", [0, 0]), False, "cpu", 0.0, 1.0)
     assert result.outcome == "completed", result.reason
     assert len(result.memory.peak) == 2

@@ -94,9 +94,9 @@ def test_what_we_run_in_a_rank_imports_neither_pydantic_nor_prefect_nor_mlflow()
     source = """
         import sys
         from trial_lib.launch.processes import fork_server
-        from trial_lib.launch.processes import guard
+        from trial_lib.launch.processes import supervisor
         from trial_lib.launch.processes import jit_builds
-        from trial_lib.launch.processes import keeper as leash
+        from trial_lib.launch.processes import watchdog
         from trial_lib.launch.processes import rank_process
         from trial_lib.rank import probe, rank
         print([name for name in ("pydantic", "prefect", "mlflow", "deepspeed", "click") if name in sys.modules])

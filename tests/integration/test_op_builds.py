@@ -20,7 +20,7 @@ import pytest
 from conftest import PROGRAMS, Trials
 from study_fixtures import BIN, Zerotune
 
-from trial_lib.launch import op_builds
+from trial_lib.launch import starters
 from trial_lib.launch.rank_starter import LaunchRequest, RankRequest
 from trial_lib.launch.starters import ColdStarter, rank_environment
 from trial_lib.records.candidate import Purpose
@@ -135,12 +135,12 @@ def test_the_profile_runs_beside_a_build_and_all_other_trials_after_it(tmp_path:
 def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -> None:
     building = Building(tmp_path, seconds=600.0)
     starter = building.starter("SlowBuilder")
-    starter.start_builds()
+    starter._builds.start(starter._ahead)
     # Servers that the tests share have children too, which come and go.
-    (keeper,) = [each for each in psutil.Process().children() if "build_guard" in " ".join(each.cmdline())]
-    before = [keeper, *keeper.children(recursive=True)]
+    (watchdog,) = [each for each in psutil.Process().children() if "build" in each.cmdline()]
+    before = [watchdog, *watchdog.children(recursive=True)]
     assert wait_until((tmp_path / "slow.started").exists)
-    processes = [keeper, *keeper.children(recursive=True)]
+    processes = [watchdog, *watchdog.children(recursive=True)]
     assert len(processes) >= 4
     assert set(before) <= set(processes)
     waiting = threading.Thread(target=starter.build, args=([],))
@@ -159,13 +159,13 @@ def test_a_starter_that_is_closed_ends_its_builds(tmp_path: Path, killed: str) -
 def test_a_stopped_build_is_told_of_and_ends_when_its_starter_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(op_builds, "_WORD_S", 0.5)
+    monkeypatch.setattr(starters, "_WORD_S", 0.5)
     building = Building(tmp_path, seconds=600.0)
     starter = building.starter("SlowBuilder")
-    starter.start_builds()
+    starter._builds.start(starter._ahead)
     assert wait_until((tmp_path / "slow.started").exists)
-    (keeper,) = [each for each in psutil.Process().children() if "build_guard" in " ".join(each.cmdline())]
-    processes = [keeper, *keeper.children(recursive=True)]
+    (watchdog,) = [each for each in psutil.Process().children() if "build" in each.cmdline()]
+    processes = [watchdog, *watchdog.children(recursive=True)]
     for process in processes:
         process.suspend()
     waiting = threading.Thread(target=starter.build, args=([],))

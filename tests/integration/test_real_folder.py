@@ -23,7 +23,7 @@ import pytest
 from conftest import PROGRAMS
 from disk_fixtures import CannotMountError, small_disk
 
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.launch.trial_files import hidden_folders, layer_for, layer_refusal
 from trial_lib.messages.orders import StepWindow
 from trial_lib.records.folders import STUDIES, StudyPaths
@@ -356,7 +356,7 @@ def test_a_trial_measures_while_its_program_cleans_its_folder(trials, tmp_path, 
     assert set(after) - set(before) <= {".", "__pycache__", *(p for p in after if p.startswith((STUDIES, "__pyc")))}
     assert "sees ['old.tmp', 'run', 'run/step10', 'run/step10/model.bin', 'toy.py', 'train.py']" in trials.log(result)
     assert str(trials.root) in result.logs[0]
-    trials.wait_until(lambda: not (left_in_temporary() - others), 10.0, "the trial's keeper")
+    trials.wait_until(lambda: not (left_in_temporary() - others), 10.0, "the trial's watchdog")
 
 
 ASKS = """

@@ -78,6 +78,7 @@ def test_a_typed_command_with_a_hostfile_is_tuned_over_its_hosts(tmp_path: Path,
     assert {result.outcome for result in study.results.values()} == {Outcome.COMPLETED}
     assert {len(result.logs) for result in study.results.values()} == {2}
     config = json.loads(study.paths.best_ds_config.read_text())
-    samples = config["train_micro_batch_size_per_gpu"] * config.get("gradient_accumulation_steps", 1)
-    assert config["train_batch_size"] == 2 * samples
+    # The user's configuration leaves the batch of all hosts open, and so does the answer.
+    assert "train_batch_size" not in config
+    assert config["train_micro_batch_size_per_gpu"] >= 1
     assert "deepspeed --hostfile hosts train.py" in study.paths.best_command.read_text()

@@ -72,7 +72,7 @@ def test_one_whose_imports_have_spoilt_it_waits_without_them_and_its_fork_serves
 
 @pytest.mark.long
 def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked(tmp_path: Path) -> None:
-    # The server is a fork of its keeper.
+    # The server is a fork of its watchdog.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, threading, time\n"
         "def start(): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
@@ -83,10 +83,10 @@ def test_one_that_is_in_doubt_from_the_beginning_is_ended_and_is_no_longer_asked
     with contextlib.closing(starter):
         starter.start()
         assert starter._server is not None
-        keeper = psutil.Process(starter._server.pid)
+        watchdog = psutil.Process(starter._server.pid)
         starter.prime(["json"])
         assert starter._server is None
-        assert wait_until(lambda: not keeper.is_running())
+        assert wait_until(lambda: not watchdog.is_running())
         judged = starter.check({"train_batch_size": 1, "sparse_attention": {}}, 1)
         assert judged is not None
         assert judged["refusals"]

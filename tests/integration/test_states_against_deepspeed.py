@@ -23,8 +23,8 @@ SUMS_IN_32_BITS = {"grad_accum_dtype": "fp32"}
 PROGRAM = """
 import gc, json, os, sys
 import deepspeed, torch
-from trial_lib.launch.processes.priming import compiled_when_called
-from trial_lib.launch.processes.priming import remember_cpu_info
+from trial_lib.launch.processes.fork_server import compiled_when_called
+from trial_lib.launch.processes.fork_server import remember_cpu_info
 
 remember_cpu_info()
 with compiled_when_called():

@@ -52,5 +52,5 @@ def test_a_trial_with_data_loader_workers_leaves_no_temporary_file(
         looking.join()
     assert result.outcome == ("completed" if ended_by == "itself" else "timed_out"), result.reason
     assert seen, "its workers had no sockets: nothing was tested"
-    # The keeper removes the place of the records when the guard has ended.
+    # The watchdog removes the place of the records when the guard has ended.
     trials.wait_until(lambda: not list(temporary.iterdir()), 5, "an empty folder")

@@ -46,8 +46,6 @@ ENTRIES = {
     "trial_lib.device.cuda_variables",
     "trial_lib.dsat",
     "trial_lib.inputs.schema",
-    "trial_lib.launch.hosts_guard",
-    "trial_lib.launch.processes.build_guard",
     "trial_lib.plan.simulate.patches",
 }
 
@@ -191,8 +189,7 @@ def _classes(module: ast.Module) -> Iterator[str]:
 # They try devices, or keep an import from them, before there is a rank: in processes of their own. `device.py` is the
 # place, and whether a model can be compiled depends on the device it is on.
 _TOUCH_A_DEVICE = (
-    "trial_lib/launch/processes/tried_devices.py",
-    "trial_lib/launch/processes/asked_device.py",
+    "trial_lib/launch/processes/environment_check.py",
     "trial_lib/rank/device.py",
     "trial_lib/rank/turning.py",
 )

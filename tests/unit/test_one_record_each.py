@@ -71,7 +71,7 @@ from pathlib import Path
 from trial_lib.inputs.launcher_process import launcher_in
 from trial_lib.inputs.program_code import may_start_ranks
 from trial_lib.device.base import Host
-from trial_lib.launch.program import rank_requests
+from trial_lib.launch.rank_starter import rank_requests
 from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.program import program_of

@@ -23,7 +23,7 @@ class Host:
     devices: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)  # the model of each GPU, by its UUID, if known
     memory: Mapping[str, int] = field(default_factory=dict)  # the bytes of each GPU, by its UUID, if known
-    notes: Sequence[str] = ()  # notes on the choice of devices for the user, a sentence each
+    notes: tuple[str, ...] = ()  # notes on the choice of devices for the user, a sentence each
 
     def device_of(self, slot: str) -> str:
         """Returns the name of a slot's device, which is the same for all processes on this host."""

@@ -164,7 +164,7 @@ def watched(host: Host, slots: Sequence[str]) -> Iterator[DeviceWatch]:
         watch.close()
 
 
-def tell_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
+def note_devices(devices: Sequence[TrialDevice], label: str, note: Callable[[str], None]) -> None:
     for device in devices:
         if reasons := unusual_reasons(device):
             note(f"{label}: the clock of {device.device} was held down by {', '.join(reasons)}")
@@ -233,7 +233,7 @@ _AGAIN_S, _LONGER = 120.0, 2.0
 
 
 @contextlib.contextmanager
-def told_of(label: str, states: list[Path], note: Callable[[str], None]) -> Iterator[None]:
+def noting_standing_ranks(label: str, states: list[Path], note: Callable[[str], None]) -> Iterator[None]:
     """Reports the states of a trial's ranks, from files that exist only while their ranks stand still."""
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(label, states, note, over), daemon=True, name="standing-ranks")

@@ -11,9 +11,9 @@ from typing import Any
 from trial_lib.device.base import Host, has_killed, kernel_kills
 from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.outcome import RankRecord, classify, is_from_outside, read_rank_record
-from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
+from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, Program, RankStarter, rank_requests
 from trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
+from trial_lib.launch.trial import run_to_end
 from trial_lib.messages.files import MetricsReader
 from trial_lib.messages.orders import TrainingOrder
 from trial_lib.records.folders import FullExperimentPaths
@@ -78,10 +78,10 @@ def run_training(
                 return TrainingEnd(True)
             if end.outcome is Outcome.CANCELLED or end.is_invalid:
                 return TrainingEnd(False, end.reason)
-            told = f"attempt {attempt} of {attempts} crashed: {end.reason}"
+            crashed = f"attempt {attempt} of {attempts} crashed: {end.reason}"
             now = (end.reason, _progress(plan.paths))
             if now == before and not end.is_from_outside:
-                note(f"{told} (as the one before, with no progress since: it is not started again)")
+                note(f"{crashed} (as the one before, with no progress since: it is not started again)")
                 return TrainingEnd(
                     False,
                     f"{end.reason} Attempts {attempt - 1} and {attempt} of {attempts} ended so, with no progress "
@@ -89,9 +89,9 @@ def run_training(
                 )
             before = now
             if attempt == attempts:
-                note(f"{told} (max_restarts is {plan.max_restarts})")
+                note(f"{crashed} (max_restarts is {plan.max_restarts})")
                 break
-            note(f"{told} (it starts again in {pause_s:.0f} s)")
+            note(f"{crashed} (it starts again in {pause_s:.0f} s)")
             if cancelled.wait(pause_s):
                 return TrainingEnd(False, "Cancelled before it started again.")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -169,10 +169,7 @@ def _run(
         math.inf,
         descriptors=slots.descriptors,
     )
-    try:
-        return starter.launch(request).wait_or_cancel(cancelled)
-    except StarterClosedError:
-        return ProcessesEnd("cancel", [])
+    return run_to_end(request, starter, cancelled)
 
 
 def _broken_api(records: list[RankRecord]) -> str | None:

@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 
 from trial_lib.device.base import Host
-from trial_lib.launch.processes import bootstrap
-from trial_lib.launch.processes.host_part import RANK_FAILED, RANKS_ENDED
-from trial_lib.launch.processes.leavings import scratch_of
+from trial_lib.launch.processes import supervisor
+from trial_lib.launch.processes.supervisor import RANK_FAILED, RANKS_ENDED
 from trial_lib.launch.rank_starter import HOST, Launched, LaunchRequest, ProcessesEnd
 from trial_lib.launch.starters import ColdStarter
 from trial_lib.messages.errors import InputError
@@ -40,9 +39,7 @@ def spanned(host: Host, hosts: Mapping[str, int], where: str) -> Host:
     """Returns the slots of all hosts that a trial spans, as if one host had them.
 
     ZeroTune assumes that the other hosts have the devices of this one, as DeepSpeed does.
-
-    Raises:
-        InputError: the first host is another one, or this host has fewer slots than the hosts' list gives it.
+    Raises InputError: the first host is another one, or this host has fewer slots than the hosts' list gives it.
     """
     first = next(iter(hosts))
     if not is_this_host(first):
@@ -96,15 +93,15 @@ def ranks_of(request: LaunchRequest, parts: Sequence[HostPart]) -> list[dict[str
 
     DeepSpeed's launcher would use the first devices of this host, but the trial has locked its slots.
     """
-    told: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     for part in parts:
         here = is_this_host(part.host)
         for rank in (request.ranks[number] for number in part.ranks):
             visible = rank.environment.get("CUDA_VISIBLE_DEVICES") if here else None
             # The request has the slots of all ranks.
             own = None if visible is None else visible.split(",")[part.ranks.start : part.ranks.stop]
-            told.append({"log": rank.log, "cores": rank.cores, "devices": None if own is None else ",".join(own)})
-    return told
+            described.append({"log": rank.log, "cores": rank.cores, "devices": None if own is None else ",".join(own)})
+    return described
 
 
 class HostfileStarter(ColdStarter):
@@ -119,7 +116,7 @@ class HostfileStarter(ColdStarter):
         note: Callable[[str], None],
         ahead: Sequence[str] = (),
     ) -> None:
-        building = bootstrap.command(interpreter, "trial_lib.launch.processes.build_guard")
+        building = supervisor.command(interpreter, supervisor.BUILD)
         others = {host: _by_ssh(host, building) for host in hosts if not is_this_host(host)}
         super().__init__(interpreter, builders, environment, note, ahead, others)
         self._hosts = dict(hosts)
@@ -141,14 +138,14 @@ class HostfileStarter(ColdStarter):
             "deadline_s": request.deadline_s,
             "grace_s": request.grace_s,
             # The guard needs only this. The launch file has everything for the ranks.
-            "payload": {"scratch": _scratch(request)},
+            "payload": {"scratch": request.payload.get("scratch")},
         }
-        return _OverHosts(self._start_guard("trial_lib.launch.hosts_guard", message, request), self._parts)
+        return _OverHosts(self._start_guard(supervisor.HOSTS_OF_TRIAL, message, request), self._parts)
 
     def _part(self, number: int, part: HostPart, request: LaunchRequest, paths: TrialPaths) -> dict[str, Any]:
         first = request.ranks[part.ranks[0]]
         address = self._parts[0].host
-        told = {
+        order = {
             "interpreter": request.interpreter,
             "environment": {name: value for name, value in first.environment.items() if name not in _OF_A_RANK},
             "cwd": request.cwd,
@@ -160,22 +157,15 @@ class HostfileStarter(ColdStarter):
             "node_rank": number,
             "master_addr": address,
             "master_port": first.environment["MASTER_PORT"],
-            "scratch": _scratch(request),
+            "scratch": request.payload.get("scratch"),
         }
         here = is_this_host(part.host)
-        command = bootstrap.command(
-            sys.executable if here else request.interpreter, "trial_lib.launch.processes.host_part"
-        )
+        command = supervisor.command(sys.executable if here else request.interpreter, supervisor.HOST_PART)
         if not here:
             command = _by_ssh(part.host, command)
         # The trial's guard removes what these name when all ranks have ended.
-        left = {"MASTER_ADDR": address, "MASTER_PORT": told["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
-        return {"command": command, "here": here, "log": first.log, "told": told, "environment": left}
-
-
-def _scratch(request: LaunchRequest) -> str | None:
-    scratch = scratch_of(request.payload)
-    return None if scratch is None else str(scratch)
+        left = {"MASTER_ADDR": address, "MASTER_PORT": order["master_port"], "TMPDIR": first.environment.get("TMPDIR")}
+        return {"command": command, "here": here, "log": first.log, "order": order, "environment": left}
 
 
 def _by_ssh(host: str, command: Sequence[str]) -> list[str]:

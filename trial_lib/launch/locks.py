@@ -32,9 +32,7 @@ def own_folder(lock_dir: Path) -> Path:
     """Returns this user's folder, which nobody else may write to. It is made if it does not exist.
 
     If another user has laid something in its place, this user gets a folder of another name.
-
-    Raises:
-        InputError: it cannot be made.
+    Raises InputError: it cannot be made.
     """
     try:
         lock_dir.mkdir(parents=True, exist_ok=True)
@@ -69,9 +67,7 @@ def hold_folder(lock_dir: Path) -> int:
 
     systemd-tmpfiles skips a directory that is flock'ed, including everything below it. If you delete a claim's file by
     hand, its slots can be given out twice.
-
-    Raises:
-        InputError: it cannot be made.
+    Raises InputError: it cannot be made.
     """
     while True:
         descriptor = _locked(own_folder(lock_dir), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, fcntl.LOCK_SH)
@@ -81,9 +77,7 @@ def hold_folder(lock_dir: Path) -> int:
 
 def lock_file(path: Path, operation: int) -> int:
     """Returns the descriptor of a locked file, which is made if it does not exist.
-
-    Raises:
-        BlockingIOError: another process has its lock, and the operation does not wait.
+    Raises BlockingIOError: another process has its lock, and the operation does not wait.
     """
     while True:
         descriptor = _locked(path, os.O_RDWR | os.O_CREAT, operation)

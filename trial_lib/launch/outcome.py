@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.device.this_host import kind_of
-from trial_lib.launch.processes.guard import CANCEL, DEADLINE, REPLACED, STOPPED
+from trial_lib.launch.processes.supervisor import CANCEL, DEADLINE, REPLACED, STOPPED
 from trial_lib.launch.rank_starter import GUARD, HOST, ProcessesEnd
 from trial_lib.messages.orders import ANOTHER_HAS_FAILED, SENDS
 from trial_lib.records.result import Outcome, as_sentence

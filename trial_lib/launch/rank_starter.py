@@ -1,4 +1,4 @@
-"""The interface of all starters. A request becomes processes, and their end becomes a `ProcessesEnd`."""
+"""What starters are given and give back: a program and its ranks become processes, and their end a `ProcessesEnd`."""
 
 import contextlib
 import select
@@ -6,10 +6,15 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from trial_lib.launch.processes import channel, rank_process
-from trial_lib.launch.processes.config_check import Judgement
+from trial_lib.device.base import Host
+from trial_lib.device.this_host import kind_of
+from trial_lib.inputs.launchers import launcher_named
+from trial_lib.launch.processes import channel
+from trial_lib.launch.processes.environment_check import Judgement
+from trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, wake
 from trial_lib.messages.folders import Layer
 from trial_lib.messages.orders import Import
 
@@ -17,8 +22,24 @@ HOST, GUARD = "host", "guard"
 """Two causes of an end: a host has died, or the guard was killed."""
 
 _POLL_S = 0.1
-_LOOK_S = 2.0
-_STOPPED_LOOKS = 5
+
+# The user's program, and its ranks on given slots.
+
+
+@dataclass(frozen=True)
+class Program:
+    """The user's program. Only its arguments differ between the trials of a study."""
+
+    interpreter: str  # the Python that runs it
+    target: dict[str, str]  # `{"script": path}` or `{"module": name}`
+    arguments: list[str]  # the arguments of its command line
+    local_rank_option: str  # as `RankOrder` has it
+    model_dir: Path  # its working directory
+    environment: dict[str, str]  # all its environment variables, except those of the rank
+    launched_by: str | None = None  # the name of the user's launcher, as in `Entrypoint`
+    # The texts of the trial's copies of files that its arguments name, by their paths
+    files: dict[str, str] = field(default_factory=dict)
+    starts_cold: bool = False  # whether its ranks need new interpreters, because a trial varies an environment variable
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,52 @@ class RankRequest:
     environment: dict[str, str]  # all its environment variables
     log: str  # path of the file for its output
     cores: list[int]  # the processor cores that it is pinned to. Empty for no pinning.
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    first_rank: int  # the first rank on the host
+    slots: int  # the number of ranks on the host
+    world_size: int  # the number of ranks on all hosts
+    address: str  # the address of the rendezvous
+    port: int  # the port of the rendezvous
+
+
+def rank_requests(
+    program: Program, host: Host, slots: list[str], port: int, logs: list[Path], part: HostRanks | None = None
+) -> list[RankRequest]:
+    """Returns one rank for each slot, with the environment that the user's launcher would give it.
+
+    `deepspeed` sets variables that no other launcher sets (deepspeed/launcher/launch.py). With LOCAL_SIZE, DeepSpeed
+    takes each rank on a CPU for a device of its own, and its collectives use shared memory.
+    """
+    part = part or HostRanks(0, len(slots), len(slots), "127.0.0.1", port)
+    shared = {
+        **program.environment,
+        "WORLD_SIZE": str(part.world_size),
+        "LOCAL_WORLD_SIZE": str(len(slots)),
+        "MASTER_ADDR": part.address,
+        "MASTER_PORT": str(port),
+    }
+    launcher = launcher_named(program.launched_by)
+    if launcher.sets_local_size:
+        # All hosts have the same number of ranks.
+        number, hosts = part.first_rank // len(slots), part.world_size // len(slots)
+        shared |= {"LOCAL_SIZE": str(len(slots)), "CROSS_RANK": str(number), "CROSS_SIZE": str(hosts)}
+    kind = kind_of(host.device)
+    shared |= kind.environment(slots)
+    requests = []
+    for local, (slot, log) in enumerate(zip(slots, logs, strict=False)):
+        own = part.first_rank + local
+        numbers = {"rank": own, "local_rank": local, "ranks": part.world_size, "local_ranks": part.slots}
+        # The same numbers by the other names that the launcher uses.
+        more = {name: value.format(**numbers) for name, value in launcher.rank_variables.items()}
+        environment = {**shared, "RANK": str(own), "LOCAL_RANK": str(local), **more}
+        requests.append(RankRequest(environment, str(log), kind.cores(slot)))
+    return requests
+
+
+# A launch, and its processes.
 
 
 @dataclass(frozen=True)
@@ -38,7 +105,7 @@ class LaunchRequest:
     deadline_s: float  # seconds until the guard kills all of them
     grace_s: float = 5.0  # seconds that the other ranks have to end after one has failed
     first_rank: int = 0  # the rank of the first process. Above 0 if other ranks run on other hosts.
-    # File descriptors that the guard and its keeper hold. They lock the trial's slots until the last rank is gone,
+    # File descriptors that the guard and its watchdog hold. They lock the trial's slots until the last rank is gone,
     # however the driver ends.
     descriptors: tuple[int, ...] = ()
     # The layer through which the ranks see the program's folder, if the host can make one. None for none.
@@ -65,7 +132,7 @@ class ProcessesEnd:
     seen: str = ""  # the signal that has stopped it, or its new command line
     # Segments of shared memory with their bytes: those that were `removed`, and those of unknown processes, which were
     # `left`
-    leavings: dict[str, dict[str, int]] = field(default_factory=dict)
+    shared_memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class Launched:
@@ -81,31 +148,29 @@ class Launched:
     def wait(self) -> ProcessesEnd:
         """Waits until no process of the trial is left.
 
-        A stopped keeper (SIGSTOP) is woken. If its guard is stopped as well, only the keeper can end the trial.
+        A stopped watchdog (SIGSTOP) is woken. If its guard is stopped as well, only the watchdog can end the trial.
         """
-        told, keeper, stopped_for = None, 0, 0
+        end, watchdog, stopped = None, 0, StoppedLooks()
         with contextlib.suppress(OSError):
             while True:
-                if select.select([self._guard], [], [], _LOOK_S)[0]:
+                if select.select([self._guard], [], [], LOOK_S)[0]:
                     received = channel.receive(self._guard)
                     if received is None:
                         break
-                    if channel.KEEPER not in received[0]:
-                        told = received[0]
+                    if channel.WATCHDOG not in received[0]:
+                        end = received[0]
                         break
-                    keeper = received[0][channel.KEEPER]
-                stopped_for = stopped_for + 1 if rank_process.is_stopped(keeper) else 0
-                if stopped_for and (self._is_cancelled or stopped_for > _STOPPED_LOOKS):
-                    rank_process.wake(keeper)
-        # A stopped keeper would hold the trial's slots.
-        rank_process.wake(keeper)
+                    watchdog = received[0][channel.WATCHDOG]
+                if stopped.are_stopped([watchdog]) and (self._is_cancelled or stopped.stay_stopped):
+                    wake(watchdog)
+        # A stopped watchdog would hold the trial's slots.
+        wake(watchdog)
         with self._lock:
             self._open = False
             self._guard.close()
-        if told is None:
+        if end is None:
             return ProcessesEnd(GUARD, [None] * self._ranks)
-        lost = {"rank": told.get("rank", 0), "seen": told.get("seen", "")}
-        return ProcessesEnd(told["ended_by"], told["statuses"], leavings=told.get(channel.LEAVINGS) or {}, **lost)
+        return ProcessesEnd(**end)
 
     def is_running(self) -> bool:
         """Returns whether `wait` has not returned yet."""
@@ -144,11 +209,7 @@ class RankStarter(Protocol):
         """Waits for all that a launch needs and that needs no slots: builds of ops, and a primed server."""
 
     def launch(self, request: LaunchRequest) -> Launched:
-        """Starts a trial's processes.
-
-        Raises:
-            StarterClosedError: another thread has called `close`.
-        """
+        """Starts a trial's processes. Raises StarterClosedError: another thread has called `close`."""
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
         """Returns what the ranks' DeepSpeed refuses in a configuration, which may leave settings to the code.

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +19,18 @@ from trial_lib.device.base import Host
 from trial_lib.device.this_host import kind_called, this_host
 from trial_lib.launch.hosts import is_this_host
 from trial_lib.launch.place import Note, OnResult
-from trial_lib.launch.program import HostRanks
-from trial_lib.launch.rank_starter import HOST, ProcessesEnd, RankStarter
-from trial_lib.launch.ray_host import HostSetup, PartEnd, RayHost
-from trial_lib.launch.ray_messages import NAMESPACE, ClusterOrder, ClusterShare, Delivery, actor_name, unpack
-from trial_lib.launch.trial import TrialPlan, clear, take_result, unstarted, write_candidate, write_unstarted
+from trial_lib.launch.rank_starter import HOST, HostRanks, ProcessesEnd, RankStarter
+from trial_lib.launch.ray_host import (
+    NAMESPACE,
+    ClusterOrder,
+    ClusterShare,
+    Delivery,
+    HostSetup,
+    RayHost,
+    actor_name,
+    unpack,
+)
+from trial_lib.launch.trial import TrialPlan, begin, take_result, unstarted, write_unstarted
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
 from trial_lib.messages.orders import Import
@@ -41,11 +47,7 @@ _SEES_ALL = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 
 
 def connect(address: str) -> None:
-    """Connects this process to a cluster.
-
-    Raises:
-        InputError: there is no such cluster.
-    """
+    """Connects this process to a cluster. Raises InputError: there is no such cluster."""
     if address.startswith("ray://"):
         raise InputError(
             "Ray's client cannot hold a study.",
@@ -91,9 +93,7 @@ def slots_by_node(resource: str) -> dict[str, int]:
 
 def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
     """Returns the layout of a trial: on one node if a node has enough slots, or else on as few nodes as possible.
-
-    Raises:
-        InputError: a trial does not fit on the cluster.
+    Raises InputError: a trial does not fit on the cluster.
     """
     nodes = slots_by_node(resource)
     for hosts in range(1, len(nodes) + 1):
@@ -110,9 +110,7 @@ def share_of(slots_per_trial: int, resource: str, where: str) -> ClusterShare:
 
 def slots_of_all_nodes(resource: str) -> Host:
     """Returns the slots of all nodes as if one host had them, with the memory of the smallest node.
-
-    Raises:
-        InputError: the nodes have devices of different kinds, or cannot run trials.
+    Raises InputError: the nodes have devices of different kinds, or cannot run trials.
     """
     nodes = slots_by_node(resource)
     described = [
@@ -144,9 +142,7 @@ def slots_of_all_nodes(resource: str) -> Host:
 
 def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:
     """Refuses a node if Ray counts more processors there than trials may use, because trials would wait forever.
-
-    Raises:
-        InputError: there is such a node.
+    Raises InputError: there is such a node.
     """
     for count, host in zip(counts, hosts, strict=True):
         if count > len(host.slots):
@@ -159,63 +155,6 @@ def check_processors(counts: Sequence[int], hosts: Sequence[Host]) -> None:
 
 def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
-class RayCluster:
-    """The study's actors, one on each node with slots. A slot's name stays, even if the last host with GPUs leaves."""
-
-    def __init__(self, setup: HostSetup, resource: str) -> None:
-        self._setup = setup
-        self._resource = resource
-        self._actors: dict[str, Any] = {}
-        self._imported: Sequence[Import] = ()
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Starts an actor on each node that has joined."""
-        nodes = slots_by_node(self._resource)
-        # Other threads iterate over the old dictionary meanwhile.
-        actors = {node_id: actor for node_id, actor in self._actors.items() if node_id in nodes}
-        for node_id in nodes.keys() - actors.keys():
-            actor: Any = ray.remote(RayHost)
-            actors[node_id] = actor.options(
-                name=actor_name(self._setup.study_id, node_id),
-                namespace=NAMESPACE,
-                num_cpus=0,
-                max_restarts=-1,
-                max_concurrency=_CALLS_AT_ONCE,
-                runtime_env=_SEES_ALL,
-                scheduling_strategy=_on(node_id),
-            ).remote(self._setup)
-            if self._imported:
-                actors[node_id].prime.remote(self._imported)
-        self._actors = actors
-
-    def has_room_for(self, share: ClusterShare) -> bool:
-        """Returns whether a trial could run if no other trial ran."""
-        nodes = slots_by_node(share.resource)
-        return sum(count >= share.slots for count in nodes.values()) >= share.hosts
-
-    def prime(self, imported: Sequence[Import]) -> None:
-        self._imported = imported
-        for actor in self._actors.values():
-            actor.prime.remote(imported)
-
-    def cancel(self, name: str | None = None) -> None:
-        """Ends the ranks of one order on all hosts, or of all orders."""
-        for actor in self._actors.values():
-            actor.cancel.remote(name)
-
-    def close(self) -> None:
-        if not ray.is_initialized():
-            return  # closed before: another call of Ray's would start a cluster here
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.wait(
-                [actor.close.remote() for actor in self._actors.values()],
-                num_returns=len(self._actors),
-                timeout=_CLOSE_S,
-            )
-        ray.shutdown()
 
 
 # Runs trials on the hosts of a Ray cluster. The study's folder stays on the driver's host.
@@ -236,34 +175,66 @@ class Sent(Protocol):
         """Waits for the order's end. Returns whether it has ended."""
 
     def delivery(self) -> Delivery:
-        """Returns the answer.
-
-        Raises:
-            HostLostError: there will be none.
-        """
+        """Returns the answer. Raises HostLostError: there will be none."""
 
     def abandon(self) -> None:
         """Withdraws the order if it still waits for slots."""
 
 
 class RayPlace:
-    """Runs trials on a cluster. It sweeps if all ranks of a trial are on one host: the driver steers by files there."""
+    """Runs trials on a cluster, by an actor of the study on each node with slots.
+
+    It sweeps if all ranks of a trial are on one host: the driver steers by files there.
+    """
 
     send: Callable[[ClusterOrder], Sent]  # sends an order to the cluster
 
-    def __init__(self, study_id: str, cluster: RayCluster, share: ClusterShare) -> None:
-        self._study_id = study_id
-        self._cluster = cluster
+    def __init__(self, setup: HostSetup, share: ClusterShare) -> None:
+        self._setup = setup
         self._share = share
         self.can_sweep = share.hosts == 1
         self.starter_here: RankStarter | None = None
+        # A host that joins builds before it runs a trial.
+        self.has_compiled = False
         self._lock = threading.Lock()
+        self._actors: dict[str, Any] = {}
+        self._imported: Sequence[Import] = ()
+        self._start_actors()
+
+    def _start_actors(self) -> None:
+        # One on each node that has joined. A slot's name stays, even if the last host with GPUs leaves.
+        nodes = slots_by_node(self._share.resource)
+        # Other threads iterate over the old dictionary meanwhile.
+        actors = {node_id: actor for node_id, actor in self._actors.items() if node_id in nodes}
+        for node_id in nodes.keys() - actors.keys():
+            actor: Any = ray.remote(RayHost)
+            actors[node_id] = actor.options(
+                name=actor_name(self._setup.study_id, node_id),
+                namespace=NAMESPACE,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=_CALLS_AT_ONCE,
+                runtime_env=_SEES_ALL,
+                scheduling_strategy=_on(node_id),
+            ).remote(self._setup)
+            if self._imported:
+                actors[node_id].prime.remote(self._imported)
+        self._actors = actors
+
+    def _has_room(self) -> bool:
+        # Whether a trial could run if no other trial ran.
+        nodes = slots_by_node(self._share.resource)
+        return sum(count >= self._share.slots for count in nodes.values()) >= self._share.hosts
+
+    def _cancel(self, name: str | None = None) -> None:
+        # Ends the ranks of one order on all hosts, or of all orders.
+        for actor in self._actors.values():
+            actor.cancel.remote(name)
 
     def run_trial(self, plan: TrialPlan, cancelled: threading.Event, note: Note) -> TrialResult:
         started_at, began = time.time(), time.monotonic()
-        write_candidate(plan)
-        clear(plan)
-        delivery = self._carried_out(ClusterOrder(self._study_id, (plan,), self._share), cancelled, note)
+        begin(plan)
+        delivery = self._carried_out(ClusterOrder(self._setup.study_id, (plan,), self._share), cancelled, note)
         if isinstance(delivery, TrialResult):
             write_unstarted(plan, delivery)
             return delivery
@@ -282,9 +253,8 @@ class RayPlace:
     ) -> list[TrialResult | Withdrawal]:
         """All results arrive together, when the last size has ended."""
         for plan in plans:
-            write_candidate(plan)
-            clear(plan)
-        order = ClusterOrder(self._study_id, tuple(plans), self._share, sweep)
+            begin(plan)
+        order = ClusterOrder(self._setup.study_id, tuple(plans), self._share, sweep)
         delivery = self._carried_out(order, cancelled, note)
         ends: list[TrialResult | Withdrawal]
         if isinstance(delivery, TrialResult):
@@ -309,8 +279,8 @@ class RayPlace:
         waits_for_a_host = False
         while not sent.wait(_POLL_S):
             with self._lock:
-                self._cluster.refresh()
-            if not waits_for_a_host and not self._cluster.has_room_for(self._share):
+                self._start_actors()
+            if not waits_for_a_host and not self._has_room():
                 waits_for_a_host = True
                 note(
                     f"waiting for a host: the cluster has no {self._share.hosts} with "
@@ -318,7 +288,7 @@ class RayPlace:
                 )
             if cancelled.is_set() and gives_up_at == float("inf"):
                 gives_up_at = time.monotonic() + _PATIENCE_S
-                self._cluster.cancel()
+                self._cancel()
             if time.monotonic() >= gives_up_at:
                 sent.abandon()
                 return unstarted(order.plans[0], Outcome.CANCELLED, "Cancelled before a host had room for it.")
@@ -326,7 +296,7 @@ class RayPlace:
             delivery = sent.delivery()
         except HostLostError as error:
             # Its ranks may still run if only Ray's processes have died.
-            self._cluster.cancel(order.name)
+            self._cancel(order.name)
             if cancelled.is_set():
                 return unstarted(order.plans[0], Outcome.CANCELLED, "Cancelled while it ran.")
             said = f"The host died while the trial ran: {error}"
@@ -340,16 +310,21 @@ class RayPlace:
         """Every host builds its ops when it joins, so this does nothing."""
         return {}
 
-    @property
-    def has_compiled(self) -> bool:
-        """A host that joins builds before it runs a trial."""
-        return False
-
     def prime(self, imported: Sequence[Import]) -> None:
-        self._cluster.prime(imported)
+        self._imported = imported
+        for actor in self._actors.values():
+            actor.prime.remote(imported)
 
     def close(self) -> None:
-        self._cluster.close()
+        if not ray.is_initialized():
+            return  # closed before: another call of Ray's would start a cluster here
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.wait(
+                [actor.close.remote() for actor in self._actors.values()],
+                num_returns=len(self._actors),
+                timeout=_CLOSE_S,
+            )
+        ray.shutdown()
 
 
 def _write(path: Path, result: TrialResult) -> None:
@@ -394,12 +369,8 @@ def carry_out(order: ClusterOrder) -> Delivery:
         remove_placement_group(group)
 
 
-@dataclass(frozen=True)
-class _Running:
-    """A running part on one host."""
-
-    node_id: str
-    ended: "Future[PartEnd]"
+# A host's id, and the end of the trial's part there.
+_Running = tuple[str, "Future[Delivery]"]
 
 
 def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
@@ -410,7 +381,7 @@ def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in known}
     port = _actor(order.study_id, node_ids[0]).meet.remote(order.name).future().result()
-    running = []
+    running: list[_Running] = []
     for bundle, node_id in enumerate(node_ids):
         part = HostRanks(bundle * share.slots, share.slots, share.hosts * share.slots, addresses[node_ids[0]], port)
         asked = {"num_cpus" if share.resource == "CPU" else "num_gpus": share.slots}
@@ -419,62 +390,64 @@ def _over_hosts(order: ClusterOrder, group: PlacementGroup) -> Delivery:
             max_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         )
-        running.append(_Running(node_id, task.remote(order.study_id, plan, part).future()))
+        running.append((node_id, task.remote(order.study_id, plan, part).future()))
     _wait(order, running)
     return _delivery(running, share, addresses)
 
 
-def _run_part(study_id: str, plan: TrialPlan, part: HostRanks) -> PartEnd:
+def _run_part(study_id: str, plan: TrialPlan, part: HostRanks) -> Delivery:
     # Runs one host's part, in a Ray task on that host.
     host = _actor(study_id, ray.get_runtime_context().get_node_id())
-    end: PartEnd = host.run_part.remote(plan, part, _devices()).future().result()
-    return end
+    delivery: Delivery = host.run_part.remote(plan, part, _devices()).future().result()
+    return delivery
 
 
 def _wait(order: ClusterOrder, running: list[_Running]) -> None:
     # Waits for all parts. If one fails, the others have a moment to write their records, as on one host.
-    left = {part.ended for part in running}
+    left = {ended for _, ended in running}
     while left:
         ended, left = wait(left, return_when=FIRST_COMPLETED)
         if all(_ended_well(one) for one in ended):
             continue
         _, left = wait(left, timeout=_GRACE_S)
-        for part in running:
-            if part.ended in left:
-                _actor(order.study_id, part.node_id).cancel.remote(order.name)
+        for node_id, part in running:
+            if part in left:
+                _actor(order.study_id, node_id).cancel.remote(order.name)
 
 
-def _ended_well(ended: "Future[PartEnd]") -> bool:
-    if ended.exception() is not None:
-        return False
-    ending = ended.result().ending
-    return ending.ended_by == "ranks" and not any(ending.statuses)
+def _ended_well(ended: "Future[Delivery]") -> bool:
+    ending = None if ended.exception() is not None else ended.result().ending
+    return ending is not None and ending.ended_by == "ranks" and not any(ending.statuses)
 
 
 def _delivery(running: list[_Running], share: ClusterShare, addresses: dict[str, str]) -> Delivery:
     # Combines the ends of the parts into the end of one trial.
-    errors = [part.ended.exception() for part in running]
+    errors = [part.exception() for _, part in running]
     for error in errors:
         if error is not None and not is_loss(error):
             raise error
-    ends = [None if error else part.ended.result() for part, error in zip(running, errors, strict=True)]
+    ends = [None if error else part.result() for (_, part), error in zip(running, errors, strict=True)]
     statuses: list[int | None] = []
-    for end in ends:
-        statuses += [None] * share.slots if end is None else end.ending.statuses
-    lost = [number for number, end in enumerate(ends) if end is None]
-    there = [end for end in ends if end is not None]
+    # Of each part that has ended by itself: the first of its ranks, and its end.
+    endings: list[tuple[int, ProcessesEnd]] = []
+    for number, end in enumerate(ends):
+        if end is None or end.ending is None:
+            statuses += [None] * share.slots
+        else:
+            statuses += end.ending.statuses
+            endings.append((number * share.slots, end.ending))
     # The trial's end is the first loss of a host, or else the first end of a part that shows something.
-    if lost:
-        host = addresses[running[lost[0]].node_id]
-        ending = ProcessesEnd(HOST, statuses, host=host, host_rank=lost[0] * share.slots)
+    if None in ends:
+        lost = ends.index(None)
+        host = addresses[running[lost][0]]
+        ending = ProcessesEnd(HOST, statuses, host=host, host_rank=lost * share.slots)
     else:
         # A part that was ended because another had failed shows nothing.
-        own = [end.ending for end in there if end.ending.ended_by != "cancel"] or [end.ending for end in there]
-        failed = [ending for ending in own if ending.ended_by != "ranks"] or own
-        first = next(number for number, end in enumerate(ends) if end is not None and end.ending is failed[0])
-        rank = first * share.slots + failed[0].rank
-        ending = ProcessesEnd(failed[0].ended_by, statuses, rank=rank, seen=failed[0].seen)
-    files = {name: content for end in there for name, content in end.files.items()}
+        own = [each for each in endings if each[1].ended_by != "cancel"] or endings
+        first_rank, shown = next((each for each in own if each[1].ended_by != "ranks"), own[0])
+        ending = ProcessesEnd(shown.ended_by, statuses, rank=first_rank + shown.rank, seen=shown.seen)
+    there = [end for end in ends if end is not None]
+    files = {name: content for end in there for part in end.files for name, content in part.items()}
     notes = [note for end in there for note in end.notes]
     killed = {end.kernel_killed for end in there}
     # None if the kernel of a host does not show it, and no other has.

@@ -1,31 +1,145 @@
-"""A study's actor on one host of a Ray cluster. It keeps a warm starter there until the study ends.
+"""One host of a Ray cluster: the study's actor there, and the messages to it and back.
 
-If the driver dies, Ray ends the actor, and with it all processes that it has started.
+The actor keeps a warm starter until the study ends. If the driver dies, Ray ends the actor, and with it all processes
+that it has started. The messages are plain data, and no file has them.
 """
 
 import contextlib
 import fcntl
+import json
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from trial_lib.device.base import Host, has_killed, kernel_kills
 from trial_lib.device.this_host import this_host
 from trial_lib.launch.locks import hold_folder, lock_file, own_folder, release, reserved_port
 from trial_lib.launch.place import ThisHost
-from trial_lib.launch.program import HostRanks, rank_requests
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter
-from trial_lib.launch.ray_messages import ClusterOrder, Delivery, FileContents, moved, packed, result_from
+from trial_lib.launch.rank_starter import HostRanks, ProcessesEnd, RankStarter
 from trial_lib.launch.slots import SlotWait, held_slots
 from trial_lib.launch.starters import ColdStarter, WarmStarter
-from trial_lib.launch.trial import ENTRY, TrialPlan, clear, order_of, run_to_end, write_candidate
+from trial_lib.launch.trial import TrialPlan, begin, order_of, request_of, run_to_end
 from trial_lib.messages.files import OWNERS_FOLDER
-from trial_lib.messages.orders import Import
-from trial_lib.records.candidate import Purpose, Withdrawal
+from trial_lib.messages.orders import Import, TrainingSpec
+from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
 from trial_lib.records.folders import TrialPaths
 from trial_lib.records.result import TrialResult
+
+# The messages.
+
+NAMESPACE = "zerotune"
+
+
+@dataclass(frozen=True)
+class ClusterShare:
+    resource: str  # Ray's name of a slot: `GPU` or `CPU`
+    slots: int  # the number of slots on each host
+    hosts: int  # the number of hosts
+
+
+@dataclass(frozen=True)
+class ClusterOrder:
+    study_id: str  # the study's id
+    plans: tuple[TrialPlan, ...]  # the plans of its trials
+    share: ClusterShare  # the part of the cluster that it takes
+    sweep: Sweep | None = None  # the search's order. None for a single trial.
+
+    @property
+    def name(self) -> str:
+        """The order's name, unique among all studies."""
+        return self.plans[0].trial_id
+
+
+FileContents = dict[str, bytes]
+"""The contents of files, by their paths in the trial's folder."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The answer to an order, or to the part of an order that one of several hosts has."""
+
+    # For an order on one host: the result of each plan, with the driver's paths, or the reason for none
+    ends: list[TrialResult | Withdrawal] = field(default_factory=list)
+    ending: ProcessesEnd | None = None  # for an order on several hosts: the end of its ranks
+    # For an order on several hosts: whether the kernel's out-of-memory killer struck
+    kernel_killed: bool | None = False
+    files: list[FileContents] = field(default_factory=list)  # the files that the ranks of each plan have left
+    notes: list[str] = field(default_factory=list)  # sentences for the user on anything that delayed the order
+
+
+@dataclass(frozen=True)
+class HostSetup:
+    study_id: str  # the study's id
+    interpreter: str  # the Python of the ranks
+    builders: list[str]  # DeepSpeed ops to build before the first trial
+    ahead: list[str]  # ops to build during the profile trial, before all other trials
+    environment: dict[str, str]  # the environment variables that ranks start from
+    is_warm: bool  # whether ranks are forks of a primed interpreter
+    lock_dir: Path  # the folder with the locks of slots and ports, the same for all studies on a host
+
+
+# Transfers a trial to another host and back: its plan there, its small files here.
+
+# Only the end of a longer file is transferred. It is mostly a log.
+_LARGEST_FILE = 8 * 2**20
+
+_ValueT = TypeVar("_ValueT")
+
+
+def moved(plan: TrialPlan, root: Path) -> TrialPlan:
+    """Returns a plan with its files in another folder. Its program's arguments and variables change too."""
+    old, new = str(plan.paths.root), str(root)
+    program = replace(
+        plan.program,
+        arguments=_renamed(plan.program.arguments, old, new),
+        environment=_renamed(plan.program.environment, old, new),
+        files={path.replace(old, new): text for path, text in plan.program.files.items()},
+    )
+    spec = plan.training_spec
+    return replace(
+        plan,
+        paths=TrialPaths(root),
+        program=program,
+        training_spec=None if spec is None else TrainingSpec(**_renamed(asdict(spec), old, new)),
+    )
+
+
+def result_from(result: TrialResult, there: Path, here: Path) -> TrialResult:
+    renamed = _renamed(result.model_dump(mode="json"), str(there), str(here))
+    return TrialResult.model_validate_json(json.dumps(renamed))
+
+
+def _renamed(value: _ValueT, old: str, new: str) -> _ValueT:
+    if isinstance(value, str):
+        return value.replace(old, new)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        return {key: _renamed(inner, old, new) for key, inner in value.items()}  # type: ignore[return-value]
+    if isinstance(value, list):
+        return [_renamed(inner, old, new) for inner in value]  # type: ignore[return-value]
+    return value
+
+
+def packed(paths: TrialPaths) -> FileContents:
+    """Returns the files that the ranks of a trial have left in its folder."""
+    of_the_driver = (paths.candidate, paths.ds_config, paths.training_spec, paths.result)
+    files: FileContents = {}
+    for path in sorted(paths.root.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path not in of_the_driver:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _LARGEST_FILE))
+                files[str(path.relative_to(paths.root))] = file.read()
+    return files
+
+
+def unpack(files: FileContents, root: Path) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
 
 # The folder of a study on a host of a Ray cluster. It exists while the study has an actor there.
 
@@ -72,23 +186,11 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-@dataclass(frozen=True)
-class HostSetup:
-    study_id: str  # the study's id
-    interpreter: str  # the Python of the ranks
-    builders: list[str]  # DeepSpeed ops to build before the first trial
-    ahead: list[str]  # ops to build during the profile trial, before all other trials
-    environment: dict[str, str]  # the environment variables that ranks start from
-    is_warm: bool  # whether ranks are forks of a primed interpreter
-    lock_dir: Path  # the folder with the locks of slots and ports, the same for all studies on a host
+# The actor.
 
 
-@dataclass(frozen=True)
-class PartEnd:
-    ending: ProcessesEnd  # the end of its ranks
-    kernel_killed: bool | None  # whether the kernel's out-of-memory killer struck on the host
-    files: FileContents  # the files that its ranks have left
-    notes: list[str]  # sentences for the user on anything that delayed it
+def actor_name(study_id: str, node_id: str) -> str:
+    return f"zerotune-{study_id}-{node_id}"
 
 
 class RayHost:
@@ -126,18 +228,18 @@ class RayHost:
                 ends = [place.run_trial(plans[0], cancelled, self._notes.append)]
             else:
                 ends = place.run_sweep(plans, order.sweep, cancelled, self._notes.append, lambda position, result: None)
-        told = [
+        ended = [
             result_from(end, there.paths.root, here.paths.root) if isinstance(end, TrialResult) else end
             for end, there, here in zip(ends, plans, order.plans, strict=True)
         ]
-        return Delivery(ends=told, files=[self._taken(plan.paths) for plan in plans], notes=self._taken_notes())
+        return Delivery(ends=ended, files=[self._taken(plan.paths) for plan in plans], notes=self._taken_notes())
 
     def meet(self, name: str) -> int:
         """Reserves a port for the rendezvous of a trial over several hosts until its part here ends."""
         self._meetings[name] = contextlib.ExitStack()
         return self._meetings[name].enter_context(reserved_port())
 
-    def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> PartEnd:
+    def run_part(self, plan: TrialPlan, part: HostRanks, devices: list[str]) -> Delivery:
         """Runs this host's ranks of a trial over several hosts to their end."""
         with contextlib.ExitStack() as held:
             # Whatever fails, the port is given back.
@@ -146,8 +248,7 @@ class RayHost:
             there = moved(plan, self._folder / f"{plan.paths.root.name}-{part.first_rank}")
             host, lock_dir = self._host(devices), self._setup.lock_dir
             kills_before = kernel_kills()
-            write_candidate(there)
-            clear(there)
+            begin(there)
             slot_wait = SlotWait(f"trial {plan.number:04d}", self._notes.append)
             cancelled = held.enter_context(self._cancellable(plan.trial_id))
             self._starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
@@ -158,9 +259,9 @@ class RayHost:
             ending = ProcessesEnd("cancel", [None] * part.slots)
             if slots is not None:
                 there.paths.scratch.mkdir(mode=OWNERS_FOLDER, exist_ok=True)
-                request = _part_request(there, part, host, slots.names)
-                ending = run_to_end(replace(request, descriptors=slots.descriptors), self._starter, cancelled)
-        return PartEnd(ending, has_killed(kills_before), self._taken(there.paths), self._taken_notes())
+                request = request_of(there, order_of(there), host, slots, part.port, plan.deadline_s, part)
+                ending = run_to_end(request, self._starter, cancelled)
+        return Delivery([], ending, has_killed(kills_before), [self._taken(there.paths)], self._taken_notes())
 
     def cancel(self, name: str | None = None) -> None:
         """Ends the ranks of one order here, or of all orders."""
@@ -197,20 +298,3 @@ class RayHost:
     def _taken_notes(self) -> list[str]:
         notes, self._notes[:] = list(self._notes), []
         return notes
-
-
-def _part_request(plan: TrialPlan, part: HostRanks, host: Host, slots: list[str]) -> LaunchRequest:
-    logs = [plan.paths.log(part.first_rank + rank) for rank in range(part.slots)]
-    ranks = rank_requests(plan.program, host, slots, part.port, logs, part)
-    model_dir = str(plan.program.model_dir)
-    return LaunchRequest(
-        plan.program.interpreter,
-        ENTRY,
-        replace(order_of(plan), shares_folder=False).to_json(),
-        model_dir,
-        ranks,
-        plan.deadline_s,
-        first_rank=part.first_rank,
-        beside_builds=plan.purpose is Purpose.PROFILE,
-        starts_cold=plan.program.starts_cold,
-    )

@@ -285,9 +285,7 @@ def held_slots(
 
     The claims of all users' processes are served in the order of arrival. The kernel ends a claim at once
     when the last of its holders dies.
-
-    Raises:
-        InputError: the host has fewer, so that the wait would never end. Or there is no place for the locks.
+    Raises InputError: the host has fewer, so that the wait would never end. Or there is no place for the locks.
     """
     if count > len(host.slots):
         raise InputError(

@@ -8,20 +8,116 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trial_lib.launch.op_builds import OpBuilds
-from trial_lib.launch.processes import bootstrap, channel, rank_process
-from trial_lib.launch.processes.config_check import CHECK, CHECKED, Judgement
+from trial_lib.launch.processes import bootstrap, channel, supervisor
+from trial_lib.launch.processes.environment_check import CONFIGURATION, JUDGED_S, Judgement
 from trial_lib.launch.processes.jit_builds import clear_stale_locks
 from trial_lib.launch.processes.rank_process import NUMBER
+from trial_lib.launch.processes.watchdog import LOOK_S, StoppedLooks, is_stopped
 from trial_lib.launch.rank_starter import Launched, LaunchRequest, StarterClosedError
 from trial_lib.messages.files import open_own
 from trial_lib.messages.orders import Import, modules_in
+from trial_lib.records.units import duration
+
+# Builds of DeepSpeed's ops beside running trials, on this host and on the other hosts that a trial spans.
+
+_POLL_S, _WORD_S, _END_S = 0.5, 120.0, 5.0
+
+
+class OpBuilds:
+    """Has ops built in processes that end with this one, under a guard on each host. Launches wait for them."""
+
+    def __init__(
+        self,
+        interpreter: str,
+        environment: Mapping[str, str],
+        note: Callable[[str], None],
+        others: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        # The commands of the guards, by the names of their hosts.
+        self._guards = {"this host": supervisor.command(sys.executable, supervisor.BUILD), **(others or {})}
+        self._order = {"interpreter": interpreter, "environment": dict(environment)}
+        self._note = note
+        self._lock = threading.Lock()
+        self._asked: set[str] = set()
+        self._running: list[tuple[subprocess.Popen[str], threading.Thread]] = []
+        # The reasons for ops that could not be built so far, by the names of their builders.
+        self.cannot: dict[str, str] = {}
+        self._is_closed = False
+        # Whether an op had to be compiled, which takes minutes of several cores.
+        self.has_compiled = False
+
+    def start(self, builders: Iterable[str]) -> bool:
+        """Has new ops built, one after the other on each host, and returns at once whether there are any."""
+        with self._lock:
+            new = [builder for builder in dict.fromkeys(builders) if builder not in self._asked]
+            self._asked.update(new)
+            if not new or self._is_closed:
+                return False
+            for host, command in self._guards.items():
+                building = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+                assert building.stdin is not None
+                with contextlib.suppress(BrokenPipeError):
+                    # Every user of the host can read a command line, so the message goes through the pipe.
+                    building.stdin.write(json.dumps({**self._order, "builders": new}) + "\n")
+                    building.stdin.flush()
+                thread = threading.Thread(target=self._listen, args=(host, building), daemon=True, name="build-ops")
+                thread.start()
+                self._running.append((building, thread))
+        return True
+
+    def _listen(self, host: str, building: "subprocess.Popen[str]") -> None:
+        where = f" on {host}" if len(self._guards) > 1 else ""
+        assert building.stdout is not None
+        for line in building.stdout:
+            with contextlib.suppress(ValueError):
+                said = json.loads(line)
+                if "note" in said:
+                    self.has_compiled = True
+                    self._note(said["note"] + where)
+                self.cannot.update({name: why + where for name, why in said.get("cannot", {}).items()})
+        building.wait()
+
+    def wait(self) -> None:
+        """Until no build runs, or another thread has called `close`. Says so now and then."""
+        began = time.monotonic()
+        word_at = began + _WORD_S
+        for building, thread in list(self._running):
+            while thread.is_alive() and not self._is_closed:
+                thread.join(_POLL_S)
+                if time.monotonic() > word_at:
+                    word_at += _WORD_S
+                    taken = duration(time.monotonic() - began)
+                    self._note(f"DeepSpeed's ops are still being built. Trials have waited {taken} for them")
+            _close(building)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        for building, _ in self._running:
+            _close(building)
+        for building, thread in self._running:
+            thread.join(_END_S)
+            if thread.is_alive():
+                # Its guard is stopped (SIGSTOP), and ends by a kill alone.
+                building.kill()
+
+
+def _close(building: "subprocess.Popen[str]") -> None:
+    # Closes the tie of a build, which ends it.
+    assert building.stdin is not None
+    # If the process has died before it read everything, the pipe breaks only now.
+    with contextlib.suppress(BrokenPipeError):
+        building.stdin.close()
+
 
 # The cold starter. Every trial has new interpreters.
 
@@ -42,20 +138,19 @@ class ColdStarter:
         self._builders = builders
         self._ahead = ahead
         self._environment = environment
-        here = {"this host": bootstrap.command(sys.executable, "trial_lib.launch.processes.build_guard")}
         self._spans_hosts = hosts is not None
-        self._builds = OpBuilds({**here, **(hosts or {})}, interpreter, environment, note)
-        self._judge: subprocess.Popen[str] | None = None
+        self._builds = OpBuilds(interpreter, environment, note, hosts or {})
+        self._question: channel.Question | None = None
 
     def launch(self, request: LaunchRequest) -> Launched:
         self._prepare(request)
-        guard = self._start_guard("trial_lib.launch.processes.guard", request.to_json(), request)
+        guard = self._start_guard(supervisor.RANKS_OF_TRIAL, request.to_json(), request)
         return Launched(guard, len(request.ranks))
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
-        # Ranks on other hosts do not say what they need.
-        if not beside_builds or self._spans_hosts:
-            self._build()
+        # The ops that every trial needs, before anything else is built. Ranks on other hosts do not say what they need.
+        if (not beside_builds or self._spans_hosts) and self._builds.start(self._builders):
+            self._builds.wait()
         self.start_and_await(beside_builds)
 
     def _prepare(self, request: LaunchRequest) -> None:
@@ -63,21 +158,13 @@ class ColdStarter:
         # New ranks load the ops again, and would wait for a lock that a killed rank has left.
         clear_stale_locks(request.ranks[0].environment)
 
-    def _build(self) -> None:
-        # Builds the ops that every trial needs, unless they are built. Nothing else is being built then.
-        if self._builds.start(self._builders):
-            self._builds.wait()
-
-    def start_builds(self) -> None:
-        self._builds.start(self._ahead)
-
     def start_and_await(self, beside_builds: bool) -> None:
         """Starts the builds for the trials after the profile trial, and waits for all, unless this is that trial.
 
         The profile trial shows whether the program has an engine at all.
         """
         if not beside_builds:
-            self.start_builds()
+            self._builds.start(self._ahead)
             self._builds.wait()
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
@@ -89,12 +176,12 @@ class ColdStarter:
     def has_compiled(self) -> bool:
         return self._builds.has_compiled
 
-    def _start_guard(self, module: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
+    def _start_guard(self, supervised: str, message: dict[str, Any], request: LaunchRequest) -> socket.socket:
         # Starts a guard, sends it a message, and returns the socket to it.
         ours, theirs = socket.socketpair()
         with theirs:
             guard = subprocess.Popen(
-                bootstrap.command(sys.executable, module, str(theirs.fileno())),
+                supervisor.command(sys.executable, supervised, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -106,24 +193,15 @@ class ColdStarter:
 
     def check(self, ds_config: Mapping[str, Any], slots: int) -> Judgement | None:
         """A process of its own imports DeepSpeed and answers."""
-        read, write = os.pipe()
-        with open(read, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
-            try:
-                self._judge = subprocess.Popen(
-                    bootstrap.command(self._interpreter, "trial_lib.launch.processes.config_check", str(write)),
-                    pass_fds=[write],
-                    env=self._environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            finally:
-                os.close(write)
-            with contextlib.suppress(BrokenPipeError):
-                self._judge.communicate(json.dumps({"ds_config": ds_config, "slots": slots}))
-            judged = pipe.read()
-        return json.loads(judged) if judged else None
+        asked = json.dumps({"ds_config": ds_config, "slots": slots})
+        environment_check = "trial_lib.launch.processes.environment_check"
+        self._question = channel.Question(
+            self._interpreter, self._environment, environment_check, CONFIGURATION, given=asked
+        )
+        with contextlib.suppress(channel.NoAnswerError, TimeoutError):
+            judgement: Judgement = self._question.answer(JUDGED_S)
+            return judgement
+        return None
 
     def prime(self, imported: Sequence[Import]) -> None:
         """Does nothing, because a new interpreter imports for itself."""
@@ -131,9 +209,8 @@ class ColdStarter:
     def close(self) -> None:
         """Ends the builds, and the check of a configuration. Nothing else runs between trials."""
         self._builds.close()
-        if self._judge is not None:
-            self._judge.kill()
-            self._judge.wait()
+        if self._question is not None:
+            self._question.end()
 
 
 def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = True) -> dict[str, str]:
@@ -151,8 +228,6 @@ def rank_environment(interpreter: str = sys.executable, has_one_thread: bool = T
 # The warm starter. Ranks are forks of a primed interpreter and start in a fraction of a second.
 
 _CLOSE_S = 10
-_LOOK_S = 2.0
-_STOPPED_LOOKS = 5
 # What no trial has imported yet may wait for a network.
 _PATIENCE_S = 60.0
 # Without this Arrow's allocator starts a thread when MLflow or pandas imports it. Ranks have their own environment.
@@ -321,8 +396,8 @@ class WarmStarter:
         if self._channel is None:
             return None
         try:
-            channel.send(self._channel, {CHECK: {"ds_config": ds_config, "slots": slots}})
-            judgement: Judgement | None = self._answer(CHECKED)
+            channel.send(self._channel, {"check": {"ds_config": ds_config, "slots": slots}})
+            judgement: Judgement | None = self._answer("checked")
         except (OSError, EOFError):
             # The next launch finds that the server is gone, and starts another.
             return None
@@ -331,20 +406,20 @@ class WarmStarter:
     def _wait_for_word(self) -> None:
         # Its imports may take long. `EOFError`: it was killed, or was stopped (SIGSTOP) and stays so.
         assert self._channel is not None
-        stopped_for = 0
-        while not select.select([self._channel], [], [], _LOOK_S)[0]:
-            stopped_for = stopped_for + 1 if self._is_stopped() else 0
-            if stopped_for > _STOPPED_LOOKS:
+        stopped = StoppedLooks()
+        while not select.select([self._channel], [], [], LOOK_S)[0]:
+            stopped.are_stopped(self._server_pids())
+            if stopped.stay_stopped:
                 self._note("the fork server was stopped: another one is started in its place")
                 raise EOFError("the fork server was stopped")
 
-    def _is_stopped(self) -> bool:
-        if self._server is None:
-            return False
+    def _server_pids(self) -> list[int]:
+        # Of the server and its watchdog, which is this process's child.
         with contextlib.suppress(psutil.NoSuchProcess):
-            keeper = psutil.Process(self._server.pid)
-            return any(rank_process.is_stopped(process.pid) for process in [keeper, *keeper.children()])
-        return False
+            if self._server is not None:
+                watchdog = psutil.Process(self._server.pid)
+                return [process.pid for process in (watchdog, *watchdog.children())]
+        return []
 
     def build(self, builders: Sequence[str]) -> dict[str, str]:
         """What the server has loaded is built."""
@@ -379,10 +454,10 @@ class WarmStarter:
             self._channel.close()
             self._channel = None
         if self._server is not None:
-            if self._is_stopped():
+            if any(map(is_stopped, self._server_pids())):
                 # The processes below it then find that their parent is gone, and clean up.
                 self._server.kill()
-            # A killed server's keeper stays until its running trials have ended. No launch waits for that.
+            # A killed server's watchdog stays until its running trials have ended. No launch waits for that.
             threading.Thread(target=self._server.wait, daemon=True, name="reap-server").start()
             self._server = None
 

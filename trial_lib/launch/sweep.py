@@ -14,28 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.launch.device_watch import tell_devices, told_of, watched
-from trial_lib.launch.locks import reserved_port
+from trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
 from trial_lib.launch.outcome import read_record
 from trial_lib.launch.rank_starter import ProcessesEnd, RankStarter
-from trial_lib.launch.slots import SlotWait, held_slots
 from trial_lib.launch.trial import (
     TrialPlan,
-    clear,
+    begin,
+    note_shared_memory,
     order_of,
     request_of,
     run_to_end,
     size_order_of,
+    slots_for,
     states_of,
     take_result,
-    tell_leavings,
-    write_candidate,
 )
 from trial_lib.launch.trial_files import put_away
 from trial_lib.messages.build_times import seconds as build_seconds
-from trial_lib.messages.files import OWNERS_FOLDER
 from trial_lib.messages.orders import KEPT, RankOrder, seconds_since, since_boot
-from trial_lib.records.candidate import Purpose, Sweep, Withdrawal
+from trial_lib.records.candidate import Sweep, Withdrawal
 from trial_lib.records.result import Outcome, TrialDevice, TrialResult, WaitedForSlots
 
 _POLL_S = 0.05
@@ -59,38 +56,26 @@ def run_sweep(
     Each size that ran is a trial, and its result is also in its folder. The folder of any other size is removed.
     """
     for plan in plans:
-        write_candidate(plan)
-        clear(plan)
+        begin(plan)
     plans[0].paths.withdrawal.unlink(missing_ok=True)
     first = plans[0]
     label = f"trials {first.number:04d} to {plans[-1].number:04d}"
-    slot_wait = SlotWait(label, note, [plan.paths for plan in plans])
-    starter.prepare(first.purpose is Purpose.PROFILE, first.program.starts_cold)
-    kills_before = kernel_kills()
-    with (
-        held_slots(
-            lock_dir, host, first.candidate.slots, cancelled.is_set, slot_wait.tell, what=first.trial_id
-        ) as slots,
-        reserved_port() as port,
-    ):
-        slot_wait.end(slots is not None)
-        collector = _Collector(plans, host.device, time.time(), measured, slot_wait.waited)
+    with slots_for(plans, label, starter, host, lock_dir, cancelled, note) as (slots, port, waited):
+        kills_before = kernel_kills()
+        collector = _Collector(plans, host.device, time.time(), measured, waited)
         ending = ProcessesEnd("cancel", [])
         if slots is not None:
-            for plan in plans:
-                plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
             order = _order(plans, sweep)
             # The group's own deadline, in case the driver dies. Each size has its own below.
             deadline_s = sum(plan.deadline_s for plan in plans)
-            request = request_of(plans[0], order, host, slots.names, port, deadline_s)
-            request = replace(request, descriptors=slots.descriptors)
+            request = request_of(first, order, host, slots, port, deadline_s)
             # The ranks run in a thread. This one takes each result as soon as all ranks have measured its size.
             over, is_overdue = threading.Event(), False
-            with contextlib.ExitStack() as told, ThreadPoolExecutor(1) as thread:
-                watch = told.enter_context(watched(host, slots.names))
+            with contextlib.ExitStack() as watching, ThreadPoolExecutor(1) as thread:
+                watch = watching.enter_context(watched(host, slots.names))
                 collector.watch = watch.take
                 for plan in plans:
-                    told.enter_context(told_of(f"trial {plan.number:04d}", states_of(plan), note))
+                    watching.enter_context(noting_standing_ranks(f"trial {plan.number:04d}", states_of(plan), note))
                 running = thread.submit(run_to_end, request, starter, over, collector.launched)
                 try:
                     while wait([running], timeout=_POLL_S).not_done:
@@ -106,14 +91,14 @@ def run_sweep(
                 collector.take_measured()
                 last = watch.take()
                 collector.watch = lambda: last
-            tell_leavings(ending, label, note)
+            note_shared_memory(ending, label, note)
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:
                 put_away(plan.paths.scratch)
     reason = collector.take_last(ending, has_killed(kills_before), note)
     for result in collector.results:
-        tell_devices(result.devices, f"trial {result.number:04d}", note)
+        note_devices(result.devices, f"trial {result.number:04d}", note)
     unmeasured = plans[len(collector.results) :]
     for plan in unmeasured:
         shutil.rmtree(plan.paths.root, ignore_errors=True)

@@ -1,23 +1,31 @@
 """One trial: slots, a port, processes, a deadline, and a result that is complete whatever happens."""
 
+import contextlib
 import json
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.base import Host, has_killed, kernel_kills
-from trial_lib.launch.device_watch import tell_devices, told_of, watched
+from trial_lib.launch.device_watch import note_devices, noting_standing_ranks, watched
 from trial_lib.launch.locks import reserved_port
 from trial_lib.launch.outcome import classify, is_from_outside, read_rank_record, read_record
-from trial_lib.launch.processes.leavings import LEFT, REMOVED
-from trial_lib.launch.program import Program, rank_requests
-from trial_lib.launch.rank_starter import LaunchRequest, ProcessesEnd, RankStarter, StarterClosedError
-from trial_lib.launch.slots import SlotWait, held_slots
+from trial_lib.launch.processes.watchdog import LEFT, REMOVED
+from trial_lib.launch.rank_starter import (
+    HostRanks,
+    LaunchRequest,
+    ProcessesEnd,
+    Program,
+    RankStarter,
+    StarterClosedError,
+    rank_requests,
+)
+from trial_lib.launch.slots import HeldSlots, SlotWait, held_slots
 from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away, remove
 from trial_lib.messages import orders
 from trial_lib.messages.files import OWNERS_FOLDER, write_all, write_whole
@@ -117,35 +125,50 @@ def run_trial(
     cancelled: threading.Event,
     note: Callable[[str], None] = lambda text: None,
 ) -> TrialResult:
-    write_candidate(plan)
-    clear(plan)
+    begin(plan)
     label = f"trial {plan.number:04d}"
-    slot_wait = SlotWait(label, note, [plan.paths])
-    starter.prepare(plan.purpose is Purpose.PROFILE, plan.program.starts_cold)
-    kills_before = kernel_kills()
+    with slots_for([plan], label, starter, host, lock_dir, cancelled, note) as (slots, port, waited):
+        kills_before, started_at, launched_at = kernel_kills(), time.time(), time.monotonic()
+        devices: list[TrialDevice] = []
+        ending = ProcessesEnd("cancel", [])
+        if slots is not None:
+            # The ranks run to their end.
+            request = request_of(plan, order_of(plan), host, slots, port, plan.deadline_s)
+            with watched(host, slots.names) as watch, noting_standing_ranks(label, states_of(plan), note):
+                ending = run_to_end(request, starter, cancelled)
+                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
+                devices = watch.take()
+            # What they have left behind.
+            note_shared_memory(ending, label, note)
+            note_devices(devices, label, note)
+            put_away(plan.paths.scratch)
+    killed, seconds = has_killed(kills_before), time.monotonic() - launched_at
+    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices, waited=waited)
+
+
+@contextlib.contextmanager
+def slots_for(
+    plans: Sequence[TrialPlan],
+    label: str,
+    starter: RankStarter,
+    host: Host,
+    lock_dir: Path,
+    cancelled: threading.Event,
+    note: Callable[[str], None],
+) -> Iterator[tuple[HeldSlots | None, int, WaitedForSlots | None]]:
+    """Yields the slots of a process group that measures plans, a port, and the wait; no slots if it was cancelled."""
+    first, slot_wait = plans[0], SlotWait(label, note, [plan.paths for plan in plans])
+    starter.prepare(first.purpose is Purpose.PROFILE, first.program.starts_cold)
+    is_cancelled, count = cancelled.is_set, first.candidate.slots
     with (
-        held_slots(
-            lock_dir, host, plan.candidate.slots, cancelled.is_set, slot_wait.tell, plan.preferred, plan.trial_id
-        ) as slots,
+        held_slots(lock_dir, host, count, is_cancelled, slot_wait.tell, first.preferred, first.trial_id) as slots,
         reserved_port() as port,
     ):
         slot_wait.end(slots is not None)
-        started_at, launched_at = time.time(), time.monotonic()
-        devices: list[TrialDevice] = []
-        if slots is None:
-            ending = ProcessesEnd("cancel", [])
-        else:
-            plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
-            request = request_of(plan, order_of(plan), host, slots.names, port, plan.deadline_s)
-            with watched(host, slots.names) as watch, told_of(label, states_of(plan), note):
-                ending = run_to_end(replace(request, descriptors=slots.descriptors), starter, cancelled)
-                watch.await_release(cancelled.is_set, lambda text: note(f"{label}: {text}"))
-                devices = watch.take()
-            tell_leavings(ending, label, note)
-            tell_devices(devices, label, note)
-            put_away(plan.paths.scratch)
-    killed, seconds = has_killed(kills_before), time.monotonic() - launched_at
-    return take_result(plan, ending, killed, host.device, started_at, seconds, devices=devices, waited=slot_wait.waited)
+        if slots is not None:
+            for plan in plans:
+                plan.paths.scratch.mkdir(mode=OWNERS_FOLDER)
+        yield slots, port, slot_wait.waited
 
 
 def unstarted(plan: TrialPlan, outcome: Outcome, reason: str, from_outside: bool = False) -> TrialResult:
@@ -176,8 +199,9 @@ def write_candidate(plan: TrialPlan) -> None:
     write_all(texts)
 
 
-def clear(plan: TrialPlan) -> None:
-    """Removes the files of an interrupted run of the same trial."""
+def begin(plan: TrialPlan) -> None:
+    """Writes what a trial runs with, and removes the files of an interrupted run of the same trial."""
+    write_candidate(plan)
     for rank in range(plan.candidate.slots):
         for path in (plan.paths.log, plan.paths.measurement, plan.paths.failure, plan.paths.engine_built):
             path(rank).unlink(missing_ok=True)
@@ -199,14 +223,14 @@ def run_to_end(
         return ProcessesEnd("cancel", [])
 
 
-def tell_leavings(ending: ProcessesEnd, label: str, note: Callable[[str], None]) -> None:
+def note_shared_memory(ending: ProcessesEnd, label: str, note: Callable[[str], None]) -> None:
     """Reports shared memory that a program has left behind and no process holds.
 
     A trial ends its program at any point. Locks and buffers of a data loader's workers, or of ranks that connect, are
     therefore not reported.
     """
     for done, consequence in ((REMOVED, "it was removed"), (LEFT, "remove it if it is nobody's")):
-        segments = ending.leavings.get(done, {})
+        segments = ending.shared_memory.get(done, {})
         if done == REMOVED:
             segments = {name: size for name, size in segments.items() if not name.startswith(_OF_THE_ENDED)}
         if segments:
@@ -258,23 +282,31 @@ def size_order_of(plan: TrialPlan) -> SizeOrder:
 
 
 def request_of(
-    plan: TrialPlan, order: RankOrder, host: Host, slots: list[str], port: int, deadline_s: float
+    plan: TrialPlan,
+    order: RankOrder,
+    host: Host,
+    slots: HeldSlots,
+    port: int,
+    deadline_s: float,
+    part: HostRanks | None = None,
 ) -> LaunchRequest:
-    """The launch of a trial's ranks. The trial's scratch folder must exist."""
-    logs = [plan.paths.log(rank) for rank in range(plan.candidate.slots)]
-    ranks = rank_requests(plan.program, host, slots, port, logs)
-    model_dir = plan.program.model_dir
+    """The launch of a trial's ranks, or of those on one of several hosts. The trial's scratch folder must exist."""
+    first = 0
+    if part is not None:
+        first, order = part.first_rank, replace(order, shares_folder=False)
+    logs = [plan.paths.log(first + rank) for rank in range(len(slots.names))]
     # A sweep's trials share one layer.
     records = [plan.paths.root, *(Path(size.logs[0]).parent for size in order.sizes)]
-    layer = layer_for(plan.program, plan.paths.scratch, records)
     return LaunchRequest(
         plan.program.interpreter,
         ENTRY,
         order.to_json(),
-        str(model_dir),
-        ranks,
+        str(plan.program.model_dir),
+        rank_requests(plan.program, host, slots.names, port, logs, part),
         deadline_s,
-        layer=layer,
+        first_rank=first,
+        descriptors=slots.descriptors,
+        layer=layer_for(plan.program, plan.paths.scratch, records) if part is None else None,
         beside_builds=plan.purpose is Purpose.PROFILE,
         starts_cold=plan.program.starts_cold,
     )

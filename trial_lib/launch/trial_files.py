@@ -34,7 +34,7 @@ from pathlib import Path
 
 from trial_lib.launch.processes import bootstrap
 from trial_lib.launch.processes.layer_mount import may_mount, mounts_within
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.folders import Layer, home_folder, read_layer, store_of
 from trial_lib.records.folders import ARTIFACTS, OWN_FOLDERS, STORE, StudyPaths
 
@@ -122,15 +122,18 @@ def _leads_to_folder(path: Path) -> bool:
 
 def layer_refusal(folder: Path) -> str | None:
     """Returns the kernel's reason for no layer over a folder on this host. None if a layer works."""
-    with _emptied(Path(tempfile.mkdtemp(dir=folder))) as tried:
-        command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
-        try:
-            # In a session of its own. A terminal's Ctrl-C would end it, and say nothing about the kernel.
-            said = subprocess.run(
-                command, capture_output=True, text=True, check=False, start_new_session=True, timeout=_LAYER_S
-            )
-        except subprocess.TimeoutExpired:
-            return f"one was not made within {_LAYER_S:.0f} s"
+    tried = Path(tempfile.mkdtemp(dir=folder))
+    command = bootstrap.command(sys.executable, "trial_lib.launch.processes.layer_mount", str(tried))
+    try:
+        # In a session of its own. A terminal's Ctrl-C would end it, and say nothing about the kernel.
+        said = subprocess.run(
+            command, capture_output=True, text=True, check=False, start_new_session=True, timeout=_LAYER_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"one was not made within {_LAYER_S:.0f} s"
+    finally:
+        _remove_store(tried / "store")
+        shutil.rmtree(tried, ignore_errors=True)
     # Of a traceback, the last line is the reason.
     return (said.stdout.strip() or said.stderr.strip()).rpartition("\n")[2] or None
 
@@ -174,15 +177,6 @@ UNCOVERED = (
     "There only Python's own functions leave your files alone. What your program starts (find, git, rm) or calls past "
     "Python may change or remove them for good."
 )
-
-
-@contextlib.contextmanager
-def _emptied(folder: Path) -> Iterator[Path]:
-    try:
-        yield folder
-    finally:
-        _remove_store(folder / "store")
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_away(scratch: Path) -> None:

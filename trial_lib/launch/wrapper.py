@@ -24,8 +24,7 @@ from trial_lib.inputs.program_code import may_start_ranks, mentions, module_file
 from trial_lib.launch import in_wrapper
 from trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims
 from trial_lib.launch.in_wrapper.sitecustomize import ARRIVED
-from trial_lib.launch.processes import log_bounds
-from trial_lib.launch.processes.keeper import Leashed
+from trial_lib.launch.processes.watchdog import TiedProcess, bound_logs
 
 _POLL_S = 0.05
 _FIRST_WORD_S, _NEXT_WORD_S, _GIVEN_UP_S = 15.0, 30.0, 600.0
@@ -88,38 +87,38 @@ def follow_wrapper(
         given = {**environment, **_QUIET, "PYTHONPATH": path, ARRIVED: str(arrived)}
         given["PATH"] = os.pathsep.join([str(shims), environment.get("PATH", os.defpath)])
         looker = _Looker(environment)
-        leashed = Leashed(command, given, log, folder)
+        wrapper = TiedProcess(command, given, log, folder)
         try:
             began, word_s = time.monotonic(), _FIRST_WORD_S
             while (seconds := time.monotonic() - began) < given_up_s:
                 check()
-                log_bounds.bound([log])
+                bound_logs([log])
                 # This comes first. Everything that the wrapper did before its end can be seen afterwards.
-                has_ended = not leashed.is_running
-                launch = _arrived(arrived, environment) or looker.launch(leashed.processes)
+                has_ended = not wrapper.is_running
+                launch = _arrived(arrived, environment) or looker.launch(wrapper.processes)
                 if launch is not None:
                     return launch
                 if has_ended:
-                    return NoLaunch(leashed.status, _last_line(log))
+                    return NoLaunch(wrapper.status, _last_line(log))
                 if seconds >= word_s:
                     still_waiting(seconds)
                     word_s += _NEXT_WORD_S
                 time.sleep(_POLL_S)
             return NoLaunch(None, _last_line(log))
         finally:
-            leashed.kill()
+            wrapper.kill()
 
 
 def _arrived(file: Path, before: Mapping[str, str]) -> Launch | StartedElsewhere | None:
     # The program that is about to train, from the file that `in_wrapper.sitecustomize` or a shim wrote.
     if not file.exists():
         return None
-    told: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
-    if ELSEWHERE in told:
-        return started_elsewhere(told[ELSEWHERE])
-    words = [told["interpreter"], *told["words"][1:]]
-    variables, unset = _differences(told["environment"], before)
-    return Launch(tuple(words), Path(told["folder"]), variables, unset, told["ranks"], told["is_worker"])
+    arrival: dict[str, Any] = json.loads(file.read_text(encoding="ascii"))
+    if ELSEWHERE in arrival:
+        return started_elsewhere(arrival[ELSEWHERE])
+    words = [arrival["interpreter"], *arrival["words"][1:]]
+    variables, unset = _differences(arrival["environment"], before)
+    return Launch(tuple(words), Path(arrival["folder"]), variables, unset, arrival["ranks"], arrival["is_worker"])
 
 
 class _Looker:

@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.inputs.launchers import launcher_named
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import Launches, LaunchRequest, ProcessesEnd, RankRequest, StarterClosedError
+from trial_lib.launch.rank_starter import (
+    Launches,
+    LaunchRequest,
+    ProcessesEnd,
+    Program,
+    RankRequest,
+    StarterClosedError,
+)
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.launch.trial_files import hidden_folders, layer_for, put_away
 from trial_lib.messages import orders

@@ -95,7 +95,7 @@ def starter_of(experiment: Experiment, arguments: StudyArguments, host: Host, lo
 
 def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, study_id: str, note: Note) -> Place:
     """The cluster that this process is connected to. The starters of its hosts start in the background."""
-    from trial_lib.launch.ray_cluster import RayCluster, RayPlace, share_of
+    from trial_lib.launch.ray_cluster import RayPlace, share_of
     from trial_lib.launch.ray_host import HostSetup
 
     environment = environment_of(experiment, arguments.include, host.device)
@@ -114,7 +114,7 @@ def cluster_of(experiment: Experiment, arguments: StudyArguments, host: Host, st
     resource = kind_of(host.device).resource
     share = share_of(experiment.config.resources.slots_per_trial, resource, experiment.source)
     note(f"trials ask the Ray cluster for {resource}s: {share.slots} on each of {share.hosts} host(s)")
-    return RayPlace(study_id, RayCluster(setup, resource), share)
+    return RayPlace(setup, share)
 
 
 def _ops(experiment: Experiment, arguments: StudyArguments, device: str) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.inputs.program_code import is_handed_over
 from trial_lib.inputs.read_experiment import Experiment, one_error
-from trial_lib.launch.processes.config_check import Judgement
+from trial_lib.launch.processes.environment_check import Judgement
 from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.secrets import redact

@@ -13,8 +13,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, over
 from trial_lib.device.base import Host, available_bytes
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.search_space import read_search_space
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import EndableStarter, RankStarter
+from trial_lib.launch.rank_starter import EndableStarter, Program, RankStarter
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import make_own_folder, write_all, write_whole
 from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun

@@ -20,6 +20,7 @@ from trial_lib.device.base import Host
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.read_experiment import Experiment
 from trial_lib.launch.full_training import TrainingEnd, TrainingPlan, run_training
+from trial_lib.launch.processes.supervisor import RANKS_OF_TRIAL
 from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.messages.files import (
     CHECKPOINT,
@@ -40,7 +41,7 @@ from trial_lib.study.folder import INTERRUPTED
 from trial_lib.tracking.sync import Tracker
 
 _PERIOD_S = 10.0
-_GUARD = "trial_lib.launch.processes.guard"
+_GUARD = {"trial_lib.launch.processes.supervisor", RANKS_OF_TRIAL}
 
 
 class SystemMonitor:
@@ -111,7 +112,7 @@ def _training_memory() -> float:
     total = 0
     for guard in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if _GUARD not in guard.cmdline():
+            if not _GUARD.issubset(guard.cmdline()):
                 continue
             for process in guard.children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):

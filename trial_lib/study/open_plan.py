@@ -16,7 +16,7 @@ from trial_lib.device.nvml import VARIABLE
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.inputs.read_experiment import Experiment, read_experiment
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.files import make_own_folder, write_all, write_whole
 from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.arms import check_count

@@ -14,8 +14,7 @@ from typing import Any
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
 from trial_lib.inputs.search_space import read_search_space
-from trial_lib.launch.program import Program
-from trial_lib.launch.rank_starter import EndableStarter
+from trial_lib.launch.rank_starter import EndableStarter, Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.files import write_whole
 from trial_lib.messages.foreseen_run import ForeseenRun

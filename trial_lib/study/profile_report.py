@@ -9,7 +9,7 @@ from typing import Any
 
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.places import spelling
-from trial_lib.launch.processes.log_bounds import bound
+from trial_lib.launch.processes.watchdog import bound_logs
 from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.messages.files import make_own_folder, write_whole
 from trial_lib.messages.orders import StepWindow
@@ -232,7 +232,7 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
         # The program has printed the beginning before.
         said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
         write_whole(plan.paths.log(rank), "".join(said))
-        bound([plan.paths.log(rank)])
+        bound_logs([plan.paths.log(rank)])
         write_whole(plan.paths.measurement(rank), paths.own.measurement(rank).read_text())
     write_unstarted(plan, result)
     return result

@@ -31,7 +31,7 @@ from trial_lib.inputs.search_space import read_search_space
 from trial_lib.inputs.trial_command import trial_command
 from trial_lib.inputs.yaml_document import read_yaml
 from trial_lib.launch.processes.jit_builds import NAMED, OWN
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.launch.starters import rank_environment
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.orders import SPEC_VARIABLE

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.launch.locks import reserved_port
-from trial_lib.launch.program import Program
+from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from trial_lib.messages.shared_segments import BUFFERS, FOLDER
 from trial_lib.plan.arm_work import micro_batches_of_a_run

@@ -30,8 +30,8 @@ AS_IN_THE_FORK_SERVER = {NUMBER: "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # What the fork server does before it forks, one by one.
 FORKS = """
 import json, os, sys
-from trial_lib.launch.processes.asked_device import asked_by_a_child, count_by_a_child
-from trial_lib.launch.processes.priming import doubt
+from trial_lib.launch.processes.environment_check import asked_by_a_child, count_by_a_child
+from trial_lib.launch.processes.fork_server import doubt
 found = {"nothing": doubt()}
 sys.modules["mlflow"] = None
 import torch

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trial_lib.doctor import Verdict, check_compiler, check_environment, check_locks, check_ops
-from trial_lib.launch.processes.environment_report import is_built
+from trial_lib.launch.processes.environment_check import is_built
 
 BUILT = {"built": True, "can_build": True, "why": ""}
 CAN = {"built": False, "can_build": True, "why": ""}

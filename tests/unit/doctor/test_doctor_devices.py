@@ -1,11 +1,13 @@
 """What the doctor says of devices and of torch's use of them, on machines of all kinds; GPUs are made up."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pynvml
 import pytest
 from nvml_fixtures import PretendGpu, Process, pretend_gpus
+from pydantic import TypeAdapter
 
 from trial_lib.device.base import DeviceCondition, Host
 from trial_lib.doctor import Check, DevicesFound, Verdict, check_accelerators, check_devices
@@ -64,8 +66,8 @@ def devices_line(monkeypatch: pytest.MonkeyPatch, *gpus: PretendGpu) -> Check:
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
     pretend_gpus(monkeypatch, gpus)
-    told = json.loads(json.dumps(DevicesFound.here().to_json()))
-    found = DevicesFound.of_json(told)
+    told = json.loads(json.dumps(asdict(DevicesFound.here())))
+    found = TypeAdapter(DevicesFound).validate_python(told)
     assert found == DevicesFound.here()
     (check,) = check_devices(found)
     return check

@@ -12,7 +12,7 @@ from nvml_fixtures import PretendGpu, Process, pretend_gpus
 
 from trial_lib.device.base import Host
 from trial_lib.launch import device_watch
-from trial_lib.launch.device_watch import company_now, tell_devices, watched
+from trial_lib.launch.device_watch import company_now, note_devices, watched
 from trial_lib.records.result import TrialDevice
 
 GIB = 2**30
@@ -125,14 +125,14 @@ def test_a_clock_that_is_held_down_is_told_unless_it_is_by_the_power_limit(gpus:
     told: list[str] = []
     gpus[0].said = {REASONS: pynvml.nvmlClocksEventReasonSwPowerCap}
     gpus[1].said = {REASONS: pynvml.nvmlClocksEventReasonHwThermalSlowdown}
-    tell_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
+    note_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
     assert told == ["trial 0007: the clock of GPU-b was held down by its temperature (hardware)"]
 
 
 def test_company_is_told_in_a_sentence(gpus: list[PretendGpu]) -> None:
     gpus[1].processes.append(Process(NOBODY, 30 * GIB))
     told: list[str] = []
-    tell_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
+    note_devices(during(lambda: None, ("0", "1")), "trial 0007", told.append)
     assert told == [f"trial 0007: others computed on GPU-b meanwhile: a process ({NOBODY}, 30.0 GiB)"]
     (sentence,) = company_now(HOST)
     assert f"Others compute on GPU-b now: a process ({NOBODY}, 30.0 GiB)." in sentence

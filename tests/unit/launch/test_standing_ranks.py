@@ -13,7 +13,7 @@ def _quick(monkeypatch):
 
 def test_ranks_that_stand_still_are_told_of_once(tmp_path):
     states, notes = [tmp_path / f"{rank}.json" for rank in range(2)], []
-    with device_watch.told_of("trial 0003", states, notes.append):
+    with device_watch.noting_standing_ranks("trial 0003", states, notes.append):
         states[0].write_text(json.dumps({"end": {"kind": "works"}, "words": "works at prepare.py:8"}))
         time.sleep(0.1)
         assert notes == []
@@ -24,7 +24,7 @@ def test_ranks_that_stand_still_are_told_of_once(tmp_path):
 
 def test_ranks_all_of_which_work_do_not_stand_still(tmp_path):
     states, notes = [tmp_path / f"{rank}.json" for rank in range(2)], []
-    with device_watch.told_of("trial 0003", states, notes.append):
+    with device_watch.noting_standing_ranks("trial 0003", states, notes.append):
         for state in states:
             state.write_text(json.dumps({"end": {"kind": "works"}, "words": "works at train.py:8"}))
         time.sleep(0.2)
@@ -34,13 +34,13 @@ def test_ranks_all_of_which_work_do_not_stand_still(tmp_path):
 def test_ranks_that_have_all_ended_wait_for_nothing(tmp_path):
     notes = []
     (tmp_path / "0.json").write_text(json.dumps({"end": {"kind": "ended"}, "words": "has ended"}))
-    with device_watch.told_of("trial 0003", [tmp_path / "0.json"], notes.append):
+    with device_watch.noting_standing_ranks("trial 0003", [tmp_path / "0.json"], notes.append):
         time.sleep(0.1)
     assert notes == []
 
 
 def test_a_trial_that_goes_on_is_not_told_of(tmp_path):
     notes = []
-    with device_watch.told_of("trial 0003", [tmp_path / "0.json"], notes.append):
+    with device_watch.noting_standing_ranks("trial 0003", [tmp_path / "0.json"], notes.append):
         time.sleep(0.05)
     assert notes == []

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from trial_lib.device.base import Host
-from trial_lib.launch.program import HostRanks, Program
-from trial_lib.launch.ray_host import _part_request
-from trial_lib.launch.ray_messages import moved, packed, result_from, unpack
-from trial_lib.launch.trial import TrialPlan, order_of
+from trial_lib.launch.rank_starter import HostRanks, Program
+from trial_lib.launch.ray_host import moved, packed, result_from, unpack
+from trial_lib.launch.slots import HeldSlots
+from trial_lib.launch.trial import TrialPlan, order_of, request_of
 from trial_lib.messages.orders import RankOrder, StepWindow, TrainingSpec
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import TrialPaths
@@ -52,9 +52,13 @@ def test_a_moved_plan_names_the_other_folder_everywhere_and_nothing_else_changes
 def test_only_ranks_on_several_hosts_share_no_folder() -> None:
     moved_plan = moved(plan(Path("/here/trials/0007")), Path("/there/0007"))
     part = HostRanks(first_rank=1, slots=1, world_size=2, address="10.0.0.1", port=2900)
-    request = _part_request(moved_plan, part, Host("cpu", ["0"], 2**30), ["0"])
+    request = request_of(
+        moved_plan, order_of(moved_plan), Host("cpu", ["0"], 2**30), HeldSlots(["0"], ()), part.port, 60.0, part
+    )
     assert not RankOrder.from_json(request.payload).shares_folder
     assert order_of(moved_plan).shares_folder
+    assert request.layer is None
+    assert request.first_rank == 1
 
 
 def test_a_result_that_comes_back_names_the_logs_of_the_study_s_own_folder() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trial_lib.launch.processes import rank_process
+from trial_lib.launch.processes import watchdog
 from trial_lib.rank import closing, device
 
 _SET_NAME, _GET_NAME = 15, 16
@@ -33,4 +33,4 @@ def test_the_sleeps_of_a_thread_are_counted() -> None:
 
 
 def test_a_process_is_seen_to_run() -> None:
-    assert not rank_process.is_stopped(threading.main_thread().native_id or 0)
+    assert not watchdog.is_stopped(threading.main_thread().native_id or 0)

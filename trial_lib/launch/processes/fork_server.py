@@ -1,10 +1,18 @@
 """The fork server of the warm starter: an interpreter that has imported torch and DeepSpeed, and only forks.
 
-It must stay fit to fork (see `priming`). It checks that before each fork.
+It must have one thread, and must not initialise a device's driver. Otherwise its forks hang or fail. It checks that
+before each fork. Some modules start a thread, or initialise a driver, when they are imported. The ranks import these
+modules, and the modules that import them. The server imports all others once for all trials.
 """
 
+import ast
 import contextlib
+import copy
+import ctypes
+import functools
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import select
@@ -12,16 +20,359 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trial_lib.launch.processes import asked_device, channel, config_check, rank_process
-from trial_lib.launch.processes.guard import Guard, become_guard
-from trial_lib.launch.processes.keeper import become_subreaper, kill_descendants
-from trial_lib.launch.processes.priming import doubt, import_all, prime
-from trial_lib.messages.orders import Import
+from trial_lib.launch.processes import channel, environment_check, jit_builds, rank_process
+from trial_lib.launch.processes.supervisor import Guard, become_guard
+from trial_lib.launch.processes.watchdog import (
+    become_subreaper,
+    die_with_parent,
+    go_on_without_parent,
+    kill_all,
+    kill_descendants,
+)
+from trial_lib.messages.files import write_whole
+from trial_lib.messages.orders import Import, installed_folders
+from trial_lib.rank.patching import note_names, stand_in
+
+# Whether a process can still be forked, as far as the drivers of devices are concerned.
+
+# The initialisation of each driver opens its file, from whichever library.
+_FILES = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
+_CUDA, _SUCCESS = "libcuda.so.1", 0
+
+
+def initialised_driver() -> str | None:
+    """Returns the name of the driver that this process has initialised; None for none."""
+    links = _open_files()
+    opened = next((name for file, name in _FILES.items() if any(link.startswith(file) for link in links)), None)
+    return "CUDA" if opened is None and _is_cuda_initialised() else opened
+
+
+def _is_cuda_initialised() -> bool:
+    # Returns libcuda's own answer if this process has loaded it. The question does not load it. In Windows' subsystem
+    # for Linux no file shows it, because NVML opens /dev/dxg as well, and NVML is harmless.
+    try:
+        cuda = ctypes.CDLL(_CUDA, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        # Every function fails before cuInit.
+        return bool(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _SUCCESS)
+    except (OSError, AttributeError):
+        return False
+
+
+def _open_files() -> list[str]:
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(descriptor.readlink()))
+    return links
+
+
+def doubt() -> str | None:
+    """Returns the reason why a fork is not safe now, or None."""
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208 - asked after every import
+    if len(threads) != 1:
+        return f"the fork server has {len(threads)} threads{_named(threads)}"
+    driver = initialised_driver()
+    return None if driver is None else f"the fork server has initialised {driver}"
+
+
+def _named(threads: Iterable[str]) -> str:
+    # The names of all threads but the first, in brackets. They tell which library started them.
+    names = []
+    for thread in threads:
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            if int(thread) != os.getpid():
+                names.append(Path("/proc/self/task", thread, "comm").read_text().strip())
+    return f" ({', '.join(names)})" if names else ""
+
+
+# Remembers what DeepSpeed asks of the processor whenever it loads an op. The answer takes 1.2 s, twice for each op.
+
+_ASKED_FOR = {"arch", "flags"}
+
+
+def remember_cpu_info(file: Path | None = None) -> None:
+    """Has py-cpuinfo look once until the next boot, for this process, its forks and later processes."""
+    try:
+        import cpuinfo
+    except ImportError:
+        return
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path's own raises where there is no home
+    keep = file or Path(cache) / "zerotune" / "cpu.json"
+    look: Callable[[], dict[str, Any]] = cpuinfo.get_cpu_info
+    seen: dict[str, Any] = {}
+
+    def remembered() -> dict[str, Any]:
+        if not seen:
+            seen.update(_kept(keep))
+        if not seen:
+            info = look()
+            # If the process that looks is killed, it returns nothing.
+            if not info.keys() >= _ASKED_FOR:
+                return info
+            seen.update(info)
+            # The disk is full, or the home cannot be written. The next process looks for itself.
+            with contextlib.suppress(OSError):
+                keep.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(keep, json.dumps({"boot": _boot(), "seen": info}))
+        return copy.deepcopy(seen)
+
+    cpuinfo.get_cpu_info = remembered
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    # The kept answer of this boot. Empty if the file cannot be read or is damaged.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        seen = dict(kept["seen"])
+        if kept["boot"] == _boot() and seen.keys() >= _ASKED_FOR:
+            return seen
+    return {}
+
+
+def _boot() -> str:
+    # Identifies this boot of this machine. Machines may share a home, and a processor may be replaced.
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# Puts `torch.compile` off to a function's first call, while a module is imported.
+
+
+@contextlib.contextmanager
+def compiled_when_called() -> Iterator[None]:
+    """Has `torch.compile` in this block return functions that are compiled when the first of them is called.
+
+    That call replaces all of them, under all their names. Compiled code that calls another one then finds it compiled.
+    """
+    import torch
+
+    compile_now = torch.compile
+    waiting: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = []
+    compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def compile_all() -> None:
+        while waiting:
+            function, later, options = waiting.pop()
+            compiled[later] = compile_now(function, **options)
+            stand_in(function.__name__, later, compiled[later])
+
+    def compile_later(model: Callable[..., Any] | None = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compile_later, **options)
+        if isinstance(model, torch.nn.Module):
+            return compile_now(model, **options)
+
+        @functools.wraps(model)
+        def later(*arguments: Any, **named: Any) -> Any:
+            compile_all()
+            return compiled[later](*arguments, **named)
+
+        waiting.append((model, later, options))
+        return later
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+# What the server imports before it serves.
+
+# What ZeroTune itself imports in every rank. By name, because this room is below that one.
+_OF_RANKS = ("trial_lib.rank.rank", "trial_lib.rank.sizes")
+
+
+def prime(driver: socket.socket, builders: list[str]) -> list[str]:
+    """Imports the modules of every DeepSpeed training, and those that a first step would load.
+
+    Returns:
+        Those of the builders whose ops are loaded. An op that is not built is built when a program needs it.
+    """
+    # DeepSpeed imports mlflow if it is installed. That takes seconds, which most programs need not pay.
+    sys.modules["mlflow"] = None  # type: ignore[assignment]
+    import torch
+
+    environment_check.count_by_a_child(lambda: doubt() is None)
+    with environment_check.asked_by_a_child(lambda: doubt() is None):
+        importlib.import_module("deepspeed")
+
+    del sys.modules["mlflow"]
+    # The driver may wait for this answer, so it comes before the slow steps.
+    if select.select([driver], [], [], 0)[0]:
+        received = channel.receive(driver)
+        if received is None:
+            raise ConnectionError("the driver is gone")
+        answer_check(driver, received[0])
+    importlib.import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 - computed on first use
+    with contextlib.suppress(ImportError), compiled_when_called():
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    for module in _OF_RANKS:
+        # A rank of a broken environment meets the same error, and writes it into its record.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    torch.optim.AdamW([torch.nn.Parameter(torch.empty(0))])
+    from deepspeed.accelerator import get_accelerator
+
+    remember_cpu_info()
+    note_names()
+
+    def note(text: str) -> None:
+        channel.send(driver, {"note": text})
+
+    if get_accelerator().device_name() == "cpu":
+        cannot = jit_builds.build(builders, note, only_built=True)
+        return [name for name in builders if name not in cannot]
+    # The ranks load the ops themselves.
+    jit_builds.wait_for_the_living()
+    # Loading a CUDA op asks the device for its architecture, which initialises CUDA. So a child loads it.
+    child = os.fork()
+    if child == 0:
+        try:
+            jit_builds.build(builders, note, only_built=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return []
+
+
+# The program's imports. Each is left out that would make forks unsafe.
+
+
+class _LeftOutError(BaseException):
+    """An import of a module that is left out. It is no ImportError, so that no program takes it for missing."""
+
+
+class _SpoiltError(BaseException):
+    """A module's import has made forks unsafe."""
+
+
+def import_all(imported: Sequence[Import], left_out: set[str]) -> str | None:
+    """Imports modules in their order. A module that fails, or needs one that is left out, is left to the ranks.
+
+    Returns:
+        The module whose import has made forks of this process unsafe, or None.
+    """
+    # Before any code of the program's own, only what is imported has set variables.
+    leads = all(isinstance(each, str) and " " in each for each in imported)
+    refused = set(left_out)
+    with _watched(refused) as failed, _own_environment(rank_process.set_by_imports if leads else {}):
+        for each in imported:
+            failed.clear()
+            if isinstance(each, dict):
+                _set_variables(each)
+                continue
+            if each in sys.modules:
+                continue
+            try:
+                if " " not in each:
+                    importlib.import_module(each)
+                elif _is_of_installed(each):
+                    exec(each, {})
+                else:
+                    # The user's own code may set what a later import reads.
+                    break
+            except _SpoiltError as spoilt:
+                return str(spoilt)
+            except (Exception, SystemExit, _LeftOutError):  # noqa: BLE001 - the rank that needs it will say so
+                failed -= sys.modules.keys()
+                _forget_submodules(failed)
+                # What needs them would only fail as late, and as often.
+                refused |= failed
+    note_names()
+    return None
+
+
+def _forget_submodules(packages: Iterable[str]) -> None:
+    # Lets a rank import these packages as for the first time. Python drops a package whose import fails, but none of
+    # its submodules. If such a submodule is there when the package is imported again, it is no attribute of the
+    # package.
+    within = tuple(f"{package}." for package in packages)
+    for name in [name for name in sys.modules if name.startswith(within)]:
+        del sys.modules[name]
+
+
+def _is_of_installed(statement: str) -> bool:
+    parsed = ast.parse(statement).body[0]
+    names = [each.name for each in parsed.names] if isinstance(parsed, ast.Import) else []
+    names += [parsed.module or ""] if isinstance(parsed, ast.ImportFrom) else []
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    return all(map(_is_installed, packages))
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    # A package without an `__init__.py` has folders alone.
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(f"{place}{os.sep}".startswith(installed_folders()) for place in places if place)
+
+
+def _set_variables(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_environment(changes: dict[str, str]) -> Iterator[None]:
+    # Takes back what changes in the environment. Each rank's program changes its own.
+    own = dict(os.environ)
+    try:
+        yield
+    finally:
+        changes.update({name: value for name, value in os.environ.items() if own.get(name) != value})
+        os.environ.clear()
+        os.environ.update(own)
+
+
+@contextlib.contextmanager
+def _watched(left_out: set[str]) -> Iterator[set[str]]:
+    """Checks after each module, the innermost first, whether a fork is still safe.
+
+    Yields:
+        A set that gets the names of modules whose import fails.
+    """
+    failed: set[str] = set()
+
+    def refusing(create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_module(loader: Any, spec: Any) -> Any:
+            if spec.name in left_out:
+                raise _LeftOutError(spec.name)
+            return create(loader, spec)
+
+        return create_module
+
+    def asking(execute: Callable[..., None]) -> Callable[..., None]:
+        def exec_module(loader: Any, module: Any) -> None:
+            try:
+                execute(loader, module)
+            except BaseException:
+                failed.add(module.__name__)
+                raise
+            if doubt():
+                raise _SpoiltError(module.__name__)
+
+        return exec_module
+
+    with contextlib.ExitStack() as restored:
+        for loader in (SourceFileLoader, ExtensionFileLoader):
+            for name, wrap in (("create_module", refusing), ("exec_module", asking)):
+                original = getattr(loader, name)
+                restored.callback(setattr, loader, name, original)
+                setattr(loader, name, wrap(original))
+        yield failed
+
+
+# Serving.
 
 _HOUSEKEEPING_S = 0.5
 _GUARDS_S = 2.0
@@ -35,9 +386,18 @@ _TOO_LONG = "*"
 _LEAST_S = 0.001
 
 
+def answer_check(driver: socket.socket, message: dict[str, Any]) -> None:
+    """Sends the driver what DeepSpeed refuses in a configuration; None if no fork can say it."""
+    judgement = None
+    if doubt() is None:
+        with contextlib.suppress(channel.NoAnswerError):
+            judgement = channel.ask_fork(lambda: environment_check.judge(message["check"]), environment_check.JUDGED_S)
+    channel.send(driver, {"checked": judgement})
+
+
 class ForkServer:
     """Answers the driver: `{"launch": request}` with a socket for the trial's guard, `{"prime": imports}`, or
-    `{"check": request}` (see `config_check`).
+    `{"check": request}`.
     """
 
     def __init__(self, driver: socket.socket) -> None:
@@ -58,8 +418,8 @@ class ForkServer:
             if "prime" in message:
                 self.import_safely(message["prime"], set(message.get("without", ())))
                 channel.send(self._driver, {"primed": True})
-            elif config_check.CHECK in message:
-                config_check.answer(self._driver, message[config_check.CHECK], doubt() is None)
+            elif "check" in message:
+                answer_check(self._driver, message)
             else:
                 self._launch(message["launch"], descriptors)
 
@@ -79,20 +439,20 @@ class ForkServer:
             reserve = os.fork()
             if reserve == 0:
                 os.close(tell)
-                rank_process.die_with_parent(parent)
+                die_with_parent(parent)
                 become_subreaper()
                 with open(listen, encoding="utf-8") as pipe:  # noqa: PTH123 - a pipe
-                    told = pipe.read()
-                if not told:
+                    word = pipe.read()
+                if not word:
                     os._exit(0)
                 self._guards.clear()
-                takes_too_long = told == _TOO_LONG
-                self._left_out |= set() if takes_too_long else {told}
+                takes_too_long = word == _TOO_LONG
+                self._left_out |= set() if takes_too_long else {word}
                 continue
             os.close(listen)
 
-            def hand_over(told: str, to: int = reserve, pipe: int = tell) -> None:
-                os.write(pipe, told.encode())
+            def hand_over(word: str, to: int = reserve, pipe: int = tell) -> None:
+                os.write(pipe, word.encode())
                 self._stand_aside(to)
 
             leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
@@ -141,7 +501,7 @@ class ForkServer:
         channel.send(self._driver, {"doubt": reason})
 
     def _reap(self) -> None:
-        # Reaps ended trials, and kills what a killed keeper has left. The server is the next subreaper above.
+        # Reaps ended trials, and kills what a killed watchdog has left. The server is the next subreaper above.
         has_ended = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -153,10 +513,7 @@ class ForkServer:
         if not has_ended:
             # Nothing was left. A look through all processes of the host would take time from the ranks' cores.
             return
-        for child in psutil.Process().children():
-            if child.pid not in self._guards:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
+        kill_all(child for child in psutil.Process().children() if child.pid not in self._guards)
 
 
 def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int]) -> None:
@@ -171,7 +528,7 @@ def _become_guard(request: dict[str, Any], driver: socket.socket, held: list[int
             for descriptor in held:
                 os.close(descriptor)
             try:
-                asked_device.make_up()
+                environment_check.make_up()
                 rank_process.become(request, rank, guard)
             finally:
                 # The exit must not unwind the frames of the guard that it was forked from.
@@ -251,12 +608,12 @@ def main(arguments: list[str]) -> None:
     # The driver handles the terminal's Ctrl-C.
     os.setsid()
     become_subreaper()
-    rank_process.go_on_without_parent(os.getppid())
+    go_on_without_parent(os.getppid())
     server = os.fork()
     if server:
         _keep(driver, server)
         return
-    rank_process.die_with_parent(os.getppid())
+    die_with_parent(os.getppid())
     become_subreaper()
     try:
         ahead = json.loads(arguments[1])

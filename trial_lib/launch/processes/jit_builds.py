@@ -183,7 +183,7 @@ def wait_for_the_living() -> None:
 
 
 @contextlib.contextmanager
-def _told_of(note: Callable[[str], None], only_built: bool) -> Iterator[None]:
+def _reporting(note: Callable[[str], None], only_built: bool) -> Iterator[None]:
     # Reports, in this block, each op before it is built. Or refuses to build it.
     from torch.utils import cpp_extension
 
@@ -279,12 +279,13 @@ def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool
             cannot[name] = "this version of DeepSpeed has none for these devices"
             continue
         try:
-            if why := _incompatible(builder):
-                cannot[name] = why
+            can_build, words = compatibility(builder)
+            if not can_build:
+                cannot[name] = " ".join(words.replace("[WARNING]", "").split()) or "DeepSpeed does not say why"
                 continue
             # torch makes the folder, and may not have the right to.
             build_dir = Path(cpp_extension._get_build_directory(builder.name, verbose=False))
-            with _told_of(note, only_built), _one_at_a_time(build_dir):
+            with _reporting(note, only_built), _one_at_a_time(build_dir):
                 builder.load(verbose=False)
                 if usual is not None:
                     _copy_build(build_dir, usual)
@@ -299,14 +300,12 @@ def build(builders: Iterable[str], note: Callable[[str], None], only_built: bool
     return cannot
 
 
-def _incompatible(builder: Any) -> str:
-    # DeepSpeed's reason why an op cannot be built here. Empty if it can.
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        if builder.is_compatible(verbose=True):
-            return ""
-    words = " ".join(_COLOUR.sub("", said.getvalue()).replace("[WARNING]", "").split())
-    return words or "DeepSpeed does not say why"
+def compatibility(builder: Any) -> tuple[bool, str]:
+    """Returns whether an op can be built here, and what DeepSpeed prints about that."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        can_build = bool(builder.is_compatible(verbose=True))
+    return can_build, " ".join(_COLOUR.sub("", printed.getvalue()).split())
 
 
 def main(arguments: list[str]) -> None:

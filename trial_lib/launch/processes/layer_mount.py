@@ -15,9 +15,11 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trial_lib.launch.processes.channel import NoAnswerError, ask_fork
 from trial_lib.messages.folders import Layer
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
@@ -27,6 +29,7 @@ _CAP_SYS_ADMIN = 21
 _CAPABILITIES_3 = 0x20080522
 # With these a rename of a folder below the layer fails. In the ranks Python's rename then copies it.
 _OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off"
+_MOUNT_S = 60.0  # a file system that does not answer must not hold a trial up
 # The driver's files for a trial are small.
 _MOST_BYTES = 4 * 2**20
 
@@ -41,12 +44,13 @@ def enter(layer: Layer, request: dict[str, Any]) -> None:
     try:
         layer = replace(layer, elsewhere=_made_elsewhere(layer, request), through=through)
         _make_store(layer)
-        # A process that gets no layer must not stay in a namespace of half of one.
-        if _works_in_a_child(layer, is_privileged):
-            _mount(layer, is_privileged)
-            request.update(json.loads(layer.as_seen(json.dumps(request))))
-            return
-    except OSError:
+        mount = partial(_mount, layer, is_privileged)
+        # A process that gets no layer must not stay in a namespace of half of one. So a fork tries first.
+        ask_fork(mount, _MOUNT_S)
+        mount()
+        request.update(json.loads(layer.as_seen(json.dumps(request))))
+        return
+    except (OSError, NoAnswerError):
         pass
     layer.unwrite()
 
@@ -60,7 +64,7 @@ def name_elsewhere(request: dict[str, Any]) -> None:
 
 
 def elsewhere(request: Mapping[str, Any]) -> Iterator[Path]:
-    """Yields the places for the folder that `name_elsewhere` has named. The trial's keeper removes it."""
+    """Yields the places for the folder that `name_elsewhere` has named. The trial's watchdog removes it."""
     for folder in (request["ranks"][0]["environment"].get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):
         if folder:
             yield Path(folder).resolve() / request["elsewhere"]
@@ -101,17 +105,6 @@ def _make_like(original: Path, folder: Path) -> None:
             with contextlib.suppress(PermissionError):
                 os.chown(folder, found.st_uid, found.st_gid)
         shutil.copystat(original, folder)
-
-
-def _works_in_a_child(layer: Layer, is_privileged: bool) -> bool:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        with contextlib.suppress(OSError):
-            _mount(layer, is_privileged)
-            code = 0
-        os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def may_mount() -> bool:

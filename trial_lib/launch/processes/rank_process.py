@@ -7,13 +7,13 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from trial_lib.launch.processes.watchdog import die_with_parent, workers_folder
 from trial_lib.messages.files import OWNERS_FILE
 
 # The threads of OpenBLAS, the library in numpy and scipy. It starts them when it is loaded. A fork has none of them.
@@ -54,52 +54,11 @@ def _loaded() -> Iterator[ctypes.CDLL]:
             yield ctypes.CDLL(path)
 
 
-_PR_SET_PDEATHSIG = 1
-
 WORKERS_OF = "ZEROTUNE_WORKERS_OF"
 """The environment variable with the process id in the name of the folder of a hosted rank's workers."""
 
 set_by_imports: dict[str, str] = {}
 """Variables that installed modules have set when a fork server imported them. They are not imported again in a rank."""
-
-
-def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends. A parent that has already ended counts too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def go_on_without_parent(parent: int) -> None:
-    """Makes the kernel wake this process, if it is stopped, when its parent ends. It then cleans up."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGCONT)
-
-
-def is_stopped(pid: int) -> bool:
-    try:
-        # The state follows the name, which may contain any character.
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state == "T"
-
-
-def wake(pid: int) -> None:
-    """Wakes a stopped process; does nothing to any other."""
-    if is_stopped(pid):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
-
-
-def workers_folder(environment: Mapping[str, str], guard: int) -> Path:
-    """Returns the folder for the sockets of the workers that a trial's program starts. Its guard removes it.
-
-    The workers would otherwise make folders in the temporary one, and leave them when they are killed.
-    """
-    # Short, because a socket's path may only have a hundred characters.
-    return Path(environment.get("TMPDIR") or "/tmp") / f"zerotune-workers-{guard}"
 
 
 def become(request: dict[str, Any], rank: int, guard: int, workers_of: int | None = None) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.launch.processes import log_bounds
+from trial_lib.launch.processes import watchdog
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_bounds, "MOST_BYTES", 1000)
-    monkeypatch.setattr(log_bounds, "KEPT_BYTES", 100)
+    monkeypatch.setattr(watchdog, "MOST_LOG_BYTES", 1000)
+    monkeypatch.setattr(watchdog, "KEPT_LOG_BYTES", 100)
 
 
 @pytest.mark.parametrize("line", [b"%07d\n", b"%08d"], ids=["lines", "one line without end"])
@@ -22,7 +22,7 @@ def test_head_and_tail_stay_and_what_is_missing_is_counted(line: bytes, tmp_path
     printed = b"".join(line % number for number in range(1000))
     for start in range(0, len(printed), 400):
         os.write(rank, printed[start : start + 400])
-        log_bounds.bound([log])
+        watchdog.bound_logs([log])
         assert log.stat().st_size <= 1000
     os.close(rank)
     kept = log.read_bytes()
@@ -37,7 +37,7 @@ def test_head_and_tail_stay_and_what_is_missing_is_counted(line: bytes, tmp_path
 def test_a_short_log_stays_and_a_missing_one_is_none(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     log.write_bytes(b"x" * 1000)
-    log_bounds.bound([log, tmp_path / "removed" / "rank1.log"])
+    watchdog.bound_logs([log, tmp_path / "removed" / "rank1.log"])
     assert log.read_bytes() == b"x" * 1000
 
 
@@ -46,5 +46,5 @@ def test_a_launch_has_the_logs_of_all_its_sizes() -> None:
         "ranks": [{"log": "a"}, {"log": "b"}],
         "payload": {"sizes": [{"logs": ["a", "b"]}, {"logs": ["c", "d"]}]},
     }
-    assert log_bounds.logs_of(request) == list(map(Path, "abcd"))
-    assert log_bounds.logs_of({"ranks": [{"log": "a"}], "payload": {"log": "a"}}) == [Path("a")]
+    assert watchdog.logs_of(request) == list(map(Path, "abcd"))
+    assert watchdog.logs_of({"ranks": [{"log": "a"}], "payload": {"log": "a"}}) == [Path("a")]

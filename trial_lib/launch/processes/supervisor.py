@@ -1,6 +1,11 @@
-"""The guard of one trial: starts its ranks, waits for them, applies the deadline, and leaves no process alive.
+"""The guards: each starts processes, waits for them, applies a deadline, and leaves none of them alive.
 
-A warm guard is a fork of the primed server, a cold one a small process of its own.
+A trial's guard is the parent of its ranks. A warm one is a fork of the primed server, a cold one a small process of its
+own. The guard of a trial over several hosts is the parent of a process for each host (ssh, mostly), which runs that
+host's part of the trial under a guard of its own. A build of DeepSpeed's ops has one, too. Each has a watchdog.
+
+The guards of a host's part and of a build run on every host, in the user's environment. Their standard input is their
+tie. They end when it closes, with the connection or with the process that holds it.
 """
 
 import contextlib
@@ -8,23 +13,43 @@ import json
 import math
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trial_lib.launch.processes import bootstrap, channel, layer_mount, log_bounds, rank_process
-from trial_lib.launch.processes.keeper import Kept, kill_descendants, leave_keeper
-from trial_lib.launch.processes.leavings import look_before, remove_leavings, scratch_of
-from trial_lib.messages import build_times
+from trial_lib.launch.processes import bootstrap, channel, layer_mount
+from trial_lib.launch.processes.rank_process import WORKERS_OF
+from trial_lib.launch.processes.watchdog import (
+    LOGS_LOOK_S,
+    LOOK_S,
+    STOPPED_LOOKS,
+    Ended,
+    StoppedLooks,
+    bound_logs,
+    clean_up_after,
+    is_stopped,
+    kill_descendants,
+    leave_watchdog,
+    logs_of,
+    note_segments_before,
+    remove_shared_memory,
+    scratch_of,
+    wait_while_tied,
+    workers_folder,
+)
+from trial_lib.messages import build_times, folders, shared_segments
 from trial_lib.messages.files import open_own
 from trial_lib.messages.folders import Layer
 
-_LOOK_S = 2.0
-_STOPPED_LOOKS = 5
+# What a guard supervises: the ranks of a trial on one host, the hosts of a trial, one host's part, a build of ops.
+RANKS_OF_TRIAL, HOSTS_OF_TRIAL, HOST_PART, BUILD = "trial", "hosts", "host-part", "build"
+
 _CANCELLED_POLL_S = 0.05
 
 # The causes of the end of a trial's processes.
@@ -32,24 +57,29 @@ RANKS, DEADLINE, CANCEL = "ranks", "deadline", "cancel"
 # A rank was stopped, as by SIGSTOP, or has replaced its program by another one.
 STOPPED, REPLACED = "stopped", "replaced"
 
-# A scheduler that suspends a job stops all its processes, and wakes them one after another.
-_LOOKS = 5
+
+def command(interpreter: str, supervised: str, *arguments: str) -> list[str]:
+    """Returns the command line of a guard."""
+    return bootstrap.command(interpreter, __name__, supervised, *arguments)
+
+
+# The guard of a trial.
 
 
 def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
-    """Goes on as a fork, which is to become a guard. This process stays behind as the guard's keeper.
+    """Goes on as a fork, which is to become a guard. This process stays behind as its watchdog.
 
-    A stopped guard guards nothing. The keeper kills it when the driver ends the trial, or when the guard stays stopped.
-    The driver gets the keeper's process id, and wakes a stopped keeper.
+    A stopped guard guards nothing. The watchdog kills it when the driver ends the trial, or when the guard stays
+    stopped. The driver gets the watchdog's process id, and wakes a stopped watchdog.
 
-    The keeper holds the slots and the driver's socket, as the guard does. A GPU's driver may take seconds to free the
+    The watchdog holds the slots and the driver's socket, as the guard does. A GPU's driver may take seconds to free the
     last rank. Until then no other trial gets the slots, and the trial has not ended for the driver.
     """
-    look_before(request)
+    note_segments_before(request)
     layer_mount.name_elsewhere(request)
     # Before the fork, because two processes must not write to the socket.
     with contextlib.suppress(OSError):
-        channel.send(driver, {channel.KEEPER: os.getpid()})
+        channel.send(driver, {channel.WATCHDOG: os.getpid()})
     was_cancelled = False
 
     def wait(guard: int) -> int:
@@ -57,19 +87,19 @@ def become_guard(request: dict[str, Any], driver: socket.socket) -> None:
         status, was_cancelled = _keep(guard, driver)
         return status
 
-    def clean_up(guard: Kept) -> int:
-        left = remove_leavings(request, guard.pid, guard.held, guard.pids) if guard.status else {}
-        log_bounds.bound(_bounded_logs(request))
+    def clean_up(guard: Ended) -> int:
+        left = clean_up_after(request, guard.pid, guard.held, guard.pids) if guard.status else {}
+        bound_logs(_bounded_logs(request))
         for place in layer_mount.elsewhere(request):
             with contextlib.suppress(OSError):
                 place.rmdir()
         if was_cancelled:
             with contextlib.suppress(OSError):
                 statuses = [None] * len(request["ranks"])
-                channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, channel.LEAVINGS: left})
+                channel.send(driver, {"ended_by": CANCEL, "statuses": statuses, "shared_memory": left})
         return 0
 
-    leave_keeper(clean_up, wait)
+    leave_watchdog(clean_up, wait)
 
 
 def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
@@ -78,16 +108,14 @@ def _keep(guard: int, driver: socket.socket) -> tuple[int, bool]:
     waking.register(driver, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # an older kernel, or Python, does not have it
         waking.register(os.pidfd_open(guard), select.POLLIN)
-    stopped_looks, was_cancelled = 0, False
+    stopped, was_cancelled = StoppedLooks(), False
     while True:
-        woken = waking.poll(_LOOK_S * 1000)
+        woken = waking.poll(LOOK_S * 1000)
         pid, status = os.waitpid(guard, os.WNOHANG)
         if pid:
             return status, was_cancelled
         is_cancelled = any(descriptor == driver.fileno() for descriptor, _ in woken)
-        is_stopped = rank_process.is_stopped(guard)
-        stopped_looks = stopped_looks + 1 if is_stopped else 0
-        if is_stopped and (is_cancelled or stopped_looks > _STOPPED_LOOKS):
+        if stopped.are_stopped([guard]) and (is_cancelled or stopped.stay_stopped):
             was_cancelled = is_cancelled
             os.kill(guard, signal.SIGKILL)
         if is_cancelled:
@@ -118,8 +146,8 @@ class Guard:
         ranks = {self._start_rank(rank): rank for rank in range(len(self._request["ranks"]))}
         ended_by = self._wait(ranks, deadline)
         held, pids = kill_descendants()
-        log_bounds.bound(self._logs)
-        left = remove_leavings(self._request, os.getpid(), held, {*pids, *ranks})
+        bound_logs(self._logs)
+        left = clean_up_after(self._request, os.getpid(), held, {*pids, *ranks})
         # The driver may have died.
         with contextlib.suppress(OSError):
             channel.send(
@@ -127,7 +155,7 @@ class Guard:
                 {
                     "ended_by": ended_by,
                     "statuses": [self._statuses.get(rank) for rank in range(len(ranks))],
-                    channel.LEAVINGS: left,
+                    "shared_memory": left,
                     **self._lost,
                 },
             )
@@ -155,12 +183,12 @@ class Guard:
             if now >= grace_ends:
                 return RANKS
             if now >= look_at:
-                look_at = now + _LOOK_S
+                look_at = now + LOOK_S
                 if ended_by := self._look(ranks):
                     return ended_by
             if now >= bound_at:
-                log_bounds.bound(self._logs)
-                bound_at = now + log_bounds.LOOK_S if self._logs else float("inf")
+                bound_logs(self._logs)
+                bound_at = now + LOGS_LOOK_S if self._logs else float("inf")
             # A full experiment has no deadline.
             next_s = min(deadline, grace_ends, look_at, bound_at) - now
             readable, _, _ = select.select(watched, [], [], max(0.0, next_s))
@@ -180,12 +208,12 @@ class Guard:
             if rank in self._statuses:
                 continue
             seen = {
-                STOPPED: _stopped_by(pid) if rank_process.is_stopped(pid) else "",
+                STOPPED: _stopped_by(pid) if is_stopped(pid) else "",
                 REPLACED: "" if self._is_own(pid) else _command_of(pid),
             }
             for cause, words in seen.items():
                 looks = self._looks[cause, rank] = self._looks.get((cause, rank), 0) + 1 if words else 0
-                if looks > _LOOKS:
+                if looks > STOPPED_LOOKS:
                     self._lost = {"rank": rank, "seen": words}
                     return cause
         return ""
@@ -214,7 +242,7 @@ class Guard:
 def _bounded_logs(request: dict[str, Any]) -> list[Path]:
     # Each host of several bounds the logs of its own ranks.
     of_others = "interpreter" not in request or math.isinf(request["deadline_s"])
-    return [] if of_others else log_bounds.logs_of(request)
+    return [] if of_others else logs_of(request)
 
 
 def _command_of(pid: int) -> str:
@@ -244,14 +272,9 @@ def _notice_children() -> int:
     return read_end
 
 
-def main(arguments: list[str]) -> None:
-    """Entry of a cold trial's guard: reads the launch from the driver's socket."""
-    serve(arguments, _start_interpreter)
-
-
-def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]], "subprocess.Popen[bytes]"]) -> None:
-    """Guards one trial that the driver sends over a socket. `start` gets a process's part, and the whole launch."""
-    driver = socket.socket(fileno=int(arguments[0]))
+def _serve(descriptor: int, start: Callable[[dict[str, Any], dict[str, Any]], "subprocess.Popen[bytes]"]) -> None:
+    # Guards one trial that the driver sends over a socket. `start` gets a process's part, and the whole launch.
+    driver = socket.socket(fileno=descriptor)
     # The driver handles the terminal's Ctrl-C.
     os.setsid()
     received = channel.receive(driver)
@@ -268,23 +291,122 @@ def serve(arguments: list[str], start: Callable[[dict[str, Any], dict[str, Any]]
     Guard(driver, request, start_rank).supervise()
 
 
+# The guard reaps its children itself. A collected Popen object would warn about its child, and close its pipe.
+_unwaited: list[subprocess.Popen[bytes]] = []
+
+
 def _start_interpreter(own: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
     # Starts a rank as a fresh interpreter.
-    # An interpreter that fails to start prints the reason to the rank's log.
-    with open_own(Path(own["log"]), "ab") as log:
-        process = subprocess.Popen(
-            bootstrap.command(request["interpreter"], "trial_lib.launch.processes.rank_process", str(request["rank"])),
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=own["environment"],
-        )
+    rank = bootstrap.command(request["interpreter"], "trial_lib.launch.processes.rank_process", str(request["rank"]))
+    process = _start_logged(rank, own["log"], json.dumps(request), own["environment"])
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
     return process
 
 
-# The guard reaps its children itself. A collected Popen object would warn about its child, and close its pipe.
-_unwaited: list[subprocess.Popen[bytes]] = []
+def _start_host(part: dict[str, Any], request: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    # Starts one host's part. Each "rank" of a trial over several hosts is such a part. Its standard input stays open.
+    # This number names the folder of the ranks' workers. This guard removes it here, a part's guard elsewhere.
+    order = {**part["order"], "guard": os.getpid() if part["here"] else None}
+    return _start_logged(part["command"], part["log"], json.dumps(order) + "\n")
+
+
+def _start_logged(
+    words: list[str], log: str, order: str, environment: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    # An interpreter that fails to start, or ssh, prints the reason to the log.
+    with open_own(Path(log), "ab") as output:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment)
+    assert process.stdin is not None
+    # If the process has ended, its exit status shows why.
+    with contextlib.suppress(BrokenPipeError):
+        # Every user of the host can read a command line, so the order goes through the pipe.
+        process.stdin.write(order.encode())
+        process.stdin.flush()
+    return process
+
+
+# The guards that are tied to a process on this host or another.
+
+
+def _run_tied(process: "subprocess.Popen[bytes]", meanwhile: Callable[[], None] = lambda: None) -> int | None:
+    # The status of a process; None if the tie has closed first. Nothing that it has started is left.
+    status = wait_while_tied(process, sys.stdin.fileno(), meanwhile)
+    kill_descendants()
+    return status
+
+
+RANKS_ENDED, RANK_FAILED, LOST = 0, 1, 2
+"""The exit codes of a host's part: all its ranks have ended well, one has failed, or the guard itself was killed. Any
+other status, or a signal, means that the host is gone.
+"""
+
+
+def _guard_host_part(order: dict[str, Any]) -> None:
+    # Runs DeepSpeed's launcher on this host, for the ranks of a trial over several.
+    segments = shared_segments.segments()
+
+    def clean_up(guard: Ended) -> int:
+        remove_shared_memory(order["master_addr"], order["master_port"], segments)
+        if order["scratch"]:
+            folders.remove(Path(order["scratch"]))
+        if order["guard"] is None:
+            shutil.rmtree(workers_folder(order["environment"], os.getpid()), ignore_errors=True)
+        code = os.waitstatus_to_exitcode(guard.status)
+        return code if code in (RANKS_ENDED, RANK_FAILED) else LOST
+
+    leave_watchdog(clean_up)
+    environment = {**order["environment"], WORKERS_OF: str(order["guard"] or os.getppid())}
+    rank = bootstrap.command(order["interpreter"], "trial_lib.launch.processes.rank_process", order["launch"])
+    words = [
+        *(order["interpreter"], "-m", "deepspeed.launcher.runner"),
+        *("--hostfile", order["hostfile"], "--no_ssh", "--node_rank", str(order["node_rank"])),
+        *("--master_addr", order["master_addr"], "--master_port", order["master_port"]),
+        *("--log_level", "critical", "--no_local_rank", "--no_python"),
+        *rank,
+    ]
+    # A launcher that fails to start prints the reason to the log of the host's first rank.
+    with open_own(Path(order["log"]), "ab") as log:
+        launcher = subprocess.Popen(
+            words, cwd=order["cwd"], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    logs = [Path(log) for log in order["bounded_logs"]]
+    status = _run_tied(launcher, lambda: bound_logs(logs))
+    bound_logs(logs)
+    os._exit(RANKS_ENDED if status == 0 else RANK_FAILED)
+
+
+# The profile trial may run meanwhile. Its ranks need little of the processor, but without delay.
+_NICE = 10
+
+
+def _guard_build(order: dict[str, Any]) -> None:
+    # Builds DeepSpeed's ops. The standard output has the report of `jit_builds`.
+    # The driver handles the terminal's Ctrl-C. A process that ssh starts may lead a session already.
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+    leave_watchdog(lambda _: 0)
+    os.nice(_NICE)
+    report = os.dup(1)
+    builds = "trial_lib.launch.processes.jit_builds"
+    building = subprocess.Popen(
+        bootstrap.command(order["interpreter"], builds, "--report", str(report), *order["builders"]),
+        pass_fds=[report],
+        env=order["environment"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _run_tied(building)
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of all guards but warm ones. A trial's guard reads its order from a socket, the others read one line."""
+    match arguments:
+        case [supervised, descriptor]:
+            _serve(int(descriptor), _start_interpreter if supervised == RANKS_OF_TRIAL else _start_host)
+        case [supervised]:
+            order = json.loads(sys.stdin.buffer.readline())
+            _guard_host_part(order) if supervised == HOST_PART else _guard_build(order)

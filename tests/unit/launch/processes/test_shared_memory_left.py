@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trial_lib.launch.processes.leavings import LEFT, REMOVED, look_before, remove_leavings
+from trial_lib.launch.processes.watchdog import LEFT, REMOVED, clean_up_after, note_segments_before
 from trial_lib.launch.rank_starter import ProcessesEnd
-from trial_lib.launch.trial import tell_leavings
+from trial_lib.launch.trial import note_shared_memory
 from trial_lib.messages import shared_segments
 
 
@@ -28,7 +28,7 @@ def launch(tmp_path: Path, folder: Path) -> dict[str, Any]:
     scratch.mkdir()
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TMPDIR": str(tmp_path)}
     launch: dict[str, Any] = {"ranks": [{"environment": environment}], "payload": {"scratch": str(scratch)}}
-    look_before(launch)
+    note_segments_before(launch)
     return launch
 
 
@@ -42,7 +42,7 @@ def test_what_the_trial_is_known_to_have_made_is_removed_and_the_rest_is_told_of
     for name in ("held", "noted", "torch_77_1_0", "torch_78_1_0", "unknown"):
         (folder / name).write_bytes(b"0" * 16)
     shared_segments.note(Path(launch["payload"]["scratch"]), ["noted"])
-    done = remove_leavings(launch, guard=1, held={"held", "older"}, pids={77})
+    done = clean_up_after(launch, guard=1, held={"held", "older"}, pids={77})
     assert done == {
         REMOVED: {"held": 16, "noted": 16, "torch_77_1_0": 16},
         LEFT: {"torch_78_1_0": 16, "unknown": 16},
@@ -53,13 +53,13 @@ def test_what_the_trial_is_known_to_have_made_is_removed_and_the_rest_is_told_of
 def test_what_somebody_has_stays(launch: dict[str, Any], folder: Path) -> None:
     held = folder / "held"
     with held.open("wb"):
-        assert remove_leavings(launch, guard=1, held={"held"}) == {REMOVED: {}, LEFT: {}}
+        assert clean_up_after(launch, guard=1, held={"held"}) == {REMOVED: {}, LEFT: {}}
     assert names(folder) == {"older", "held"}
 
 
 def test_where_nothing_has_come_nothing_is_told(launch: dict[str, Any], folder: Path) -> None:
     (folder / "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0").touch()
-    assert remove_leavings(launch, guard=1, held={"older"}) == {}
+    assert clean_up_after(launch, guard=1, held={"older"}) == {}
     assert names(folder) == {"older", "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0"}
 
 
@@ -69,7 +69,7 @@ def test_a_launch_that_nobody_has_looked_before_loses_the_buffers_of_its_rendezv
     del launch["segments"]
     for name in ("deepspeed_allreduce_buffer_0_127.0.0.1_29500_0", "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0"):
         (folder / name).touch()
-    assert remove_leavings(launch, guard=1, held={"older"}) == {}
+    assert clean_up_after(launch, guard=1, held={"older"}) == {}
     assert names(folder) == {"older", "deepspeed_allreduce_buffer_0_127.0.0.1_29501_0"}
 
 
@@ -80,7 +80,7 @@ def test_a_segment_of_nccl_that_nobody_has_is_removed_where_its_holder_would_be_
     monkeypatch.setattr(shared_segments, "are_all_holders_seen", lambda: sees_all)
     (folder / "nccl-left").write_bytes(b"0" * 16)
     with (folder / "nccl-of-others").open("wb"):
-        done = remove_leavings(launch, guard=1)
+        done = clean_up_after(launch, guard=1)
     assert names(folder) == {"older", "nccl-of-others"} | (set() if sees_all else {"nccl-left"})
     # What may be somebody's is told of.
     assert done.get(LEFT, {}) == ({} if sees_all else {"nccl-left": 16})
@@ -88,8 +88,8 @@ def test_a_segment_of_nccl_that_nobody_has_is_removed_where_its_holder_would_be_
 
 def test_a_segment_of_nccl_that_was_there_before_stays(folder: Path, launch: dict[str, Any]) -> None:
     (folder / "nccl-older").touch()
-    look_before(launch)
-    assert remove_leavings(launch, guard=1) == {}
+    note_segments_before(launch)
+    assert clean_up_after(launch, guard=1) == {}
     assert names(folder) == {"older", "nccl-older"}
 
 
@@ -124,22 +124,22 @@ def test_holders_of_a_segment_are_seen_unless_they_are_beyond_a_container(
 
 def test_people_are_told_what_was_removed_and_what_may_be_somebody_s() -> None:
     said: list[str] = []
-    leavings = {REMOVED: {f"psm_{number}": 2**20 for number in range(4)}, LEFT: {"other": 2**19}}
-    tell_leavings(ProcessesEnd("ranks", [0], leavings=leavings), "trial 0003", said.append)
+    shared_memory = {REMOVED: {f"psm_{number}": 2**20 for number in range(4)}, LEFT: {"other": 2**19}}
+    note_shared_memory(ProcessesEnd("ranks", [0], shared_memory=shared_memory), "trial 0003", said.append)
     assert said == [
         "trial 0003: the program left 4.0 MiB of shared memory in /dev/shm (psm_0, psm_1, psm_2, ...): it was removed",
         "trial 0003: meanwhile somebody left 512 KiB of shared memory in /dev/shm (other): remove it if it is nobody's",
     ]
-    tell_leavings(ProcessesEnd("ranks", [0]), "trial 0004", said.append)
+    note_shared_memory(ProcessesEnd("ranks", [0]), "trial 0004", said.append)
     assert len(said) == 2
 
 
 def test_what_a_loader_shares_with_workers_whom_the_trial_ends_or_ranks_with_each_other_is_not_told() -> None:
     said: list[str] = []
     of_workers = {"sem.mp-0amf76qe": 32, "torch_123_456_0": 2**20, "nccl-aT3xkQ": 2**23}
-    tell_leavings(ProcessesEnd("ranks", [0], leavings={REMOVED: of_workers}), "trial 0005", said.append)
+    note_shared_memory(ProcessesEnd("ranks", [0], shared_memory={REMOVED: of_workers}), "trial 0005", said.append)
     assert said == []
-    tell_leavings(
-        ProcessesEnd("ranks", [0], leavings={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append
+    note_shared_memory(
+        ProcessesEnd("ranks", [0], shared_memory={REMOVED: {**of_workers, "psm_1": 2**21}}), "trial 0005", said.append
     )
     assert said == ["trial 0005: the program left 2.0 MiB of shared memory in /dev/shm (psm_1): it was removed"]

@@ -1,4 +1,4 @@
-"""A keeper kills all behind a killed process, and waits for the killed as long as they end or memory comes free."""
+"""A watchdog kills all behind a killed process, and waits for the killed as long as they end or memory comes free."""
 
 import os
 import select
@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from trial_lib.launch.processes import keeper
+from trial_lib.launch.processes import watchdog
 
 # Kills a child that lives on for a while, as one does of which a driver has locked much memory.
 PROGRAM = """
 import subprocess, sys, time
 import psutil
 from types import SimpleNamespace
-from trial_lib.launch.processes import keeper
+from trial_lib.launch.processes import watchdog
 
 started = time.monotonic()
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1.5)"])
@@ -26,22 +26,22 @@ comes_free = sys.argv[1] == "comes_free"
 def virtual_memory():
     return SimpleNamespace(total=1000, available=100 + comes_free * int(100 * (time.monotonic() - started)))
 psutil.virtual_memory = virtual_memory
-keeper._STUCK_S, keeper._MEMORY_LOOK_S = 0.5, 0.05
-_, pids = keeper.kill_descendants()
+watchdog._STUCK_S, watchdog._MEMORY_LOOK_S = 0.5, 0.05
+_, pids = watchdog.kill_descendants()
 print(child.pid in pids, psutil.pid_exists(child.pid))
 """
 
 
-# Leaves a keeper, and starts a child in a session of its own. What it prints are process ids, and how it ended.
+# Leaves a watchdog, and starts a child in a session of its own. What it prints are process ids, and how it ended.
 KEPT = """
 import os, signal, subprocess, sys, time
-from trial_lib.launch.processes.keeper import leave_keeper
+from trial_lib.launch.processes.watchdog import leave_watchdog
 
 def clean_up(kept):
     print(kept.pid, kept.status, *kept.pids, flush=True)
     return 7
 
-leave_keeper(clean_up, survives_keeper=sys.argv[1] == "survives")
+leave_watchdog(clean_up, survives_watchdog=sys.argv[1] == "survives")
 child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
 print(os.getpid(), child.pid, flush=True)
 time.sleep(60)
@@ -52,9 +52,9 @@ def kept(word: str) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", KEPT, word], stdout=subprocess.PIPE, text=True)
 
 
-def pids_of(keeper: "subprocess.Popen[str]") -> list[int]:
-    assert keeper.stdout is not None
-    return [int(word) for word in keeper.stdout.readline().split()]
+def pids_of(watchdog: "subprocess.Popen[str]") -> list[int]:
+    assert watchdog.stdout is not None
+    return [int(word) for word in watchdog.stdout.readline().split()]
 
 
 def has_ended(pid: int, within_s: float) -> bool:
@@ -67,57 +67,57 @@ def has_ended(pid: int, within_s: float) -> bool:
     return ended
 
 
-def test_a_killed_process_leaves_nothing_alive_and_its_keeper_cleans_up() -> None:
-    keeper = kept("dies")
-    process, child = pids_of(keeper)
+def test_a_killed_process_leaves_nothing_alive_and_its_watchdog_cleans_up() -> None:
+    watchdog = kept("dies")
+    process, child = pids_of(watchdog)
     os.kill(process, signal.SIGKILL)
-    assert pids_of(keeper) == [process, signal.SIGKILL, child]
-    assert keeper.wait() == 7
+    assert pids_of(watchdog) == [process, signal.SIGKILL, child]
+    assert watchdog.wait() == 7
     assert not psutil.pid_exists(child)
 
 
-def test_a_process_dies_with_its_keeper() -> None:
-    keeper = kept("dies")
-    process, child = pids_of(keeper)
-    keeper.kill()
+def test_a_process_dies_with_its_watchdog() -> None:
+    watchdog = kept("dies")
+    process, child = pids_of(watchdog)
+    watchdog.kill()
     assert has_ended(process, 10)
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_process_that_survives_its_keeper_goes_on() -> None:
-    keeper = kept("survives")
-    process, child = pids_of(keeper)
-    keeper.kill()
-    keeper.wait()
+def test_a_process_that_survives_its_watchdog_goes_on() -> None:
+    watchdog = kept("survives")
+    process, child = pids_of(watchdog)
+    watchdog.kill()
+    watchdog.wait()
     assert not has_ended(process, 0.5)
     for pid in (process, child):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_the_leash_ends_a_wait_and_so_does_the_end_of_the_process() -> None:
+def test_the_tie_ends_a_wait_and_so_does_the_end_of_the_process() -> None:
     ours, theirs = os.pipe()
     sleeping = subprocess.Popen(["sleep", "60"])
     os.close(theirs)
-    assert keeper.wait_on_leash(sleeping, ours) is None
+    assert watchdog.wait_while_tied(sleeping, ours) is None
     sleeping.kill()
     sleeping.wait()
     ours, theirs = os.pipe()
-    assert keeper.wait_on_leash(subprocess.Popen(["false"]), ours) == 1
+    assert watchdog.wait_while_tied(subprocess.Popen(["false"]), ours) == 1
 
 
 def test_without_children_it_looks_at_no_process_and_returns_those_that_have_ended() -> None:
     program = (
         "import os, time\n"
-        "from trial_lib.launch.processes import keeper\n"
-        "keeper.become_subreaper()\n"
-        "looks, keeper.psutil.Process = keeper.psutil.Process, None\n"
-        "print(keeper.kill_descendants()[1])\n"
-        "keeper.psutil.Process = looks\n"
+        "from trial_lib.launch.processes import watchdog\n"
+        "watchdog.become_subreaper()\n"
+        "looks, watchdog.psutil.Process = watchdog.psutil.Process, None\n"
+        "print(watchdog.kill_descendants()[1])\n"
+        "watchdog.psutil.Process = looks\n"
         "child = os.fork()\n"
         "if not child: os._exit(0)\n"
         "os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)\n"
-        "print(keeper.kill_descendants()[1] == {child})\n"
-        "print(keeper.kill_descendants()[1])\n"
+        "print(watchdog.kill_descendants()[1] == {child})\n"
+        "print(watchdog.kill_descendants()[1])\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines() == ["set()", "True", "set()"]
@@ -131,9 +131,9 @@ def test_a_killed_process_is_waited_for_as_long_as_its_memory_comes_free(memory:
 
 def test_what_others_take_and_give_back_lengthens_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, free = SimpleNamespace(now=0.0), SimpleNamespace(bytes=500)
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1000, available=free.bytes))
-    patience = keeper._Patience()
+    patience = watchdog._Patience()
     over_at = None
     for second in range(100):
         clock.now, free.bytes = float(second), 500 + 10 * (second % 2)
@@ -142,4 +142,4 @@ def test_what_others_take_and_give_back_lengthens_no_wait(monkeypatch: pytest.Mo
             over_at = second
             break
     # Once more than ever was free, after the first second.
-    assert over_at == 1 + keeper._STUCK_S + 1
+    assert over_at == 1 + watchdog._STUCK_S + 1
