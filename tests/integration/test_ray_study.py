@@ -91,8 +91,9 @@ def test_a_trial_with_more_slots_than_a_host_has_spans_several(
     assert {result.outcome for result in results} == {Outcome.COMPLETED}
     assert {len(result.memory.peak) for result in results} == {2}
     config = json.loads(zerotune.study.paths.best_ds_config.read_text())
-    samples = config["train_micro_batch_size_per_gpu"] * config.get("gradient_accumulation_steps", 1)
-    assert config["train_batch_size"] == 2 * samples
+    # The user's configuration leaves the batch of all hosts open, and so does the answer.
+    assert "train_batch_size" not in config
+    assert config["train_micro_batch_size_per_gpu"] >= 1
 
 
 def test_a_trial_over_several_hosts_whose_program_ends_early_costs_no_deadline(

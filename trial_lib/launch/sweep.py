@@ -91,11 +91,13 @@ def run_sweep(
                 collector.take_measured()
                 last = watch.take()
                 collector.watch = lambda: last
+            # What the group has left behind.
             note_shared_memory(ending, label, note)
             if ending.ended_by == "cancel" and is_overdue and not cancelled.is_set():
                 ending = replace(ending, ended_by="deadline")
             for plan in plans:
                 put_away(plan.paths.scratch)
+    # The last size, and why the others were not measured.
     reason = collector.take_last(ending, has_killed(kills_before), note)
     for result in collector.results:
         note_devices(result.devices, f"trial {result.number:04d}", note)

@@ -455,6 +455,7 @@ class ForkServer:
                 os.write(pipe, word.encode())
                 self._stand_aside(to)
 
+            # The imports. The fork takes over if they make this process unfit to fork, or take too long.
             leaves_all = takes_too_long or len(self._left_out) > _MOST_LEFT_OUT
             with _importing(), _in_time(ends_at if patience_s and not leaves_all else None, hand_over):
                 spoilt_by = None if leaves_all else import_all(imported, self._left_out | without)

@@ -115,6 +115,7 @@ def may_mount() -> bool:
 
 
 def _mount(layer: Layer, is_privileged: bool) -> None:
+    # A namespace of mounts, in which this process may mount.
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", _NEW_MOUNTS if is_privileged else _NEW_MOUNTS | _NEW_USER)
     if not is_privileged:
@@ -128,8 +129,10 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
         def held(paths: Iterable[str | Path]) -> list[tuple[str | Path, str]]:
             return [(path, opened.enter_context(_held(path))) for path in paths]
 
+        # What the program is to see, by descriptors: a path may have any character, and the layer will hide some paths.
         (_, folder), (_, upper), (_, work) = held((layer.folder, layer.upper, layer.work))
         through, records, named = held(layer.through), held(layer.records), held(layer.named)
+        # The folder as it is, and the trial's records, at their other place.
         _cover(layer.elsewhere)
         layer.below.mkdir()
         layer.nothing.touch(stat.S_IRUSR)
@@ -142,7 +145,7 @@ def _mount(layer: Layer, is_privileged: bool) -> None:
             there.mkdir(parents=True)
             _bind(original, there)
             _show_paths(layer, there)
-        # Descriptors are used, because a path may have any character, and the layer will hide some paths.
+        # The layer, and what it hides or lets through.
         options = f"lowerdir={folder},upperdir={upper},workdir={work},{_OPTIONS}"
         if not is_privileged:
             options += ",userxattr"
