@@ -133,6 +133,11 @@ def around(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return make
 
 
+def with_given(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """As `around`. What `install` was given comes before the original."""
+    return lambda original, given: around(functools.partial(call, given))(original, given)
+
+
 def stand_in(name: str, original: Any, replacement: Callable[..., Any]) -> None:
     """Replaces a function, also in primed modules that have bound it to a name of their own."""
     for module in _modules_with(name):

@@ -13,7 +13,7 @@ from trial_lib.plan.simulate import known_numbers, pretended_device
 from trial_lib.plan.simulate.asks import CannotForeseeError
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.logs import MemoryLog, OperationLog
-from trial_lib.rank.patching import Change, Patch, Table, instead
+from trial_lib.rank.patching import Change, Patch, Table, instead, with_given
 
 _NAME = pretended_device.NAME
 
@@ -334,25 +334,19 @@ class _Builder:
         return self._kernel
 
 
-def _loads(original: Any, mode: FakeTensors) -> Any:
-    def load(builder: Any, verbose: bool = True) -> Any:
-        kernel = _KERNELS.get(builder.NAME)
-        if kernel is None:
-            raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
-        return kernel(mode.operations)
-
-    return load
+def _load(mode: FakeTensors, original: Any, builder: Any, verbose: bool = True) -> Any:
+    kernel = _KERNELS.get(builder.NAME)
+    if kernel is None:
+        raise CannotForeseeError(f"DeepSpeed's op {builder.NAME} has no stand-in under fake tensors.")
+    return kernel(mode.operations)
 
 
 def _builds(kernel: Any, original: Any, mode: FakeTensors) -> Any:
     return functools.partial(_Builder, kernel(mode.operations))
 
 
-def _refuses(original: Any, mode: FakeTensors) -> Any:
-    def load(builder: Any, verbose: bool = True) -> NoReturn:
-        raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
-
-    return load
+def _refuse(builder: Any, verbose: bool = True) -> NoReturn:
+    raise CannotForeseeError("the program needs an op that DeepSpeed has for CUDA alone, without a stand-in.")
 
 
 def _set_accelerator(module: Any, mode: FakeTensors) -> None:
@@ -369,12 +363,12 @@ PATCHES: Table = (
         "No profiler looks on. Stage 3 would mark hundreds of thousands of ranges, each by several calls.",
         instead(False),
     ),
-    Patch("deepspeed.ops.op_builder.builder", "OpBuilder.load", _COMPILED, _loads),
+    Patch("deepspeed.ops.op_builder.builder", "OpBuilder.load", _COMPILED, with_given(_load)),
     Patch(
         "deepspeed.ops.op_builder.cpu",
         "NotImplementedBuilder.load",
         "It would not say that an op for CUDA alone has no stand-in.",
-        _refuses,
+        instead(_refuse),
     ),
     *(
         Patch(

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from trial_lib.messages.foreseen_run import Ask
 from trial_lib.plan.simulate import known_numbers
-from trial_lib.rank.patching import Patch, Table, around
+from trial_lib.rank.patching import Patch, Table, around, with_given
 
 # Answers for code that asks a fake tensor for a number: a table of known askers, and a default for all others.
 
@@ -338,18 +338,15 @@ def _version(tensor: Any) -> int:
     return int(tensor._version) if isinstance(tensor, torch.Tensor) and not tensor.is_inference() else -1
 
 
-def _numpy(original: Any, mode: Any) -> Any:
-    def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
-        if not isinstance(tensor, FakeTensor):
-            return original(tensor, force=force)
-        known = known_numbers.known_numbers(tensor)
-        known_numbers.used(known)
-        if known is None:
-            value = mode.asks.answer("numpy", tensor.dtype)
-            known = torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
-        return original(known.detach(), force=force)
-
-    return numpy
+def _numpy(mode: Any, original: Any, tensor: torch.Tensor, *, force: bool = False) -> Any:
+    if not isinstance(tensor, FakeTensor):
+        return original(tensor, force=force)
+    known = known_numbers.known_numbers(tensor)
+    known_numbers.used(known)
+    if known is None:
+        value = mode.asks.answer("numpy", tensor.dtype)
+        known = torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu")
+    return original(known.detach(), force=force)
 
 
 # Experts that a router chooses.
@@ -413,7 +410,7 @@ PATCHES: Table = (
         "torch", "amp.GradScaler.get_scale", "A training goes on with the scale it begins with.", around(_first_scale)
     ),
     Patch("torch", "Tensor.new_tensor", _OF_ONE_NUMBER, around(_new_of_numbers)),
-    Patch("torch", "Tensor.numpy", "Numbers that nobody knows are invented.", _numpy),
+    Patch("torch", "Tensor.numpy", "Numbers that nobody knows are invented.", with_given(_numpy)),
     *(
         Patch(
             "torch",

@@ -24,7 +24,7 @@ from trial_lib.plan.simulate.asks import CannotForeseeError
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.logs import place_in_program
 from trial_lib.plan.simulate.pretended_device import tensors_in
-from trial_lib.rank.patching import Change, Patch, Table, around
+from trial_lib.rank.patching import Change, Patch, Table, around, with_given
 
 # What `torch.save` and `torch.load` do with tensors in a foreseen run.
 
@@ -305,31 +305,26 @@ def _is_for_a_tokenizer() -> bool:
 # What replaces the functions that read and write files.
 
 
-def _safe_open(original: Any, mode: FakeTensors) -> Any:
-    def safe_open(filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
-        if framework not in ("pt", "torch", "pytorch"):
-            return original(filename, framework, device, **kwargs)
-        return _OpenFile(Header(Path(filename)), device, mode.empty_on_host)
-
-    return safe_open
-
-
-def _load_file(original: Any, mode: FakeTensors) -> Any:
-    def load_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
-        if is_saved(filename):
-            return load_saved(filename, device)
-        return _OpenFile(Header(Path(filename)), device, mode.empty_on_host).get_tensors()
-
-    return load_file
+def _safe_open(
+    mode: FakeTensors, original: Any, filename: Any, framework: str = "pt", device: Any = "cpu", **kwargs: Any
+) -> Any:
+    if framework not in ("pt", "torch", "pytorch"):
+        return original(filename, framework, device, **kwargs)
+    return _OpenFile(Header(Path(filename)), device, mode.empty_on_host)
 
 
-def _cached_file(original: Any, mode: FakeTensors) -> Any:
-    def cached_file(path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
-            _end(mode, path_or_repo_id)
-        return original(path_or_repo_id, filename, *args, **kwargs)
+def _load_file(mode: FakeTensors, original: Any, filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+    if is_saved(filename):
+        return load_saved(filename, device)
+    return _OpenFile(Header(Path(filename)), device, mode.empty_on_host).get_tensors()
 
-    return cached_file
+
+def _cached_file(
+    mode: FakeTensors, original: Any, path_or_repo_id: Any, filename: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if filename == _OF_MODEL and _is_unsaved(path_or_repo_id, filename) and not _is_for_a_tokenizer():
+        _end(mode, path_or_repo_id)
+    return original(path_or_repo_id, filename, *args, **kwargs)
 
 
 def _from_pretrained(original: Any, mode: FakeTensors) -> Any:
@@ -353,35 +348,32 @@ def _end(mode: FakeTensors, folder: Any) -> None:
     )
 
 
-def _load(original: Any, mode: FakeTensors) -> Any:
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if is_saved(f):
-            return load_saved(f, map_location)
+def _load(mode: FakeTensors, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if is_saved(f):
+        return load_saved(f, map_location)
 
-        def as_it_is() -> Any:
-            return load_real(lambda: original(f, map_location, *args, **kwargs))
+    def as_it_is() -> Any:
+        return load_real(lambda: original(f, map_location, *args, **kwargs))
 
-        is_path = isinstance(f, (str, os.PathLike))
-        if not is_path or Path(f).stat().st_size < _SMALL_PICKLE_BYTES or str(map_location) == "meta":
-            return as_it_is()
-        try:
-            with mode.fakes:
-                loaded = original(f, "cpu", *args, **{**kwargs, "mmap": None})
-        except (NotImplementedError, RuntimeError, pickle.UnpicklingError):
-            return as_it_is()  # an older format, or one that torch refuses anyway
-        if not _are_weights(loaded):
-            return as_it_is()
+    is_path = isinstance(f, (str, os.PathLike))
+    if not is_path or Path(f).stat().st_size < _SMALL_PICKLE_BYTES or str(map_location) == "meta":
+        return as_it_is()
+    try:
+        with mode.fakes:
+            loaded = original(f, "cpu", *args, **{**kwargs, "mmap": None})
+    except (NotImplementedError, RuntimeError, pickle.UnpicklingError):
+        return as_it_is()  # an older format, or one that torch refuses anyway
+    if not _are_weights(loaded):
+        return as_it_is()
 
-        def made(tensor: torch.Tensor) -> torch.Tensor:
-            if not isinstance(tensor, FakeTensor):
-                return tensor
-            anew = mode.empty_on_host(tensor.shape, tensor.dtype)
-            is_there = lands_on_device(str(tensor.device), map_location)
-            return anew.to(pretended_device.device()) if is_there else anew
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        anew = mode.empty_on_host(tensor.shape, tensor.dtype)
+        is_there = lands_on_device(str(tensor.device), map_location)
+        return anew.to(pretended_device.device()) if is_there else anew
 
-        return with_tensors(loaded, made)
-
-    return load
+    return with_tensors(loaded, made)
 
 
 def _are_weights(loaded: Any) -> bool:
@@ -402,10 +394,10 @@ PATCHES: Table = (
         "Else transformers copies weights in threads, which no mode of this thread follows.",
         lambda module, mode: os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1"),
     ),
-    Patch("safetensors", "safe_open", _HEADER, _safe_open),
-    Patch("transformers.utils.hub", "cached_file", _UNSAVED, _cached_file),
+    Patch("safetensors", "safe_open", _HEADER, with_given(_safe_open)),
+    Patch("transformers.utils.hub", "cached_file", _UNSAVED, with_given(_cached_file)),
     Patch("transformers.modeling_utils", "PreTrainedModel.from_pretrained", _UNSAVED, _from_pretrained),
-    Patch("safetensors.torch", "load_file", _HEADER, _load_file),
+    Patch("safetensors.torch", "load_file", _HEADER, with_given(_load_file)),
     # The second name is the one of transformers.
     Patch("safetensors.torch", "save_file", _KEPT, around(keep_fakes), aliases="safe_save_file"),
     Patch("safetensors.torch", "save_model", _KEPT, around(keep_fakes)),
@@ -424,6 +416,6 @@ PATCHES: Table = (
         "A state of the device's is no part of a foreseen run.",
         around(_set_rng_state),
     ),
-    Patch("torch", "load", _HEADER, _load),
+    Patch("torch", "load", _HEADER, with_given(_load)),
     Patch("torch", "save", _KEPT, around(keep_fakes)),
 )

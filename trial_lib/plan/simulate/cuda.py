@@ -6,7 +6,6 @@ Each gets the answer of the pretended device. When an operator makes a tensor, t
 """
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils._device import _device_constructors
 from trial_lib.messages.foreseen_run import BFLOAT16_SINCE, ForeseeOrder
 from trial_lib.plan.simulate import known_numbers, pretended_device
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
-from trial_lib.rank.patching import Change, Patch, Table, always, around, instead
+from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 _WRITTEN = frozenset((str, torch.device))
 _ALIGNED_BYTES = 512
@@ -39,43 +38,30 @@ def own_device(device: Any) -> Any:
 # Tensors: where they are made and where they go.
 
 
-def _pin_memory(original: Any, mode: FakeTensors) -> Any:
-    def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
-        if not isinstance(tensor, FakeTensor) or mode.memory.is_pinned(tensor):
-            return tensor
-        copied = tensor.clone(memory_format=torch.contiguous_format)
-        mode.memory.pinned(copied)
-        return copied
-
-    return pin_memory
+def _pin_memory(mode: FakeTensors, original: Any, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    if not isinstance(tensor, FakeTensor) or mode.memory.is_pinned(tensor):
+        return tensor
+    copied = tensor.clone(memory_format=torch.contiguous_format)
+    mode.memory.pinned(copied)
+    return copied
 
 
-def _is_pinned(original: Any, mode: FakeTensors) -> Any:
-    def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-        return isinstance(tensor, FakeTensor) and mode.memory.is_pinned(tensor)
-
-    return is_pinned
+def _is_pinned(mode: FakeTensors, original: Any, tensor: torch.Tensor, device: Any = None) -> bool:
+    return isinstance(tensor, FakeTensor) and mode.memory.is_pinned(tensor)
 
 
-def _cuda(original: Any, mode: FakeTensors) -> Any:
-    def cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-        return tensor.to(pretended_device.device(), non_blocking=non_blocking)
-
-    return cuda
+def _cuda(tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+    return tensor.to(pretended_device.device(), non_blocking=non_blocking)
 
 
-def _reading(original: Any, mode: FakeTensors) -> Any:
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if not _WRITTEN.isdisjoint(map(type, args)):
-            args = tuple(map(own_device, args))
-        if "device" in kwargs:
-            kwargs["device"] = own_device(kwargs["device"])
-        # Data stays as it is: it is real, and small.
-        kwargs.pop("pin_memory", None)
-        return original(*args, **kwargs)
-
-    return function
+def _reading(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _WRITTEN.isdisjoint(map(type, args)):
+        args = tuple(map(own_device, args))
+    if "device" in kwargs:
+        kwargs["device"] = own_device(kwargs["device"])
+    # Data stays as it is: it is real, and small.
+    kwargs.pop("pin_memory", None)
+    return original(*args, **kwargs)
 
 
 def _generator(original: Any, mode: FakeTensors) -> Any:
@@ -173,11 +159,11 @@ _TENSORS: Table = (
         lambda module, mode: torch._C._set_multithreading_enabled(False),
     ),
     # Threads call these as well, such as the one of a `DataLoader` that pins batches.
-    Patch("torch", "Tensor.pin_memory", "Batches stay as they are: they are real, and small.", _pin_memory),
-    Patch("torch", "Tensor.is_pinned", "The log of memory knows it.", _is_pinned),
-    Patch("torch", "Tensor.cuda", "It is the pretended device.", _cuda),
+    Patch("torch", "Tensor.pin_memory", "Batches stay as they are: they are real, and small.", with_given(_pin_memory)),
+    Patch("torch", "Tensor.is_pinned", "The log of memory knows it.", with_given(_is_pinned)),
+    Patch("torch", "Tensor.cuda", "It is the pretended device.", instead(_cuda)),
     Patch("torch", "Tensor.record_stream", "Nothing is pending.", always(None)),
-    Patch("torch", "Tensor.to Tensor.new_tensor", _TO_DEVICE, _reading),
+    Patch("torch", "Tensor.to Tensor.new_tensor", _TO_DEVICE, around(_reading)),
     Patch(
         "torch",
         "nn.parameter.UninitializedTensorMixin._allowed_methods",
@@ -192,7 +178,7 @@ _TENSORS: Table = (
     ),
     # The alias is DeepSpeed's own copy (deepspeed/runtime/zero/partition_parameters.py).
     *(
-        Patch("torch", each, _LOOKS, _reading, aliases=f"_orig_torch_{each}")
+        Patch("torch", each, _LOOKS, around(_reading), aliases=f"_orig_torch_{each}")
         for each in ("tensor", "as_tensor", "asarray")
     ),
     Patch(
@@ -547,13 +533,10 @@ def _clear_copies(original: Any) -> None:
     original()
 
 
-def _of_own_device(original: Any, mode: FakeTensors) -> Any:
-    def function(*args: Any, device_type: str | None = None, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], str):
-            device_type, args = args[0], args[1:]
-        return original(own_device(device_type or "cuda"), *args, **kwargs)
-
-    return function
+def _of_own_device(original: Any, *args: Any, device_type: str | None = None, **kwargs: Any) -> Any:
+    if args and isinstance(args[0], str):
+        device_type, args = args[0], args[1:]
+    return original(own_device(device_type or "cuda"), *args, **kwargs)
 
 
 _ANSWERS_FOR_IT = "Where no device is given, torch means CUDA."
@@ -574,12 +557,12 @@ _MIXED_PRECISION: Table = (
         "It casts tensors of the pretended device.",
         around(lambda original, value, device_type, dtype: original(value, own_device(device_type), dtype)),
     ),
-    Patch("torch.amp.autocast_mode", "is_autocast_available", _ANSWERS_FOR_IT, _of_own_device),
+    Patch("torch.amp.autocast_mode", "is_autocast_available", _ANSWERS_FOR_IT, around(_of_own_device)),
     Patch(
         "torch",
         "is_autocast_enabled get_autocast_dtype set_autocast_enabled set_autocast_dtype",
         _ANSWERS_FOR_IT,
-        _of_own_device,
+        around(_of_own_device),
     ),
     Patch(
         "torch",

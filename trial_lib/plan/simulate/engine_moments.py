@@ -24,7 +24,7 @@ from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.logs import GRADIENT, OPTIMIZER, PARAMETER, MemoryLog, OperationLog, heap_bytes
 from trial_lib.plan.simulate.pretended_device import tensors_in
 from trial_lib.rank.loader_batches import batch_sizes, samples_of, tokens_in, tokens_per_row
-from trial_lib.rank.patching import Patch, Table, around
+from trial_lib.rank.patching import Patch, Table, with_given
 from trial_lib.rank.tensor_parallel import expert_ranks, parameter_shares, tensor_parallel_size
 
 # The parts of a step of a pipeline: DeepSpeed's engine for pipelines executes a schedule of instructions.
@@ -505,19 +505,19 @@ PATCHES: Table = (
         "torch.utils.data._utils.fetch",
         "_MapDatasetFetcher.fetch _IterableDatasetFetcher.fetch",
         "Worker processes of loaders are timed.",
-        lambda original, moments: around(moments.workers.fetch)(original, moments),
+        with_given(lambda moments, original, *args: moments.workers.fetch(original, *args)),
     ),
     Patch(
         "torch.utils.data.dataloader",
         "_BaseDataLoaderIter.__next__",
         _LOADS,
-        lambda original, moments: around(moments.next_batch)(original, moments),
+        with_given(EngineMoments.next_batch),
     ),
     Patch(
         "torch",
         "Tensor.backward autograd.backward",
         _BACKWARD,
-        lambda original, moments: around(moments.pass_back)(original, moments),
+        with_given(EngineMoments.pass_back),
     ),
 )
 

@@ -34,7 +34,7 @@ from trial_lib.plan.simulate.asks import LIKELY, Asks, CannotForeseeError
 from trial_lib.plan.simulate.known_numbers import leaves, mapped
 from trial_lib.plan.simulate.logs import INPUT, PARAMETER, MemoryLog, OperationLog, place_in_program
 from trial_lib.plan.simulate.pretended_device import BACKWARD, FORWARD, note_made, note_transfer, pretend_collective
-from trial_lib.rank.patching import Change, Patch, Table
+from trial_lib.rank.patching import Change, Patch, Table, around
 
 # A block of the host that is at least as large is no data, if the engine asks for it. At stage 3 a rank's share of one
 # parameter may be that small.
@@ -422,15 +422,12 @@ def _new_parameter(original: Any, mode: FakeTensors) -> Any:
     return staticmethod(new)
 
 
-def _deep_copied(original: Any, mode: FakeTensors) -> Any:
-    def deep_copied(parameter: Any, memo: dict[int, Any]) -> Any:
-        if type(parameter) is not FakeTensor or not isinstance(parameter, torch.nn.Parameter):
-            return original(parameter, memo)
-        if id(parameter) not in memo:
-            memo[id(parameter)] = torch.nn.Parameter(parameter.data.clone(), parameter.requires_grad)
-        return memo[id(parameter)]
-
-    return deep_copied
+def _deep_copied(original: Any, parameter: Any, memo: dict[int, Any]) -> Any:
+    if type(parameter) is not FakeTensor or not isinstance(parameter, torch.nn.Parameter):
+        return original(parameter, memo)
+    if id(parameter) not in memo:
+        memo[id(parameter)] = torch.nn.Parameter(parameter.data.clone(), parameter.requires_grad)
+    return memo[id(parameter)]
 
 
 def _ending(register: Any, mode: FakeTensors) -> Any:
@@ -456,7 +453,7 @@ PATCHES: Table = (
         "torch._subclasses.fake_tensor",
         "FakeTensor.__deepcopy__",
         "What DeepSpeed has attached to a parameter is no part of its copy.",
-        _deep_copied,
+        around(_deep_copied),
     ),
     Change(
         "torch._subclasses.fake_tensor",

@@ -34,7 +34,7 @@ from trial_lib.plan.simulate import pretended_device
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
 from trial_lib.plan.simulate.known_numbers import forget, keep, known_numbers
 from trial_lib.plan.simulate.logs import OperationLog, bytes_of, class_of
-from trial_lib.rank.patching import Change, Patch, Table, always, around, instead
+from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 # Attention on the pretended device: the kernel that CUDA would take.
 
@@ -109,13 +109,11 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
 
 
-def _scaled_dot_product_attention(original: Any, mode: FakeTensors) -> Any:
-    def scaled_dot_product_attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_there = query.device.type == pretended_device.NAME
-        fused = attention(mode.notes, query, *args, **kwargs) if is_there else None
-        return original(query, *args, **kwargs) if fused is None else fused
-
-    return scaled_dot_product_attention
+def _scaled_dot_product_attention(
+    mode: FakeTensors, original: Any, query: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    fused = attention(mode.notes, query, *args, **kwargs) if query.device.type == pretended_device.NAME else None
+    return original(query, *args, **kwargs) if fused is None else fused
 
 
 def _with_notes(own: Any, original: Any, mode: FakeTensors) -> Any:
@@ -225,12 +223,11 @@ PRODUCTS = {
 _WORD = "cuda"
 
 
-def _launch(original: Any, mode: FakeTensors) -> Any:
-    def launch(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
-        if not warmup:
-            _note(mode.operations, kernel, [*args, *kwargs.values()])
-
-    return launch
+def _launch(
+    mode: FakeTensors, original: Any, kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any
+) -> None:
+    if not warmup:
+        _note(mode.operations, kernel, [*args, *kwargs.values()])
 
 
 def _note(operations: OperationLog, kernel: Any, arguments: list[Any]) -> None:
@@ -438,7 +435,7 @@ PATCHES: Table = (
         "torch.nn.functional",
         "scaled_dot_product_attention",
         "It is the kernel that CUDA would take.",
-        _scaled_dot_product_attention,
+        with_given(_scaled_dot_product_attention),
     ),
     *(
         Patch(
@@ -479,8 +476,8 @@ PATCHES: Table = (
         may_lack=True,
     ),
     Patch("transformers.integrations.moe", "_can_use_grouped_mm.__code__", _BY_WORD, _code, may_lack=True),
-    Patch("triton.runtime.jit", "JITFunction.run", _LAUNCHES, _launch, may_lack=True),
-    Patch("triton.runtime.autotuner", "Autotuner.run Heuristics.run", _LAUNCHES, _launch, may_lack=True),
+    Patch("triton.runtime.jit", "JITFunction.run", _LAUNCHES, with_given(_launch), may_lack=True),
+    Patch("triton.runtime.autotuner", "Autotuner.run Heuristics.run", _LAUNCHES, with_given(_launch), may_lack=True),
     Patch("torch", "Tensor._make_subclass", "It refuses a fake tensor.", _make_subclass),
     Change(
         "sys",

@@ -14,7 +14,7 @@ from torch.utils import backend_registration
 
 from trial_lib.plan.simulate import known_numbers
 from trial_lib.plan.simulate.logs import BUFFER, DEVICE, PROCESSOR, THREAD, MemoryLog, OperationLog
-from trial_lib.rank.patching import Change, Patch, Table, always, instead
+from trial_lib.rank.patching import Change, Patch, Table, always, around, instead, with_given
 
 NAME = DEVICE
 
@@ -121,26 +121,17 @@ def as_written(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 # The pretended world: process groups of N ranks of which rank 0 alone exists (torch's fake process group).
 
 
-def _init_process_group(original: Any, mode: Any) -> Any:
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        original(backend="fake", store=fake_pg.FakeStore(), rank=0, world_size=mode.order.world)
-
-    return init_process_group
+def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    original(backend="fake", store=fake_pg.FakeStore(), rank=0, world_size=mode.order.world)
 
 
-def _new_group(original: Any, mode: Any) -> Any:
-    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        kept = {name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs}
-        return original(ranks, backend="fake", **kept)
-
-    return new_group
+def _new_group(original: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    kept = {name: kwargs[name] for name in ("use_local_synchronization", "group_desc") if name in kwargs}
+    return original(ranks, backend="fake", **kept)
 
 
-def _each_by_itself(original: Any, mode: Any) -> Any:
-    def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Any]:
-        return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
-
-    return batch_isend_irecv
+def _each_by_itself(original: Any, p2p_op_list: list[Any]) -> list[Any]:
+    return [each.op(each.tensor, each.peer, group=each.group, tag=each.tag) for each in p2p_op_list]
 
 
 def _receive_from_next_stage(instructions: Mapping[Any, Any], mode: Any) -> Any:
@@ -157,32 +148,20 @@ def _receive_from_next_stage(instructions: Mapping[Any, Any], mode: Any) -> Any:
     return {**instructions, instruction: received}
 
 
-def _all_gather_object(original: Any, mode: Any) -> Any:
-    def all_gather_object(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
-        object_list[:] = [obj] * len(object_list)
-
-    return all_gather_object
+def _all_gather_object(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
 
 
-def _gather_object(original: Any, mode: Any) -> Any:
-    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    return gather_object
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
 
 
-def _scatter_object_list(original: Any, mode: Any) -> Any:
-    def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[0]
-
-    return scatter_object_list
+def _scatter_object_list(
+    scatter_object_output_list: list[Any], scatter_object_input_list: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[0]
 
 
 def _sum_over_ranks(original: Any, mode: Any) -> Any:
@@ -209,14 +188,19 @@ def _sum_over_ranks(original: Any, mode: Any) -> Any:
 _PICKLES = "It pickles objects, and a fake tensor cannot be pickled. Every rank has what rank 0 has."
 PATCHES: Table = (
     Change("torch", f"device type {NAME!r}", "Torch's slot for a foreign device is the pretended one.", _register),
-    Patch("torch.distributed", "init_process_group", "Rank 0 alone exists of the world's ranks.", _init_process_group),
-    Patch("torch.distributed", "new_group", "Each group is a pretended one as well.", _new_group),
+    Patch(
+        "torch.distributed",
+        "init_process_group",
+        "Rank 0 alone exists of the world's ranks.",
+        with_given(_init_process_group),
+    ),
+    Patch("torch.distributed", "new_group", "Each group is a pretended one as well.", around(_new_group)),
     Patch("torch.distributed", "barrier monitored_barrier", "The other ranks are there at once.", always(None)),
-    Patch("torch.distributed", "batch_isend_irecv", "It looks for a backend of the device.", _each_by_itself),
+    Patch("torch.distributed", "batch_isend_irecv", "It looks for a backend of the device.", around(_each_by_itself)),
     Patch("torch.distributed", "broadcast_object_list", _PICKLES, always(None)),
-    Patch("torch.distributed", "all_gather_object", _PICKLES, _all_gather_object),
-    Patch("torch.distributed", "gather_object", _PICKLES, _gather_object),
-    Patch("torch.distributed", "scatter_object_list", _PICKLES, _scatter_object_list),
+    Patch("torch.distributed", "all_gather_object", _PICKLES, instead(_all_gather_object)),
+    Patch("torch.distributed", "gather_object", _PICKLES, instead(_gather_object)),
+    Patch("torch.distributed", "scatter_object_list", _PICKLES, instead(_scatter_object_list)),
     Patch("torch.distributed", "all_reduce", "Known numbers are summed as if all ranks had them.", _sum_over_ranks),
     Patch(
         "deepspeed.runtime.pipe.engine",
