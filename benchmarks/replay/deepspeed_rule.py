@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Any
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.result import TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.knobs import LEFT_OPEN, Arm
 from trial_lib.search.methods import SearchSettings
@@ -41,48 +41,25 @@ class DeepSpeedRule(Search):
         self._problem, self._largest = problem, self._allowed(largest_size)
         self._draws = random.Random(settings.seed)
         self._known: dict[tuple[str, int], float | None] = {}
-        self._in_flight: Candidate | None = None
         self._plan = self._tune()
-        self._next = self._advance(None)
+        self._upcoming = self._advance(None)
 
-    def ask(self) -> Candidate | None:
-        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
-        if self._in_flight is not None or self.finished:
-            return None
-        self._asked += 1
-        self._in_flight = self._next
-        return self._next
+    def _propose(self) -> Candidate | None:
+        return None if self._in_flight else self._upcoming
 
-    def apply(self, asked: Candidate) -> None:
-        """Raises: a replay of a table starts from nothing."""
-        raise NotImplementedError
-
-    def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
-        if candidate != self._in_flight:
-            raise KeyError(candidate.label)
-        self._in_flight = None
-        value = self._value(result) if result.outcome is Outcome.COMPLETED else None
-        self._known[_key(candidate)] = value
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
+        value = self._value(result)
+        self._known[candidate.key] = value
         if value is not None:
             self._is_new_best(candidate, result, value)
-        self._next = self._advance(value)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the search has nothing more to propose and waits for nothing."""
-        return self._in_flight is None and (self._next is None or self._asked >= self._budget)
+        self._upcoming = self._advance(value)
 
     def _advance(self, value: float | None) -> Candidate | None:
         """Returns the next candidate of the plan that is not known yet; None at its end."""
         try:
             candidate = next(self._plan) if not self._known else self._plan.send(value)
-            while _key(candidate) in self._known:
-                candidate = self._plan.send(self._known[_key(candidate)])
+            while candidate.key in self._known:
+                candidate = self._plan.send(self._known[candidate.key])
         except StopIteration:
             return None
         return candidate
@@ -224,7 +201,3 @@ class DeepSpeedRule(Search):
 def _default(arm: Arm) -> dict[str, Any]:
     """Returns DeepSpeed's default of an arm: the best guess of the space, but for what that has otherwise."""
     return arm.with_fine({knob.path: LEFT_OPEN[knob.path] for knob in arm.fine if knob.path in LEFT_OPEN})
-
-
-def _key(candidate: Candidate) -> tuple[str, int]:
-    return candidate.lineage, candidate.micro_batch_size

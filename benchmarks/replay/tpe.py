@@ -3,7 +3,7 @@
 import optuna
 
 from trial_lib.records.candidate import Candidate
-from trial_lib.records.result import Outcome, TrialResult
+from trial_lib.records.result import TrialResult
 from trial_lib.search.base import Search, SearchProblem
 from trial_lib.search.methods import SearchSettings
 
@@ -34,41 +34,32 @@ class TpeSearch(Search):
         self._study = optuna.create_study(
             direction=direction.MINIMIZE if self.metric.smaller_is_better else direction.MAXIMIZE, sampler=sampler
         )
-        self._in_flight: dict[tuple[str, int], optuna.trial.Trial] = {}
+        self._next_trial: optuna.trial.Trial | None = None
+        self._running: dict[tuple[str, int], optuna.trial.Trial] = {}
         self._known: dict[tuple[str, int], float | None] = {}
 
-    def ask(self) -> Candidate | None:
-        """Returns the candidate to run next; None when `finished`, or until something in flight is told."""
-        if self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
-            return None
+    def _propose(self) -> Candidate | None:
         for _ in range(_TRIES):
             trial = self._study.ask()
             candidate = self._suggest(trial)
-            key = _key(candidate)
-            if key in self._known:
-                self._tell(trial, self._known[key])
-            elif key in self._in_flight:
+            if candidate.key in self._known:
+                self._tell(trial, self._known[candidate.key])
+            elif candidate.key in self._running:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
-                self._asked += 1
-                self._in_flight[key] = trial
+                self._next_trial = trial
                 return candidate
         self._budget = self._asked  # it has nothing new to suggest
         return None
 
-    def apply(self, asked: Candidate) -> None:
-        """Raises: a replay of a table starts from nothing."""
-        raise NotImplementedError
+    def _begin(self, candidate: Candidate) -> None:
+        assert self._next_trial is not None, "a replay of a table starts from nothing"
+        self._running[candidate.key] = self._next_trial
 
-    def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        """Takes in how a candidate's trial ended.
-
-        Raises:
-            KeyError: the candidate is not in flight.
-        """
-        trial = self._in_flight.pop(_key(candidate))
-        value = self._value(result) if result.outcome is Outcome.COMPLETED else None
-        self._known[_key(candidate)] = value
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
+        trial = self._running.pop(candidate.key)
+        value = self._value(result)
+        self._known[candidate.key] = value
         self._tell(trial, value)
         if value is not None:
             self._is_new_best(candidate, result, value)
@@ -93,7 +84,3 @@ class TpeSearch(Search):
             self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         else:
             self._study.tell(trial, value)
-
-
-def _key(candidate: Candidate) -> tuple[str, int]:
-    return candidate.lineage, candidate.micro_batch_size

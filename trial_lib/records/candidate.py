@@ -86,6 +86,10 @@ class Candidate(FrozenRecord):
         return hashlib.sha256(rest.encode()).hexdigest()[:8]
 
     @property
+    def key(self) -> tuple[str, int]:
+        return self.lineage, self.micro_batch_size
+
+    @property
     def zero_stage(self) -> int | None:
         # A candidate of a damaged study may have anything there.
         section = self.knobs.get("zero_optimization")

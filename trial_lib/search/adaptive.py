@@ -63,14 +63,6 @@ class PossibleAnswer(PointCost):
     result: TrialResult
 
 
-@dataclass(frozen=True)
-class InFlight:
-    """A running candidate: its place in the space, and the number of its ask."""
-
-    point: Point | None
-    ask: int
-
-
 def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: TrialResult, by_sample: bool) -> float:
     """Returns the cost of a trial that was stopped because it could not win, by its steps beside a measured one's. The
     cost then holds for any metric, however lucky the reading to beat was. At least one cost has to be known.
@@ -160,41 +152,24 @@ class AdaptiveSearch(Search):
         self._measured: list[PointCost] = []
         self._did_not_fit: list[Point] = []
         self._failed: set[Point] = set()
-        self._in_flight: dict[tuple[str, int], InFlight] = {}
-        self._asks = 0
+        self._running: dict[tuple[str, int], Point | None] = {}  # the places in the space of the candidates in flight
         self._may_sweep = problem.can_sweep
-        self._changes = 0
-        self._proposed: tuple[tuple[int, int], Candidate | Sweep | None] | None = None
         self._model_then: tuple[int, CostModel] | None = None
 
     # -- ask and tell --------------------------------------------------------------------------------------------
 
-    def ask(self) -> Candidate | Sweep | None:
-        asked = self._propose()
-        if asked is not None:
-            self.apply(asked)
-        return asked
+    def _begin(self, candidate: Candidate) -> None:
+        self._running[candidate.key] = self._point(candidate)
 
-    def apply(self, asked: Candidate | Sweep) -> None:
-        self._asks += 1
-        for candidate in asked.candidates if isinstance(asked, Sweep) else (asked,):
-            self._asked += 1
-            self._in_flight[_key(candidate)] = InFlight(self._point(candidate), self._asks)
-        self._changes += 1
-
-    def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        in_flight = self._in_flight.pop(_key(candidate))
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
         value = self._value(result)
         if value is not None:
             self._is_new_best(candidate, result, value)
         self._shared.tell(candidate, result)
-        self._learn(in_flight.point, candidate, result)
+        self._learn_at(self._running.pop(candidate.key), candidate, result)
 
-    def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """A size that was not measured costs no trial, and may be asked for again."""
-        point = self._in_flight.pop(_key(candidate)).point
-        self._asked -= 1
-        self._changes += 1
+    def _take_back(self, candidate: Candidate, reason: Withdrawal) -> None:
+        point = self._running.pop(candidate.key)
         if reason is Withdrawal.NOT_REPEATABLE:
             self._may_sweep = False
         if point is not None:
@@ -210,16 +185,11 @@ class AdaptiveSearch(Search):
         if result.purpose is Purpose.PROFILE:
             self._fitting.memory.observe_profile(candidate, result)
             self._fitting.forget()
-            self._changes += 1
             return
         lineage = self._coordinates.locate_config(candidate.complete(self.problem.base_config))
         size = candidate.micro_batch_size
         same_batch = candidate.gradient_accumulation_steps == self._fitting.policy(candidate.knobs).accumulation(size)
-        self._learn(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
-
-    @property
-    def finished(self) -> bool:
-        return not self._in_flight and self._propose() is None
+        self._learn_at(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
@@ -248,8 +218,7 @@ class AdaptiveSearch(Search):
 
     # -- what is known -------------------------------------------------------------------------------------------
 
-    def _learn(self, point: Point | None, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
-        self._changes += 1
+    def _learn_at(self, point: Point | None, candidate: Candidate, result: TrialResult, asked: bool = True) -> None:
         self._fitting.memory.observe(candidate, result)
         self._fitting.host.observe(candidate, result)
         self._fitting.forget()
@@ -304,7 +273,7 @@ class AdaptiveSearch(Search):
                 self.metric.smaller_is_better and not self._fitting.own_policy.is_kept,
                 [measured.point for measured in known],
                 [measured.cost for measured in known],
-                [flight.point for flight in self._in_flight.values() if flight.point is not None],
+                [point for point in self._running.values() if point is not None],
                 self._failed,
             )
             self._model_then = self._changes, model
@@ -313,17 +282,6 @@ class AdaptiveSearch(Search):
     # -- what to ask ---------------------------------------------------------------------------------------------
 
     def _propose(self) -> Candidate | Sweep | None:
-        # The answer of `ask`, and changes nothing.
-        running = {flight.ask for flight in self._in_flight.values()}
-        if self._asked >= self._budget or len(running) >= self._concurrency:
-            return None
-        # A second try changes only the budget, on which the sizes of a sweep depend.
-        now = self._changes, self._asked
-        if self._proposed is None or self._proposed[0] != now:
-            self._proposed = now, self._weigh()
-        return self._proposed[1]
-
-    def _weigh(self) -> Candidate | Sweep | None:
         # The plan's answer comes first, then whatever is likeliest to be cheap.
         planned = None if self._asks else self._planned()
         if planned is not None:
@@ -354,7 +312,7 @@ class AdaptiveSearch(Search):
         return self._asked_for(options[min(near, key=lambda place: (options[place].size, place))])
 
     def _again(self) -> list[Point]:
-        in_flight = {flight.point for flight in self._in_flight.values()}
+        in_flight = set(self._running.values())
         may_be = {answer.point for answer in answers(self._measured, self._failed)} - in_flight
         leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
@@ -493,7 +451,7 @@ class AdaptiveSearch(Search):
         return min([limit, *(bound - 1 for bound in bounds if bound is not None)])
 
     def _untried(self, points: Iterable[Point]) -> list[Point]:
-        tried = {each.point for each in self._measured} | {flight.point for flight in self._in_flight.values()}
+        tried = {each.point for each in self._measured} | set(self._running.values())
         return [point for point in dict.fromkeys(points) if point not in tried and not self._is_left_out(point)]
 
     def _is_left_out(self, point: Point) -> bool:
@@ -505,10 +463,6 @@ class AdaptiveSearch(Search):
 
     def _candidate(self, point: Point) -> Candidate:
         return self._fitting.candidate(self._arms[point.arm].lineage(point.index), point.size)
-
-
-def _key(candidate: Candidate) -> tuple[str, int]:
-    return candidate.lineage, candidate.micro_batch_size
 
 
 # The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator.

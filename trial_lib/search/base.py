@@ -272,6 +272,8 @@ class Search(ABC):
     A search is a deterministic function of its arguments, its seed and the calls of `ask`, `apply` and `tell` so far.
     Random choices are drawn from (seed, number of the ask) and nothing else. An `ask` that returns None changes
     nothing, so a history of candidates and results is complete.
+
+    A method says what comes next (`_propose`), and learns from what has ended (`_learn`). The rest of it is optional.
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -284,30 +286,76 @@ class Search(ABC):
         self._max_micro_batch = settings.max_micro_batch
         accumulation = problem.base_config.get(ACCUMULATION, "auto")
         self._accumulation = 1 if accumulation == "auto" else accumulation
-        self._asked = 0
+        self._asks = 0  # candidates and sweeps so far
+        self._asked = 0  # trials so far that count towards the budget
+        self._in_flight: dict[tuple[str, int], int] = {}  # the number of its ask for each candidate that has not ended
         self._best: tuple[Candidate, TrialResult] | None = None
         self._shared = SharedReasons(problem.space, problem.base_config)
+        self._changes = 0
+        self._proposed: tuple[tuple[int, int], Candidate | Sweep | None] | None = None
 
     @abstractmethod
+    def _propose(self) -> Candidate | Sweep | None:
+        """The next candidate or sweep; None if nothing is left, or until a running trial has ended. It changes
+        nothing. Budget and concurrency have room for it.
+        """
+
+    @abstractmethod
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
+        """Learns how the trial of a candidate that was in flight has ended."""
+
+    def _begin(self, candidate: Candidate) -> None:  # noqa: B027 - a method need not care
+        """Learns that a candidate runs. It is the proposed one, unless it is from a record of another version."""
+
+    def _take_back(self, candidate: Candidate, reason: Withdrawal) -> None:  # noqa: B027 - a method need not sweep
+        """Learns that a size of a sweep was not measured."""
+
+    # -- the history ---------------------------------------------------------------------------------------------
+
     def ask(self) -> Candidate | Sweep | None:
         """Returns the next candidate or sweep; None when `finished`, or while it needs the result of a running trial.
         Each candidate of a sweep is in flight until `tell` or `withdraw`.
         """
+        asked = self._next()
+        if asked is not None:
+            self.apply(asked)
+        return asked
 
-    @abstractmethod
-    def apply(self, asked: Any) -> None:
+    def apply(self, asked: Candidate | Sweep) -> None:
         """Takes an ask from a record instead of asking. The search then is as if it had proposed it. `ask` would have
         proposed the same, unless the record comes from another version or other settings. Such a record is followed
         too.
         """
+        self._asks += 1
+        for candidate in asked.candidates if isinstance(asked, Sweep) else (asked,):
+            self._begin(candidate)
+            self._asked += 1
+            self._in_flight[candidate.key] = self._asks
+        self._changes += 1
 
-    @abstractmethod
     def tell(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns how a candidate's trial ended. One that is not in flight is a `KeyError`."""
+        del self._in_flight[candidate.key]
+        self._changes += 1
+        self._learn(candidate, result)
 
     def withdraw(self, candidate: Candidate, reason: Withdrawal) -> None:
-        """Learns that a size of a sweep was not measured. One that is not in flight is a `KeyError`."""
-        raise NotImplementedError("this method asks for no sweeps")
+        """Learns that a size of a sweep was not measured. It costs no trial, and may be asked for again. One that is
+        not in flight is a `KeyError`.
+        """
+        del self._in_flight[candidate.key]
+        self._asked -= 1
+        self._changes += 1
+        self._take_back(candidate, reason)
+
+    def _next(self) -> Candidate | Sweep | None:
+        # The answer of `ask`. A second try changes only the budget, on which the sizes of a sweep depend.
+        if self._asked >= self._budget or len(set(self._in_flight.values())) >= self._concurrency:
+            return None
+        now = self._changes, self._asked
+        if self._proposed is None or self._proposed[0] != now:
+            self._proposed = now, self._propose()
+        return self._proposed[1]
 
     def keep_size(self, size: int) -> None:
         """Proposes only this micro-batch size (samples) from now on, because the program feeds no other."""
@@ -322,6 +370,7 @@ class Search(ABC):
 
     def observe(self, candidate: Candidate, result: TrialResult) -> None:
         """Learns from a trial that the search did not ask for: the profile, the user's configuration, older ones."""
+        self._changes += 1
         self._shared.tell(candidate, result, asked=False)
 
     @property
@@ -340,11 +389,11 @@ class Search(ABC):
         return None
 
     @property
-    @abstractmethod
     def finished(self) -> bool:
         """Whether the search has nothing more to propose and waits for nothing. A search that stops early is finished
         at once. The trials in flight can be cancelled, and may still be told.
         """
+        return not self._in_flight and self._next() is None
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:

@@ -71,7 +71,8 @@ class LineageSearch(Search):
         self._first_guess = {
             stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
         }
-        self._in_flight: dict[tuple[str, int], Proposal] = {}
+        self._offered: Proposal | None = None  # the answer of `_propose`
+        self._running: dict[tuple[str, int], Proposal] = {}
         self._lineages: dict[str, Lineage] = {}
         self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
         self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
@@ -79,25 +80,8 @@ class LineageSearch(Search):
         self._largest_run = 0
         self._stopped = False
 
-    def ask(self) -> Candidate | None:
-        proposal = self._propose()
-        if proposal is None:
-            return None
-        self._start(proposal)
-        return proposal.candidate
-
-    def apply(self, candidate: Candidate) -> None:
-        """A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far."""
-        proposal = self._propose()
-        if proposal is None or proposal.candidate != candidate:
-            lineage = self._lineages.get(candidate.lineage)
-            if lineage is None:
-                lineage = self._new_lineage(candidate.zero_stage or 0, candidate.knobs)
-            proposal = Proposal(candidate, lineage, lineage.hi)
-        self._start(proposal)
-
-    def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        proposal = self._in_flight.pop((candidate.lineage, candidate.micro_batch_size))
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
+        proposal = self._running.pop(candidate.key)
         lineage = proposal.lineage
         lineage.in_flight -= 1
         lineage.trials += 1
@@ -121,7 +105,7 @@ class LineageSearch(Search):
         if self._shared.found:
             for known in self._lineages.values():
                 self._leave_out(known)
-        self._learn(proposal, value, is_best)
+        self._learn_metric(proposal, value, is_best)
         self._continue(lineage)
 
     def _ran_out_of_data(self, size: int) -> None:
@@ -133,7 +117,7 @@ class LineageSearch(Search):
 
     @property
     def finished(self) -> bool:
-        return self._stopped or (not self._in_flight and self._propose() is None)
+        return self._stopped or super().finished
 
     @abstractmethod
     def _first_range(self, stage: int) -> tuple[int, int]:
@@ -147,7 +131,7 @@ class LineageSearch(Search):
     def _continue(self, lineage: Lineage) -> None:
         """Decides who waits for the next turn (`_wait`): the lineage, another, or none, so that a new one may start."""
 
-    def _learn(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
+    def _learn_metric(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
         """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
 
     def _is_over(self, lineage: Lineage) -> bool:
@@ -166,10 +150,12 @@ class LineageSearch(Search):
         if not lineage.in_flight:  # otherwise the end of its next trial does it
             heappush(self._waiting, (self._priority(lineage), next(self._arrivals), lineage))
 
-    def _propose(self) -> Proposal | None:
-        # The answer of `ask`. It changes nothing, except that it drops waiting lineages that are over.
-        if self._stopped or self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
-            return None
+    def _propose(self) -> Candidate | None:
+        # It drops waiting lineages that are over, and changes nothing else.
+        self._offered = None if self._stopped else self._offer()
+        return None if self._offered is None else self._offered.candidate
+
+    def _offer(self) -> Proposal | None:
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
         while self._waiting and (self._is_over(self._waiting[0][-1]) or not self._waiting[0][-1].has_sizes_left):
             heappop(self._waiting)
@@ -211,10 +197,15 @@ class LineageSearch(Search):
             is_open += [largest is None or least <= largest] * arm.size
         return [index for index in self._unused[stage] if is_open[index]]
 
-    def _start(self, proposal: Proposal) -> None:
-        candidate, lineage = proposal.candidate, proposal.lineage
-        self._asked += 1
-        self._in_flight[candidate.lineage, candidate.micro_batch_size] = proposal
+    def _begin(self, candidate: Candidate) -> None:
+        """A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far."""
+        proposal = self._offered if self._next() == candidate else None
+        if proposal is None:
+            known = self._lineages.get(candidate.lineage)
+            lineage = known or self._new_lineage(candidate.zero_stage or 0, candidate.knobs)
+            proposal = Proposal(candidate, lineage, lineage.hi)
+        lineage = proposal.lineage
+        self._running[candidate.key] = proposal
         lineage.in_flight += 1
         if self._waiting and self._waiting[0][-1] is lineage:
             heappop(self._waiting)
@@ -256,7 +247,7 @@ class RandomSearch(LineageSearch):
     def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
         return lineage.lo + _heads(lineage.hi - lineage.lo, rng)
 
-    def _learn(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
+    def _learn_metric(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
         lineage, size = proposal.lineage, proposal.candidate.micro_batch_size
         if value is not None:
             if not lineage.has_sizes_left and not lineage.out_of_memory:

@@ -25,44 +25,28 @@ class MicroBatchSearch(Search):
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
         super().__init__(settings, problem)
-        self._in_flight: set[int] = set()
         self._values: dict[int, float] = {}
         self._smallest_failed: int | None = None
 
-    def ask(self) -> Candidate | None:
-        size = self._propose()
-        if size is None:
-            return None
-        candidate = self._with_own_accumulation({}, size)
-        self.apply(candidate)
-        return candidate
-
-    def apply(self, candidate: Candidate) -> None:
-        self._asked += 1
-        self._in_flight.add(candidate.micro_batch_size)
-
-    def tell(self, candidate: Candidate, result: TrialResult) -> None:
-        size = candidate.micro_batch_size
-        self._in_flight.remove(size)
-        value = self._value(result)
+    def _learn(self, candidate: Candidate, result: TrialResult) -> None:
+        size, value = candidate.micro_batch_size, self._value(result)
         if value is not None:
             self._values[size] = value
             self._is_new_best(candidate, result, value)
         elif result.outcome is not Outcome.COMPLETED:
             self._smallest_failed = min(size, self._smallest_failed or size)
 
-    @property
-    def finished(self) -> bool:
-        return not self._in_flight and self._propose() is None
+    def _propose(self) -> Candidate | None:
+        known = self._running | self._values.keys()
+        wanted = (self._with_own_accumulation({}, size) for size in self._wanted() if size not in known)
+        return next(wanted, None)
 
-    def _propose(self) -> int | None:
-        if self._asked >= self._budget or len(self._in_flight) >= self._concurrency:
-            return None
-        known = self._in_flight | self._values.keys()
-        return next((size for size in self._wanted() if size not in known), None)
+    @property
+    def _running(self) -> set[int]:
+        return {size for _, size in self._in_flight}
 
     def _wanted(self) -> Iterator[int]:
-        asked = sorted(self._in_flight | self._values.keys())
+        asked = sorted(self._running | self._values.keys())
         failed = self._smallest_failed
         if failed is None:
             size = self._allowed(2 * asked[-1]) if asked else 1
@@ -73,7 +57,7 @@ class MicroBatchSearch(Search):
             return
         largest = max((size for size in self._values if size < failed), default=0)
         # Sizes in flight divide the gap, because their results will narrow it.
-        marks = sorted({largest, failed, *(size for size in self._in_flight if largest < size < failed)})
+        marks = sorted({largest, failed, *(size for size in self._running if largest < size < failed)})
         low, high = max(itertools.pairwise(marks), key=lambda gap: gap[1] - gap[0])
         if high - low > max(1, low // _LARGE_ENOUGH):
             yield (low + high) // 2

@@ -152,7 +152,7 @@ class SecondTries:
 
         `spend` takes one trial of the budget, and returns False if none is left.
         """
-        key, cause = _key(candidate), cause_of(without_log(result.reason))
+        key, cause = candidate.key, cause_of(without_log(result.reason))
         before = self._first.pop(key, None)
         # A lack of memory or of data follows from the size, and a second deadline costs more than it tells. A search
         # itself asks again for a candidate that was killed from outside.
@@ -181,7 +181,7 @@ def not_tried_again(events: Sequence[Event]) -> set[int]:
     Such a history is of an older version, whose search has learned of the crash at once.
     """
     asks = [event for event in events if isinstance(event, Asked | AskedSweep)]
-    keys = {number: _key(candidate) for event in asks for number, candidate in event.decided.numbered}
+    keys = {number: candidate.key for event in asks for number, candidate in event.decided.numbered}
     found: set[int] = set()
     later: set[tuple[str, int]] = set()
     for event in reversed(events):
@@ -190,7 +190,3 @@ def not_tried_again(events: Sequence[Event]) -> set[int]:
         elif isinstance(event, Told) and event.result.outcome is Outcome.CRASHED and later:
             found |= {event.number} if keys[event.number] not in later else set()
     return found
-
-
-def _key(candidate: Candidate) -> tuple[str, int]:
-    return candidate.lineage, candidate.micro_batch_size

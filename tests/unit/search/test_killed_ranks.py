@@ -3,7 +3,6 @@
 from adaptive_world import SimulatedModel, adaptive, drive, ended, trials
 
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive import _key
 
 KILLED = ended(Outcome.CRASHED).model_copy(update={"from_outside": True})
 
@@ -13,13 +12,13 @@ def test_a_trial_that_is_killed_from_outside_rules_nothing_out():
 
     def run(candidate):
         if not killed:
-            killed.append(_key(candidate))
+            killed.append(candidate.key)
             return KILLED
         return model.run(candidate)
 
     history = drive(adaptive(min_gain=0, max_trials=41), run)
     lineage, size = killed[0]
-    assert any(each == lineage and other >= size for each, other in [_key(each) for each, _ in trials(history)[1:]])
+    assert any(each == lineage and other >= size for each, other in [each.key for each, _ in trials(history)[1:]])
 
 
 def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
@@ -29,7 +28,7 @@ def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
         return KILLED if candidate.zero_stage == 2 else model.run(candidate)
 
     history = trials(drive(adaptive(min_gain=0, max_trials=41), run))
-    keys = [_key(candidate) for candidate, result in history if result.outcome is Outcome.CRASHED]
+    keys = [candidate.key for candidate, result in history if result.outcome is Outcome.CRASHED]
     assert max(map(keys.count, keys)) == 2
 
 

@@ -8,7 +8,6 @@ from adaptive_world import SimulatedModel, adaptive, drive, ended, problem, tria
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome
-from trial_lib.search.adaptive import _key
 from trial_lib.search.knobs import Arm, SearchSpace
 
 
@@ -20,7 +19,7 @@ def test_only_what_may_be_the_answer_is_asked_for_again_and_never_beside_itself(
 
     in_flight, outcomes, again = set(), {}, 0
     for what, asked, result in drive(adaptive(min_gain=0, max_trials=60, concurrency=3), run, 3):
-        key = _key(asked)
+        key = asked.key
         if what == "ask":
             assert key not in in_flight
             assert outcomes.get(key, Outcome.COMPLETED) is Outcome.COMPLETED
@@ -50,7 +49,7 @@ def read_anew(model, noise):
 def readings_of_the_answer(noise, seed):
     search = adaptive(seed=seed, max_trials=31)
     history = drive(search, read_anew(SimulatedModel(), noise))
-    return [_key(candidate) for candidate, _ in trials(history)].count(_key(search.best[0]))
+    return [candidate.key for candidate, _ in trials(history)].count(search.best[0].key)
 
 
 def test_where_readings_vary_the_answer_has_been_measured_again():
@@ -62,14 +61,14 @@ def test_what_runs_out_of_memory_when_it_is_measured_again_is_not_the_answer():
     read = read_anew(model, 0.1)
 
     def run(candidate):
-        asked[_key(candidate)] += 1
-        return read(candidate) if asked[_key(candidate)] == 1 else ended(Outcome.OUT_OF_MEMORY)
+        asked[candidate.key] += 1
+        return read(candidate) if asked[candidate.key] == 1 else ended(Outcome.OUT_OF_MEMORY)
 
     search = adaptive(max_trials=31)
     drive(search, run)
     again = {key for key, times in asked.items() if times > 1}
     assert again
-    assert _key(search.best[0]) not in again
+    assert search.best[0].key not in again
 
 
 def test_a_reading_that_fails_another_time_costs_its_size_and_not_what_ran_beside_it():
@@ -77,16 +76,16 @@ def test_a_reading_that_fails_another_time_costs_its_size_and_not_what_ran_besid
     read = read_anew(model, 0.1)
 
     def run(candidate):
-        asked[_key(candidate)] += 1
-        if asked[_key(candidate)] == 2 and not failed:
-            failed.append(_key(candidate))
+        asked[candidate.key] += 1
+        if asked[candidate.key] == 2 and not failed:
+            failed.append(candidate.key)
             return ended(Outcome.CRASHED)
         return read(candidate)
 
     # Of a space of one lineage whatever runs after that is what ran beside it.
     only = SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}})])
     history = drive(adaptive(problem(space=only), max_trials=41, min_gain=0), run)
-    ran = [_key(candidate) for candidate, _ in trials(history)]
+    ran = [candidate.key for candidate, _ in trials(history)]
     assert ran.count(failed[0]) == 2
     place = max(place for place, key in enumerate(ran) if key == failed[0])
     assert len(ran) > place + 1
