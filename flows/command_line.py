@@ -17,7 +17,6 @@ from flows.options import (
     JSON,
     MICRO_BATCH_OPTIONS,
     PLAN_OPTIONS,
-    RECORD_OPTIONS,
     TRAIN_OPTIONS,
     Commands,
     Section,
@@ -253,25 +252,6 @@ def _method_command(method: Method) -> None:
 for each in METHODS.values():
     if each.confirms_winner:
         _method_command(each)
-
-
-def _record(output: Path, micro_batch_sizes: tuple[int, ...], repeats: int, **options: Any) -> None:
-    """Record a table of every configuration.
-
-    Measures all configurations of the search space, so that searches can be replayed on the table. CONFIG_PATH is the
-    experiment's YAML, whose `search_space` says what is varied. MODEL_DIR is the folder with its code.
-    """
-
-    def command() -> int:
-        from flows.records import record_command
-
-        arguments = _checked("record", "adaptive", {}, options)
-        return record_command(arguments, sorted(set(micro_batch_sizes)), repeats, output)
-
-    _run(command)
-
-
-cli.command("record", section=Section.METHODS)(with_options(_record, RECORD_OPTIONS))
 
 
 def _tune(method: str, options: dict[str, Any]) -> None:

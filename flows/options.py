@@ -203,32 +203,6 @@ def with_options(command: Callable[..., None], options: list[Decorator]) -> Call
     return command
 
 
-RECORD_OPTIONS: list[Decorator] = [
-    *EXPERIMENT,
-    click.option(
-        "-o",
-        "--output",
-        required=True,
-        type=click.Path(path_type=Path),
-        help="Write the table to this file, as JSON lines.",
-    ),
-    click.option(
-        "-b",
-        "--micro-batch-sizes",
-        required=True,
-        multiple=True,
-        type=click.IntRange(min=1),
-        help="Measure these micro-batch sizes, in samples, such as -b 1 2 4 8.",
-    ),
-    click.option(
-        "--repeats", type=click.IntRange(min=1), default=2, show_default=True, help="Measure each candidate this often."
-    ),
-    _zero_stages("0 1 2 3"),
-    INCLUDE,
-    *_WINDOW,
-    _START,
-]
-
 ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of_study("memory_headroom"), JSON]
 
 

@@ -346,7 +346,7 @@ def _remarks(record: PlanRecord) -> Iterator[str]:
     yield f"Foreseen in {record.seconds:.0f} s ({parts}), with {bytes_shown(record.peak_bytes)} at most in a process."
 
 
-# A study without servers in a temporary folder, for `estimate` and `record`.
+# A study without servers in a temporary folder, for `estimate` and recorded tables.
 
 
 @contextlib.contextmanager

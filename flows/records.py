@@ -1,21 +1,19 @@
-"""`zerotune show`, `sync` and `record`: what studies have left, shown, sent and measured."""
+"""`zerotune show` and `sync`: what studies have left, shown and sent."""
 
 import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from flows.interrupts import Aside, interrupts
-from flows.planning import passing_study, plan_document, show_plan
-from flows.terminal import print_document, say, say_error, say_ways, telling_still
+from flows.planning import plan_document, show_plan
+from flows.terminal import print_document, say, say_ways, telling_still
 from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanPaths, PlanRecord
-from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import (
     PLANS,
     FullExperimentPaths,
@@ -24,14 +22,8 @@ from trial_lib.records.folders import (
     StudyStatus,
     work_dir_of,
 )
-from trial_lib.records.result import SEARCH_METRICS, TrialResult
-from trial_lib.report.study_view import flat_knobs
-from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.driver import StudyDriver
 from trial_lib.study.folder import find_study, hold_lock, read_record, read_record_file, told_apart, write_study_record
 from trial_lib.study.full_experiment import write_record
-from trial_lib.study.known_trials import ProfileFailedError, grid, record_table, run_profile
-from trial_lib.study.limits import study_space
 from trial_lib.tracking.runs import Answers
 from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
 from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
@@ -191,58 +183,3 @@ def _written_by_us(root: Path, lock: Path, what: str, copied: str) -> Iterator[N
         what = f"{copied} ZeroTune cannot write that into its record ({error.strerror})."
         raise InputError(what, where=str(root), remedy="Make the folder writable, or sync the original.") from None
     say(f"note: {copied}")
-
-
-# `zerotune record`: it measures a whole grid of configurations into one file.
-
-MOST_CANDIDATES = 20_000
-
-
-def record_command(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
-    """Records a table of every lineage of the experiment's search space at each micro-batch size.
-
-    Measurements that the table already contains are not repeated. Returns 1 if the profile trial fails. Raises
-    InputError: the input is wrong. Nothing was measured.
-    """
-    if not output.absolute().parent.is_dir():
-        raise InputError("its folder does not exist.", where=str(output), remedy="Name a file in a folder that exists.")
-    try:
-        with passing_study(arguments, "record") as study:
-            # What the table has already is not measured again.
-            interrupts.resume_command = interrupts.again_command
-            run_profile(study)
-            driver = study.driver
-            driver.next_ended(timeout_s=0.0)
-            candidates = _candidates(driver, sizes)
-            say(f"Measuring {len(candidates)} candidates, {repeats} times each, into {output}.")
-            record_table(driver, candidates, repeats, output, tell=_Teller())
-    except ProfileFailedError as error:
-        say_error(error)
-        return 1
-    return 0
-
-
-def _candidates(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
-    profile = driver.state.profile
-    assert profile is not None
-    space = study_space(driver.setup, driver.known.base_config, profile)
-    count = sum(arm.size for arm in space.arms) * len(sizes)
-    if count > MOST_CANDIDATES:
-        what = f"the search space has {count:,} candidates, and a table has at most {MOST_CANDIDATES:,}."
-        raise InputError(what, where="search_space", remedy="Fix some knobs there, or give them fewer values.")
-    return grid(driver, space, sizes)
-
-
-class _Teller:
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._measured = 0
-
-    def __call__(self, done: int, total: int, candidate: Candidate, result: TrialResult) -> None:
-        interrupts.check()
-        self._measured += 1
-        per_trial = (time.monotonic() - self._started) / self._measured
-        left = timedelta(seconds=round(per_trial * (total - done)))
-        throughput = result.metrics.get("throughput")
-        said = result.outcome.value if throughput is None else SEARCH_METRICS["throughput"].shown(throughput)
-        say(f"{done}/{total}, {left} left: {candidate.label} {flat_knobs(candidate.knobs)}: {said}")

@@ -69,6 +69,12 @@ class Zerotune:
         """Runs the command to its end."""
         return self.start(*arguments, **environment).end(timeout)
 
+    def record(self, model: Path, *more: str) -> subprocess.CompletedProcess[str]:
+        """Records `table.jsonl`, a table of the experiment."""
+        script = [sys.executable, "-m", "benchmarks.replay.record", str(self.config), str(model)]
+        environment = {**self.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
+        return Running([*script, "-o", "table.jsonl", *more], self.folder, environment).end(600)
+
     @property
     def study(self) -> "Study":
         """The one study there is."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.replay.recorded import RecordedTable, read_table
 from benchmarks.replay.space_of_table import space_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.inputs.read_experiment import Experiment, read_experiment
@@ -19,7 +20,6 @@ from trial_lib.messages.files import write_all
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.arm_bytes import foreseen_arm
 from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.records.table import RecordedTable, read_table
 from trial_lib.study.program import environment_of, program_of
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from statistics import mean, median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.replay.recorded import RecordedTable, TableRow, read_table
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.records.table import RecordedTable, TableRow, read_table
 from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel

@@ -20,12 +20,12 @@ from benchmarks.replay.all_worlds import Overall, clock_seconds, overall
 from benchmarks.replay.cluster import CLUSTERS, ClusterWorld
 from benchmarks.replay.driver import simulate
 from benchmarks.replay.methods import METHODS, OWN, create
+from benchmarks.replay.recorded import read_table
 from benchmarks.replay.regret import Course
 from benchmarks.replay.stopping import replay_stopping
 from benchmarks.replay.table import TableWorld
 from benchmarks.replay.whole_cluster import WHOLE_CLUSTERS, WholeClusterWorld
 from benchmarks.replay.world import World
-from trial_lib.records.table import read_table
 from trial_lib.search.allocations import ForeseenArm
 
 TABLES = Path(__file__).parent / "tables"

@@ -4,10 +4,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.replay.recorded import RecordedTable
 from trial_lib.messages.orders import StepWindow
 from trial_lib.rank.probe import ERROR_RATE, is_hopeless, looks_after
 from trial_lib.records.result import Outcome
-from trial_lib.records.table import RecordedTable
 
 
 @dataclass(frozen=True)

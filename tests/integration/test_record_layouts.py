@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from study_fixtures import Zerotune
 
+from benchmarks.replay.recorded import read_table
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.result import Outcome
-from trial_lib.records.table import read_table
 from trial_lib.search.knobs import get_knob
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "divided"
@@ -27,8 +27,7 @@ search_space:
 def test_a_grid_measures_groups_and_replicas_side_by_side(tmp_path: Path, home: Path) -> None:
     zerotune = Zerotune(tmp_path, home, slots=2)
     zerotune.config.write_text(EXPERIMENT)
-    words = ("record", str(zerotune.config), str(PROGRAM), "-o", "table.jsonl", "-z", "1", "-b", "4", "--repeats", "1")
-    ended = zerotune.run(*words, timeout=600)
+    ended = zerotune.record(PROGRAM, "-z", "1", "-b", "4", "--repeats", "1")
     assert ended.returncode == 0, ended.stderr
     rows = [row for of_candidate in read_table(tmp_path / "table.jsonl").rows.values() for row in of_candidate]
     assert {row.outcome for row in rows} == {Outcome.COMPLETED}

@@ -11,12 +11,12 @@ from study_fixtures import Study, Zerotune
 from switched_fixtures import COMMAND, SHOWN, ran_with, switched, switched_with
 from worker_fixtures import process_worker
 
+from benchmarks.replay.recorded import read_table
 from benchmarks.replay.table import TableWorld
 from flows.prefect_server import PrefectServer
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome
 from trial_lib.records.switches import switches_of
-from trial_lib.records.table import read_table
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -105,8 +105,7 @@ def test_a_recorded_grid_has_the_switches_and_the_replay_reads_it(tmp_path: Path
         "    --kernel: [relu, gelu]\n"
         "    OWN: [null, a]\n"
     )
-    words = ("record", str(zerotune.config), str(tmp_path), "-o", "table.jsonl", "-z", "1", "-b", "2", "--repeats", "1")
-    ended = zerotune.run(*words, timeout=600)
+    ended = zerotune.record(tmp_path, "-z", "1", "-b", "2", "--repeats", "1")
     assert ended.returncode == 0, ended.stderr
     table = read_table(tmp_path / "table.jsonl")
     rows = [row for of_candidate in table.rows.values() for row in of_candidate]

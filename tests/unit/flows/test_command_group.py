@@ -20,7 +20,7 @@ def test_each_command_is_in_its_section() -> None:
     assert in_section(Section.TUNE) == {"tune", "micro-batch", "plan", "resume", "show", "estimate"}
     assert in_section(Section.TRAIN) == {"train"}
     assert in_section(Section.SERVERS) == {"up", "down", "doctor", "sync"}
-    assert in_section(Section.METHODS) == {"adaptive", "asha", "binary", "random", "record"}
+    assert in_section(Section.METHODS) == {"adaptive", "asha", "binary", "random"}
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

@@ -117,7 +117,7 @@ def test_what_does_not_end_is_ended_after_a_while_or_by_another_signal(patience:
     [
         ("", "Interrupted. Nothing of it is left. Start again with: zerotune plan p"),
         ("interrupts.ended = lambda: 'It is in p.'", "It is in p."),
-        ("interrupts.resume_command = 'zerotune record r'", "Interrupted. Resume with: zerotune record r"),
+        ("interrupts.resume_command = 'zerotune resume r'", "Interrupted. Resume with: zerotune resume r"),
     ],
 )
 def test_what_is_begun_anew_is_not_said_to_be_resumed(state: str, said: str) -> None:

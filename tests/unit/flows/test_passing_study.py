@@ -1,4 +1,4 @@
-"""A study of `estimate` or `record` that fails: what it says, and what it leaves to be read."""
+"""A study of `estimate` or of a recorded table that fails: what it says, and what it leaves to be read."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from study_fixtures import TINY
 
+from benchmarks.replay import record as recording
 from flows.interrupts import interrupts
 from flows.planning import estimate_command
-from flows.records import record_command
 from trial_lib.launch.rank_starter import LaunchRequest
 from trial_lib.launch.starters import ColdStarter, WarmStarter
 from trial_lib.launch.trial import unstarted
@@ -47,7 +47,7 @@ def estimate(work: Path) -> int:
 
 def record(work: Path) -> int:
     arguments = StudyArguments(config_path=work / "model" / "deepspeed.yaml", model_dir=work / "model", start="cold")
-    return record_command(arguments, [1], 1, work / "table.jsonl")
+    return recording.record(arguments, [1], 1, work / "table.jsonl")
 
 
 COMMANDS = pytest.mark.parametrize("command", [estimate, record])

@@ -80,7 +80,7 @@ def read_table(path: Path) -> RecordedTable:
         raise InputError(
             f"it cannot be read ({error.strerror}).",
             where=str(path),
-            remedy="Name a file that `zerotune record` wrote.",
+            remedy="Name a file that benchmarks.replay.record wrote.",
         ) from None
     try:
         table = RecordedTable(TableHead.model_validate_json(lines[0] if lines else ""))

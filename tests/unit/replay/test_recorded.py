@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.replay.recorded import TableHead, TableRow, append_line, read_table
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import drop_torn_tail
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Memory, ModelProfile, Outcome
-from trial_lib.records.table import TableHead, TableRow, append_line, read_table
 
 HEAD = TableHead(
     name="two\u2028lines",

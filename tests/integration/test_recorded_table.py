@@ -1,13 +1,14 @@
-"""`zerotune record`: a whole grid measured into one file, which is resumed where it was cut short."""
+"""A recorded table: a whole grid measured into one file, which is resumed where it was cut short."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from study_fixtures import Zerotune
 
+from benchmarks.replay.recorded import read_table
 from trial_lib.records.result import Outcome
-from trial_lib.records.table import read_table
 
 SPACE = """
 search_space:
@@ -25,12 +26,12 @@ def zerotune(tmp_path: Path, home: Path) -> Zerotune:
     return zerotune
 
 
-def record(zerotune: Zerotune, *more: str) -> list[str]:
-    return ["record", str(zerotune.config), str(zerotune.model), "-o", "table.jsonl", "-z", "0", "1", *more]
+def record(zerotune: Zerotune, *more: str) -> subprocess.CompletedProcess[str]:
+    return zerotune.record(zerotune.model, "-z", "0", "1", *more)
 
 
 def test_every_lineage_is_measured_at_every_size_and_what_fails_once(zerotune: Zerotune) -> None:
-    ended = zerotune.run(*record(zerotune, "-b", "2", "8", "--repeats", "2"))
+    ended = record(zerotune, "-b", "2", "8", "--repeats", "2")
     assert ended.returncode == 0, ended.stderr
     table = read_table(zerotune.folder / "table.jsonl")
     assert len(table.rows) == (1 + 2) * 2
@@ -43,9 +44,9 @@ def test_every_lineage_is_measured_at_every_size_and_what_fails_once(zerotune: Z
 
 def test_a_resumed_recording_measures_what_is_missing(zerotune: Zerotune) -> None:
     path = zerotune.folder / "table.jsonl"
-    assert zerotune.run(*record(zerotune, "-b", "2", "--repeats", "1")).returncode == 0
+    assert record(zerotune, "-b", "2", "--repeats", "1").returncode == 0
     before = path.read_text()
-    ended = zerotune.run(*record(zerotune, "-b", "2", "4", "--repeats", "1"))
+    ended = record(zerotune, "-b", "2", "4", "--repeats", "1")
     assert ended.returncode == 0, ended.stderr
     assert path.read_text().startswith(before)
     assert len(read_table(path).rows) == (1 + 2) * 2
@@ -53,11 +54,11 @@ def test_a_resumed_recording_measures_what_is_missing(zerotune: Zerotune) -> Non
 
 def test_the_table_of_another_experiment_is_left_alone(zerotune: Zerotune) -> None:
     path = zerotune.folder / "table.jsonl"
-    assert zerotune.run(*record(zerotune, "-b", "2", "--repeats", "1")).returncode == 0
+    assert record(zerotune, "-b", "2", "--repeats", "1").returncode == 0
     before = path.read_text()
     config = json.loads((zerotune.model / "ds_config.json").read_text())
     (zerotune.model / "ds_config.json").write_text(json.dumps({**config, "gradient_clipping": 1.0}))
-    ended = zerotune.run(*record(zerotune, "-b", "2", "--repeats", "1"))
+    ended = record(zerotune, "-b", "2", "--repeats", "1")
     assert ended.returncode == 2
     assert "table.jsonl: it belongs to another experiment" in ended.stderr
     assert path.read_text() == before
