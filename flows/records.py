@@ -22,8 +22,15 @@ from trial_lib.records.folders import (
     StudyStatus,
     work_dir_of,
 )
-from trial_lib.study.folder import find_study, hold_lock, read_record, read_record_file, told_apart, write_study_record
-from trial_lib.study.full_experiment import write_record
+from trial_lib.study.folder import (
+    find_study,
+    hold_lock,
+    read_record,
+    read_record_file,
+    read_run_record,
+    told_apart,
+    write_record,
+)
 from trial_lib.tracking.runs import Answers
 from trial_lib.tracking.sync import FullExperimentSync, PlanSync, StudySync, Sync
 from trial_lib.tracking.tracking_uri import default_tracking_uri, ways_to, without_password
@@ -144,17 +151,17 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     study, own = StudyPaths(root), FullExperimentPaths(root)
     if study.record.is_file():
         full_experiment = FullExperimentPaths(study.full_experiment.root)
-        trained = _record_of(full_experiment) if full_experiment.record.is_file() else None
+        trained = read_run_record(full_experiment, FullExperimentRecord) if full_experiment.record.is_file() else None
         record, copied = told_apart(read_record(study), study.record, resumes=False)
         if copied:
             with _written_by_us(root, study.lock, "study", copied):
                 if trained is not None:
                     write_record(full_experiment, trained.of_study(record.study_id))
-                write_study_record(study, record)
+                write_record(study, record)
         after = [] if trained is None else [FullExperimentSync(full_experiment, tracking_uri)]
         return [StudySync(study, tracking_uri), *after]
     if own.record.is_file():
-        own_record, copied = told_apart(_record_of(own), own.record, resumes=False)
+        own_record, copied = told_apart(read_run_record(own, FullExperimentRecord), own.record, resumes=False)
         if copied:
             with _written_by_us(root, own.lock, "full experiment", copied):
                 write_record(own, own_record)
@@ -164,10 +171,6 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     what = "this is the folder neither of a study, nor of a full experiment, nor of a plan."
     remedy = "Name a folder in zerotune-studies, zerotune-experiments or zerotune-plans."
     raise InputError(what, where=str(root), remedy=remedy)
-
-
-def _record_of(paths: FullExperimentPaths) -> FullExperimentRecord:
-    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", "Restore the file.")
 
 
 @contextlib.contextmanager

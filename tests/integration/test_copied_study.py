@@ -16,7 +16,7 @@ from flows.prefect_server import PrefectServer
 from flows.records import sync_command
 from trial_lib.messages.errors import InputError
 from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyPaths, whereabouts_of
-from trial_lib.study.folder import hold_lock, read_record, write_study_record
+from trial_lib.study.folder import hold_lock, read_record, write_record
 
 
 def runs_by_study(uri: str, name: str) -> dict[str, list[Run]]:
@@ -38,7 +38,7 @@ def original(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> Stu
     """A study with two trials that MLflow has."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     paths = new_study(tmp_path / "zerotune-studies", trials=2)
-    write_study_record(paths, read_record(paths).model_copy(update={"whereabouts": whereabouts_of(paths.root)}))
+    write_record(paths, read_record(paths).model_copy(update={"whereabouts": whereabouts_of(paths.root)}))
     assert sync_command(paths.root) == 0
     return paths
 

@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -122,6 +122,8 @@ class AnswerFolder(ExperimentFolder):
 class DrivenFolder(ExperimentFolder):
     """The files that a study's folder and a full experiment's have in common."""
 
+    record: ClassVar[PathBelow]  # the own record (`StudyRecord` or `FullExperimentRecord` as JSON)
+    log: ClassVar[PathBelow]  # the events, line by line, for people
     lock = PathBelow("driver.lock")  # the lock of the one process that drives the study or the full experiment
     wrapper = PathBelow("wrapper.json")  # the words of a command that starts the tuned one (`TypedWrapper`), if any
 
@@ -130,9 +132,9 @@ class DrivenFolder(ExperimentFolder):
 class StudyPaths(DrivenFolder, AnswerFolder):
     """The files of one study."""
 
-    record = PathBelow("study.json")  # the study's own record (`StudyRecord` as JSON)
+    record = PathBelow("study.json")
     history = PathBelow("history.jsonl")  # one JSON line for each ask, tell and stop, in order
-    log = PathBelow("study.log")  # the events of the study, line by line, for people
+    log = PathBelow("study.log")
     fork_server_log = PathBelow("fork_server.log")  # the output of the fork server
     profile = PathBelow("profile.json")  # the profile trial's findings, and each stage's needs (`StageEstimate`s)
     fingerprint = PathBelow("fingerprint.json")  # the experiment when the study opened (`Fingerprint`)
@@ -173,20 +175,42 @@ def work_dir_of(root: Path) -> Path:
     return parent.parent if parent.name in OWN_FOLDERS else parent
 
 
-class StudyRecord(FrozenRecord):
-    """A study's own record, written anew whenever it changes."""
+class RunRecord(FrozenRecord):
+    """What the records of a study and of a full experiment have in common. It is written anew whenever it changes."""
 
-    study_id: str  # unique on this and other machines
+    kind: ClassVar[str]  # `study` or `full experiment`, for messages
+    folders: ClassVar[str]  # the folder of all of this kind, in that where a command runs
+    id_field: ClassVar[str]  # the field with the id, which is unique on this and other machines
+
     name: str  # the experiment's name; studies of one experiment share it
+    arguments: dict[str, Any] = Field(default_factory=dict)  # of the command or the flow, as JSON
+    model_dir: str = ""  # the model directory, absolute
+    ds_config: dict[str, Any] = Field(default_factory=dict)  # the user's DeepSpeed configuration, or that of a training
+    status: StudyStatus = StudyStatus.RUNNING
+    reason: str = ""  # why it failed or stopped. Empty otherwise.
+    started_at: Seconds = 0.0  # seconds since the epoch
+    ended_at: Seconds | None = None  # seconds since the epoch
+    flow_run_id: str | None = None  # the Prefect flow run that began it and resumes it; None for a command's
+    whereabouts: Whereabouts | None = None  # when it was last opened, by which a copy is recognised
+
+    @property
+    def id(self) -> str:
+        own: str = getattr(self, self.id_field)
+        return own
+
+
+class StudyRecord(RunRecord):
+    """A study's own record."""
+
+    kind = "study"
+    folders = STUDIES
+    id_field = "study_id"
+
+    study_id: str
     method: str  # the name of the search method
     metric: str  # the metric that the search optimises
-    arguments: dict[str, Any] = Field(default_factory=dict)  # of the search and the flow, as JSON
-    model_dir: str = ""  # the model directory, absolute
-    ds_config: dict[str, Any] = Field(default_factory=dict)  # the user's DeepSpeed configuration
     switches: dict[str, Any] = Field(default_factory=dict)  # values of the program's switches as typed, by place
     layouts: dict[str, str] = Field(default_factory=dict)  # kinds of switches that are layouts, by place
-    status: StudyStatus = StudyStatus.RUNNING  # the state of the study
-    reason: str = ""  # why it failed or stopped. Empty otherwise.
     best_number: int | None = None  # the winning trial
     # How many times better than the user's configuration the winner is: 1.5 is half as fast again. None if that did not
     # complete.
@@ -196,10 +220,6 @@ class StudyRecord(FrozenRecord):
     # One sentence on how far the winner's throughput is below the last known one, and on the changes since. Empty if it
     # is not below, beyond the noise.
     regression: str = ""
-    started_at: Seconds = 0.0  # seconds since the epoch
-    ended_at: Seconds | None = None  # seconds since the epoch
-    flow_run_id: str | None = None  # the Prefect flow run that began it and resumes it; None for a command's
-    whereabouts: Whereabouts | None = None  # when it was last opened, by which a copy is recognised
 
     @field_validator("arguments")
     @classmethod
@@ -228,7 +248,7 @@ class FullExperimentPaths(DrivenFolder):
 
     ds_config = PathBelow("ds_config.json")  # the user's configuration with another one merged in
     training_spec = PathBelow("training.json")  # the orders to the ranks (`TrainingSpec` as JSON)
-    record = PathBelow("record.json")  # the full experiment's own record (`FullExperimentRecord` as JSON)
+    record = PathBelow("record.json")
     metrics = PathBelow("metrics.jsonl")  # of a trial class or of the Core API, one JSON line each
     system_metrics = PathBelow("system_metrics.jsonl")  # the host's load, one JSON line a sample
     finished = PathBelow("finished.json")  # the record of the end of the training, by a trial class or the Core API
@@ -236,7 +256,7 @@ class FullExperimentPaths(DrivenFolder):
     tensorboard = PathBelow("tensorboard")  # TensorBoard's files of a trial class
     scratch = PathBelow("scratch")  # files that the ranks need only while they run
     stop = PathBelow("stop")  # the folder of the request to save and stop (`StopRequest`)
-    log = PathBelow("train.log")  # the events of the training, line by line, for people
+    log = PathBelow("train.log")
 
     def rank_log(self, rank: int) -> Path:
         """Standard output and error together, one attempt after the other."""
@@ -251,26 +271,20 @@ class FullExperimentPaths(DrivenFolder):
         return self.root / f"rank{rank}.failure.json"
 
 
-class FullExperimentRecord(FrozenRecord):
-    """A full experiment's own record, written anew whenever it changes."""
+class FullExperimentRecord(RunRecord):
+    """A full experiment's own record. A study's has no flow run of its own."""
 
-    experiment_id: str  # unique on this and other machines
-    name: str  # the experiment's name
+    kind = "full experiment"
+    folders = FULL_EXPERIMENTS
+    id_field = "experiment_id"
+
+    experiment_id: str
     study_id: str | None = None  # the study whose winner it trains with. None if it belongs to no study.
-    model_dir: str = ""  # the model directory, absolute
-    ds_config: dict[str, Any] = Field(default_factory=dict)  # the DeepSpeed configuration that it trains with
     hparams: dict[str, Any] = Field(default_factory=dict)  # without the DeepSpeed configuration
-    arguments: dict[str, Any] = Field(default_factory=dict)  # of the command or the flow, as JSON
-    status: StudyStatus = StudyStatus.RUNNING  # its state
-    reason: str = ""  # why it failed or stopped. Empty otherwise.
     attempts: int = 0  # how often the training was started, over all resumes
-    started_at: float = 0.0  # seconds since the epoch
-    ended_at: float | None = None  # seconds since the epoch
     batches: int | None = None  # optimizer steps done, as far as the training reports them
     best_checkpoint: str | None = None  # the name of the best checkpoint so far
     best_metric: float | None = None  # the validation metric of that checkpoint
-    flow_run_id: str | None = None  # as in `StudyRecord`; None for a study's too
-    whereabouts: Whereabouts | None = None  # when it was last opened, by which a copy is recognised
 
     def of_study(self, study_id: str) -> "FullExperimentRecord":
         return self.model_copy(update={"experiment_id": full_experiment_id(study_id), "study_id": study_id})

@@ -26,7 +26,7 @@ from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import (
     STUDIES,
     DrivenFolder,
-    FullExperimentRecord,
+    RunRecord,
     StudyPaths,
     StudyRecord,
     Whereabouts,
@@ -37,26 +37,24 @@ from trial_lib.records.units import bytes_shown
 
 # A copy of a folder is a study of its own.
 
-_CopiesRecordT = TypeVar("_CopiesRecordT", StudyRecord, FullExperimentRecord)
+_RunT = TypeVar("_RunT", bound=RunRecord)
 
 _DIGITS = 6
 
 
-def told_apart(record: _CopiesRecordT, file: Path, resumes: bool) -> tuple[_CopiesRecordT, str]:
+def told_apart(record: _RunT, file: Path, resumes: bool) -> tuple[_RunT, str]:
     """A folder's record with its own id, and a note for the user that is empty if the folder is no copy.
 
     The record of a copy has another id, and no flow run; the caller writes it. If the work will not be resumed, it is
     sent to MLflow as it is.
     """
-    its_name = "study_id" if isinstance(record, StudyRecord) else "experiment_id"
-    own_id: str = getattr(record, its_name)
-    kept = record.whereabouts
+    kept, own_id = record.whereabouts, record.id
     if kept is None or not is_copy(kept, file, own_id, resumes):
         return record, ""
     now = whereabouts_of(file.parent)
     # Another copy of the original to this place gets the same id.
     new_id = f"{own_id}-{hashlib.sha256(f'{now.host}:{now.path}'.encode()).hexdigest()[:_DIGITS]}"
-    changes = {its_name: new_id, "flow_run_id": None, "whereabouts": now}
+    changes = {record.id_field: new_id, "flow_run_id": None, "whereabouts": now}
     note = f"this folder is a copy of {own_id} ({kept.path} on {kept.host}), so it has runs of its own, as {new_id}."
     return record.model_copy(update=changes), note
 
@@ -247,17 +245,22 @@ def read_wrapper(paths: DrivenFolder) -> tuple[str, ...]:
 
 def read_record(paths: StudyPaths) -> StudyRecord:
     """A study's record. Raises InputError if the folder is not a study's, or its record is damaged."""
+    return read_run_record(paths, StudyRecord)
+
+
+def read_run_record(paths: DrivenFolder, model: type[_RunT], remedy: str = "Restore the file.") -> _RunT:
+    """The record of a study or a full experiment. Raises InputError as `read_record` does."""
     if not paths.record.is_file():
         raise InputError(
-            "this is not a study's folder: it has no study.json.",
+            f"this is not a {model.kind}'s folder: it has no {paths.record.name}.",
             where=str(paths.root),
-            remedy="Name one of the folders in zerotune-studies.",
+            remedy=f"Name one of the folders in {model.folders}.",
         )
-    return read_record_file(paths.record, StudyRecord, "the study's record", "Restore the file.")
+    return read_record_file(paths.record, model, f"the {model.kind}'s record", remedy)
 
 
-def write_study_record(paths: StudyPaths, record: StudyRecord) -> None:
-    """Writes a study's record for this user alone, because arguments and configuration may hold secrets."""
+def write_record(paths: DrivenFolder, record: RunRecord) -> None:
+    """Writes a record for this user alone, because arguments, configuration and hyperparameters may hold secrets."""
     write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import FileLock
 
 from trial_lib.deepspeed_config.overrides import TRAIN_BATCH
 from trial_lib.device.base import Host
@@ -31,13 +30,12 @@ from trial_lib.messages.files import (
     MetricsRecord,
     append,
     drop_torn_tail,
-    write_whole,
 )
 from trial_lib.messages.folders import StopRequest
 from trial_lib.messages.orders import TrainingSpec
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyStatus
-from trial_lib.study.folder import INTERRUPTED
+from trial_lib.study.run import HeldFolder, OpenRun
 from trial_lib.tracking.sync import Tracker
 
 _PERIOD_S = 10.0
@@ -123,8 +121,6 @@ def _training_memory() -> float:
 _SAVE_S = 20.0  # Prefect gives a flow half a minute to end
 _CANCEL_S = 35.0  # the guard gives processes that a driver holds half a minute
 LONGEST_END_S = _SAVE_S + _CANCEL_S + 15.0  # of an interrupted full experiment
-_TRACKING_CLOSE_S = 30.0
-_TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow was unreachable
 
 
 class TrainingArguments(FrozenRecord):
@@ -144,20 +140,15 @@ class TrainingArguments(FrozenRecord):
     include: tuple[Path, ...] = ()
 
 
-def write_record(paths: FullExperimentPaths, record: FullExperimentRecord) -> None:
-    """Writes a full experiment's record, readable by this user only, because hyperparameters may contain secrets."""
-    write_whole(paths.record, record.model_dump_json(indent=2), mode=0o600)
-
-
-class FullExperiment:
+class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
     """A full experiment that runs in this process.
 
-    Only the thread that opened it may call its methods, except `interrupt`. It owns the held `lock` of the folder.
+    Only the thread that opened it may call its methods, except `interrupt`, after which the waiting thread stops it.
     """
 
     def __init__(
         self,
-        record: FullExperimentRecord,
+        held: HeldFolder[FullExperimentRecord],
         experiment: Experiment,
         plan: TrainingPlan,
         spec: TrainingSpec,
@@ -165,48 +156,28 @@ class FullExperiment:
         host: Host,
         lock_dir: Path,
         tracker: Tracker,
-        lock: FileLock,
-        log: logging.Logger,
     ) -> None:
+        super().__init__(held, plan.paths, tracker)
         self.experiment = experiment
-        self.paths: FullExperimentPaths = plan.paths
-        self.tracker = tracker
-        self.log = log
         self.validation: dict[str, float] = {}  # the metrics of the last one
-        self._record = record
-        self._writing = threading.Lock()
         self._plan = plan
         self._spec = spec
         self._stop_request = StopRequest(self.paths.stop)
         self._starter = starter
         self._host = host
         self._lock_dir = lock_dir
-        self._lock = lock
         self._cancelled = threading.Event()
         self._stop_by = math.inf
         self._ended = threading.Event()
         self._end = TrainingEnd(False, "It was not started.")
         # A daemon thread, so that nothing that it waits for delays the end of this process.
         self._thread = threading.Thread(target=self._train, daemon=True, name="training")
-        self._closed = False
-        self._is_down = False
-        self._interrupted = False
         self._reader = MetricsReader(self.paths.metrics)
         self._batch = 0
         self._epoch = 0
         self._best: MetricsRecord | None = None
         self._take_in(self._reader.read())
-        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, log, host)
-
-    @property
-    def record(self) -> FullExperimentRecord:
-        """The record as on the disk."""
-        return self._record
-
-    @property
-    def is_down(self) -> bool:
-        """Whether it is closed. Closing waits a while for the tracking server."""
-        return self._is_down
+        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, held.log, host)
 
     @property
     def percent(self) -> float | None:
@@ -214,7 +185,7 @@ class FullExperiment:
         length = self.experiment.config.searcher.max_length
         if length is None or not self.paths.metrics.exists():
             return None
-        samples = self._record.ds_config.get(TRAIN_BATCH)
+        samples = self.record.ds_config.get(TRAIN_BATCH)
         if length.batches:
             done = self._batch / length.batches
         elif length.epochs:
@@ -232,11 +203,7 @@ class FullExperiment:
         return self._thread.ident is not None
 
     def begin(self) -> None:
-        with self._writing:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._write(status=StudyStatus.RUNNING, reason="", ended_at=None)
-        self.tracker.start()
+        super().begin()
         self._monitor.start()
         self._thread.start()
 
@@ -262,18 +229,6 @@ class FullExperiment:
         elif not self._cancelled.is_set():
             self.finish(StudyStatus.FAILED, self._end.reason)
         return self._end
-
-    def interrupt(self) -> None:
-        """Writes into the record that the training is interrupted, if it has not ended. The waiting thread then stops
-        it.
-
-        It returns at once, and any thread may call it. If this process dies afterwards, the record already has the
-        interrupt.
-        """
-        self._interrupted = True
-        with self._writing:
-            if self._record.status is StudyStatus.RUNNING:
-                self._write(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
 
     def stop(self) -> None:
         """Ends the training, and returns when its processes are gone.
@@ -304,7 +259,7 @@ class FullExperiment:
 
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how it ended, unless the record already has an end."""
-        status_now = self._record.status
+        status_now = self.record.status
         if status_now is not StudyStatus.RUNNING and not (self._interrupted and status_now is StudyStatus.CANCELLED):
             return
         answer = self._answer() if status is StudyStatus.COMPLETED else {}
@@ -329,12 +284,11 @@ class FullExperiment:
             self.stop()
             self._monitor.close()
             self._starter.close()
-            is_hopeless = self._record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
-            return self.tracker.close(_TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S, self.log.info)
+            return self._close_tracker()
         finally:
             if self._ended.is_set() or not self._thread.is_alive():
                 self._lock.release()
-            self._is_down = True
+            self.is_down = True
 
     def _train(self) -> None:
         # Runs the training, in a thread of its own.
@@ -366,7 +320,7 @@ class FullExperiment:
         shutil.rmtree(self.paths.scratch, ignore_errors=True)
         dataclasses.replace(self._spec, latest_checkpoint=self._latest_checkpoint()).write(self.paths.training_spec)
         self._monitor.watch(slots)
-        self._update(attempts=self._record.attempts + 1)
+        self._update(attempts=self.record.attempts + 1)
 
     def _latest_checkpoint(self) -> str | None:
         # The checkpoint that a script resumes from; the loop of a trial class looks for itself.
@@ -403,12 +357,3 @@ class FullExperiment:
             answer: dict[str, Any] = json.loads(self.paths.finished.read_text())
             return answer
         return {}
-
-    def _update(self, **changes: object) -> None:
-        with self._writing:
-            self._write(**changes)
-
-    def _write(self, **changes: object) -> None:
-        self._record = self._record.model_copy(update=changes)
-        write_record(self.paths, self._record)
-        self.tracker.notify()

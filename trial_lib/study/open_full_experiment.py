@@ -35,7 +35,6 @@ from trial_lib.records.folders import (
     FullExperimentRecord,
     StudyStatus,
     full_experiment_id,
-    whereabouts_of,
     work_dir_of,
 )
 from trial_lib.records.switches import shown_switch, switches_of
@@ -43,21 +42,20 @@ from trial_lib.study.choose_place import slots_for
 from trial_lib.study.confirm import answer_of
 from trial_lib.study.folder import (
     FinishedError,
-    file_logger,
-    hold_lock,
     keep_experiment,
     new_folder,
     new_id,
-    read_record_file,
+    read_run_record,
     read_wrapper,
     told_apart,
     write_wrapper,
 )
-from trial_lib.study.full_experiment import FullExperiment, TrainingArguments, write_record
+from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.limits import own_ops
 from trial_lib.study.open_study import OpenStudy, check_include, check_length, check_slots
 from trial_lib.study.plans import full_length_spec
 from trial_lib.study.program import environment_of, program_of
+from trial_lib.study.run import hold_folder
 from trial_lib.tracking.sync import FullExperimentSync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
@@ -244,14 +242,8 @@ def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperim
 
 
 def _read_record(paths: FullExperimentPaths) -> FullExperimentRecord:
-    if not paths.record.is_file():
-        raise InputError(
-            "this is not a full experiment's folder: it has no record.json.",
-            where=str(paths.root),
-            remedy=f"Name one of the folders in {FULL_EXPERIMENTS}.",
-        )
     remedy = "Move its folder away, or start a new full experiment."
-    return read_record_file(paths.record, FullExperimentRecord, "the full experiment's record", remedy)
+    return read_run_record(paths, FullExperimentRecord, remedy)
 
 
 def _new_record(
@@ -298,16 +290,12 @@ def _open(
     paths: FullExperimentPaths,
     tracking_uri: str,
 ) -> FullExperiment:
-    lock = hold_lock(paths.lock, "full experiment")
-    record, copied = told_apart(record, paths.record, resumes=True) if record.study_id is None else (record, "")
-    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
-    write_record(paths, record)
+    held = hold_folder(paths, record, may_be_copy=record.study_id is None)
     write_wrapper(paths, experiment.entrypoint.wrapper)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
-    log = file_logger(record.experiment_id, paths.log)
-    if copied:
-        log.warning("%s", copied)
-        experiment = dataclasses.replace(experiment, notes=(copied, *experiment.notes))
+    if held.copied:
+        held.log.warning("%s", held.copied)
+        experiment = dataclasses.replace(experiment, notes=(held.copied, *experiment.notes))
     spec = full_length_spec(experiment, record.ds_config, paths)
     entrypoint = experiment.entrypoint
     is_in_code = entrypoint.trial_class is None and not entrypoint.config_values and not experiment.ds_config
@@ -330,8 +318,8 @@ def _open(
     write_all(plan.program.files)
     trained = dataclasses.replace(experiment, ds_config=record.ds_config)
     shown = {**environment, **kind_of(host.device).primed_with(host, plan.slots)}
-    start = (plan.program.interpreter, own_ops(trained, host.device), shown, log.info)
+    start = (plan.program.interpreter, own_ops(trained, host.device), shown, held.log.info)
     hosts = experiment.config.resources.hosts
     starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
     tracker = Tracker(lambda: FullExperimentSync(paths, tracking_uri), tracking_uri)
-    return FullExperiment(record, experiment, plan, spec, starter, host, host_lock_dir(), tracker, lock, log)
+    return FullExperiment(held, experiment, plan, spec, starter, host, host_lock_dir(), tracker)

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock
 from pydantic import ValidationError
 
 from trial_lib.device.base import Host
@@ -29,7 +27,6 @@ from trial_lib.records.folders import (
     StudyPaths,
     StudyRecord,
     StudyStatus,
-    whereabouts_of,
     work_dir_of,
 )
 from trial_lib.study.arguments import INSTEAD, StudyArguments
@@ -40,24 +37,20 @@ from trial_lib.study.driver import StudyDriver
 from trial_lib.study.earlier import keep_earlier_studies
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_in, fingerprint_of
 from trial_lib.study.folder import (
-    INTERRUPTED,
     FinishedError,
     FolderError,
-    file_logger,
     folder_error_told,
-    hold_lock,
     is_damaged,
     new_folder,
     new_id,
     read_record,
     read_wrapper,
     remove_folder,
-    told_apart,
-    write_study_record,
     write_wrapper,
 )
 from trial_lib.study.followed import Followed, followed
 from trial_lib.study.program import KnownProgram, environment_of, named_in, require_sizes, require_switchable
+from trial_lib.study.run import HeldFolder, OpenRun, hold_folder
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_plan import keep_plan, read_given_plan
 from trial_lib.study.typed_command import read_command
@@ -112,34 +105,24 @@ def check_length(experiment: Experiment) -> None:
 
 
 _BEGUN_END_S = 5.0  # for the end of a profile trial whose ranks have been ended
-_TRACKING_CLOSE_S = 30.0
-_TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
 
 
-class OpenStudy:
+class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
     """A study that runs in this process."""
 
     def __init__(
         self,
-        record: StudyRecord,
+        held: HeldFolder[StudyRecord],
         paths: StudyPaths,
         driver: StudyDriver,
         tracker: Tracker,
-        lock: FileLock,
         config_check: ConfigCheck,
         is_new: bool,
     ) -> None:
+        super().__init__(held, paths, tracker)
         self.driver = driver
-        self.paths = paths
-        self.tracker = tracker
-        self.record = record  # as it is on the disk
-        self._lock = lock
         self.config_check = config_check
         self.is_new = is_new  # opened for the first time
-        self._closed = False
-        self.is_down = False  # nothing is left to do; closing waits a while for the tracking server
-        self._writing = threading.RLock()
-        self._interrupted = False
 
     def remove(self) -> None:
         """Closes a study and removes its folder, and the folder of all studies if no other is in it."""
@@ -149,12 +132,7 @@ class OpenStudy:
         remove_folder(self.paths.root, self.driver.log)
 
     def begin(self) -> None:
-        """Raises KeyboardInterrupt if it was interrupted before."""
-        with self._writing:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._update(status=StudyStatus.RUNNING, reason="", ended_at=None)
-        self.tracker.start()
+        super().begin()
         self.driver.foresee()
         self.driver.prime()
 
@@ -188,16 +166,8 @@ class OpenStudy:
             )
 
     def interrupt(self) -> None:
-        """Writes that the study is interrupted, if it has not ended, and ends its trials.
-
-        It returns at once and may be called from any thread. The record is on the disk before anything can end this
-        process.
-        """
-        with self._writing:
-            self._interrupted = True
-            if self.record.status is StudyStatus.RUNNING:
-                with contextlib.suppress(FolderError):
-                    self._update(status=StudyStatus.CANCELLED, reason=INTERRUPTED, ended_at=time.time())
+        """Ends the trials as well."""
+        super().interrupt()
         self.driver.cancel()
 
     def close(self) -> bool:
@@ -208,20 +178,15 @@ class OpenStudy:
         self.driver.cancel()
         self.driver.place.close()
         self.driver.await_begun(_BEGUN_END_S)
-        is_hopeless = self.record.status is StudyStatus.CANCELLED or self.tracker.last_error is not None
         try:
-            seconds = _TRACKING_SHORT_S if is_hopeless else _TRACKING_CLOSE_S
-            return self.tracker.close(seconds, self.driver.log.info)
+            return self._close_tracker()
         finally:
             self._lock.release()
             self.is_down = True
 
     def _update(self, **changes: object) -> None:
-        with self._writing:
-            self.record = self.record.model_copy(update={"metric": self.driver.metric, **changes})
-            with folder_error_told(self.paths.root):
-                write_study_record(self.paths, self.record)
-        self.tracker.notify()
+        with folder_error_told(self.paths.root):
+            super()._update(metric=self.driver.metric, **changes)
 
 
 def new_study(
@@ -420,15 +385,12 @@ def _open(
     tracking_uri: str,
     is_new: bool = False,
 ) -> OpenStudy:
-    lock = hold_lock(paths.lock, "study")
-    record, copied = told_apart(record, paths.record, resumes=True)
-    record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     # From here on `resume` finds the study, however this process ends.
     with folder_error_told(paths.root):
-        write_study_record(paths, record)
-    log = file_logger(record.study_id, paths.log)
+        held = hold_folder(paths, record)
+    study_id, log = held.record.id, held.log
     over_hosts = arguments.ray_address is not None or bool(experiment.config.resources.hosts)
-    first = tuple(filter(None, (uncovered(experiment.model_dir, paths.root, over_hosts), copied)))
+    first = tuple(filter(None, (uncovered(experiment.model_dir, paths.root, over_hosts), held.copied)))
     for text in first:
         log.warning("%s", text)
     experiment = replace(experiment, notes=(*first, *experiment.notes))
@@ -438,14 +400,14 @@ def _open(
         starter = starter_of(experiment, arguments, host, str(paths.fork_server_log), log.info)
         place = ThisHost(starter, host, host_lock_dir(), is_one=not experiment.config.resources.hosts)
     else:
-        place = cluster_of(experiment, arguments, host, record.study_id, log.info)
-    setup = StudySetup.now(record.study_id, time.time(), experiment, arguments, paths, host)
+        place = cluster_of(experiment, arguments, host, study_id, log.info)
+    setup = StudySetup.now(study_id, time.time(), experiment, arguments, paths, host)
     driver = StudyDriver(setup, place, log)
     # A study with only its training left has its answer.
     asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
     tracker = Tracker(lambda: StudySync(paths, tracking_uri), tracking_uri)
-    return OpenStudy(record, paths, driver, tracker, lock, check, is_new)
+    return OpenStudy(held, paths, driver, tracker, check, is_new)
 
 
 def require_accepted_config(

@@ -8,7 +8,7 @@ import pytest
 
 from trial_lib.records.folders import FullExperimentRecord, StudyPaths, StudyRecord, Whereabouts, whereabouts_of
 from trial_lib.study import folder
-from trial_lib.study.folder import begun_by, read_record, told_apart, write_study_record
+from trial_lib.study.folder import begun_by, read_record, told_apart, write_record
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def original(tmp_path: Path) -> StudyPaths:
     paths = StudyPaths(tmp_path / "zerotune-studies" / "s-1")
     paths.root.mkdir(parents=True)
     record = StudyRecord(study_id="s-1", name="s", method="asha", metric="throughput", flow_run_id="run-1")
-    write_study_record(paths, record.model_copy(update={"whereabouts": whereabouts_of(paths.root)}))
+    write_record(paths, record.model_copy(update={"whereabouts": whereabouts_of(paths.root)}))
     return paths
 
 
@@ -54,7 +54,7 @@ def test_each_copy_has_an_id_of_its_own_and_the_same_each_time_that_it_is_made(o
 def test_a_copy_that_is_told_apart_stays_what_it_is_when_it_is_moved(original: StudyPaths) -> None:
     beside = copied(original, original.root.with_name("a"))
     record, _ = told_apart(read_record(beside), beside.record, resumes=True)
-    write_study_record(beside, record)
+    write_record(beside, record)
     moved = StudyPaths(beside.root.rename(original.root.with_name("c")))
     assert told_apart(read_record(moved), moved.record, resumes=True) == (record, "")
 
@@ -116,7 +116,7 @@ def test_a_copy_with_the_original_s_number_on_another_file_system_is_a_copy(
 
 
 def test_a_study_of_an_older_version_is_what_it_says(original: StudyPaths) -> None:
-    write_study_record(original, read_record(original).model_copy(update={"whereabouts": None}))
+    write_record(original, read_record(original).model_copy(update={"whereabouts": None}))
     assert id_of(copied(original, original.root.with_name("a"))) == "s-1"
 
 
