@@ -1,10 +1,10 @@
-"""The content of MLflow's runs of a study, a trial and a full experiment, from their records. It needs no MLflow."""
+"""The content of MLflow's runs of studies, trials, full experiments and plans, from their records, without MLflow."""
 
 import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,8 @@ import yaml
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.inputs.known_secrets import sent_command, sent_document
 from trial_lib.messages.secrets import redact
+from trial_lib.plan.answer import fewest_sentence
+from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import (
     FullExperimentPaths,
@@ -386,6 +388,89 @@ def full_experiment_content(
         tags=as_tags(tags),
         params=as_params(params),
         artifacts=[file for file in [paths.ds_config] if file.exists()],
+    )
+
+
+PLAN = "plan"  # the kind of a plan's run
+
+
+def plan_artifacts(paths: PlanPaths) -> list[Path]:
+    """The files of a plan that go to MLflow."""
+    return [paths.record, paths.best_ds_config, paths.report]
+
+
+def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
+    """The run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
+    chosen = record.chosen
+    stage = 0 if chosen is None else chosen.ds_config.get("zero_optimization", {}).get("stage", 0)
+    best = {} if record.best is None else {"best_devices": record.devices[record.best].label}
+    tags = {
+        RECORD_ID: record.plan_id,
+        KIND: PLAN,
+        "finding": record.answer,
+        "reason": record.stopped,
+        **best,
+        **{f"version.{name}": version for name, version in record.versions.items()},
+        DESCRIPTION: _plan_description(record),
+    }
+    params = {
+        "model_dir": record.model_dir,
+        "on": [devices.label for devices in record.devices],
+        "train_batch_size": record.train_batch_size,
+        **({} if chosen is None else {"best": chosen.label, STAGE_PARAM: stage, **chosen.knobs}),
+    }
+    metrics = {
+        "parameters": float(record.parameters),
+        "plan.seconds": record.seconds,
+        "plan.peak_memory": float(record.peak_bytes),
+        **({} if chosen is None else dict(_plan_figures("foreseen.best", chosen))),
+    }
+    for devices in record.devices:
+        for arm in devices.arms:
+            metrics |= dict(_plan_figures(f"foreseen.{devices.label.replace(':', ' ')}.{arm.label}", arm))
+    return RunContent(
+        record_id=record.plan_id,
+        name=record.plan_id,
+        status="FAILED" if record.stopped else "FINISHED",
+        started_at=record.started_at,
+        ended_at=record.started_at + record.seconds,
+        tags=as_tags(tags),
+        params=as_params(params),
+        metrics=as_points(metrics),
+        artifacts=[file for file in plan_artifacts(paths) if file.exists()],
+    )
+
+
+def _plan_figures(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
+    # An arm's figures: shares, samples, bytes, samples and tokens a second.
+    yield f"{prefix}.fits", arm.fits
+    yield f"{prefix}.largest_micro_batch", float(arm.largest_micro_batch)
+    ranges: dict[str, ForeseenRange | None] = {
+        "samples_per_s": arm.samples_per_s,
+        "tokens_per_s": arm.tokens_per_s,
+        "mfu": arm.mfu,
+        "cost_per_billion_tokens": arm.cost,
+        "peak_memory": arm.peak,
+    }
+    for name, figure in ranges.items():
+        if figure is not None:
+            yield f"{prefix}.{name}", figure.value
+
+
+def _plan_description(record: PlanRecord) -> str:
+    lines = [f"**{record.answer or record.stopped}**"]
+    lines += [_of_devices(devices) for devices in record.devices]
+    if record.best_command:
+        command = sent_command(record.best_command, Path(record.model_dir))
+        lines.append(f"**To start there** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
+    lines.append(f"A plan for **{record.name}**. All figures are foreseen; no device has measured them.")
+    return "\n\n".join(lines)
+
+
+def _of_devices(devices: PlannedDevices) -> str:
+    sentences = [devices.answer, *devices.why, fewest_sentence(devices)]
+    return "\n".join(
+        [f"**{devices.label}**", "", *(f"- {sentence}" for sentence in dict.fromkeys(sentences) if sentence)]
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes MLflow have the content of a study's folder, exactly once.
+"""Makes MLflow have the content of the folder of a study, a full experiment or a plan, exactly once.
 
 Every run carries its record's id as a tag, and is looked up before it is created. Everything else can be sent again
 unchanged: params and tags by name, metrics by name, step and time, artifacts by name. So sending everything completes a
@@ -12,15 +12,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trial_lib.inputs.known_secrets import KnownSecrets, sent_command
+from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.messages.files import SYSTEM, TRAINING, VALIDATION, MetricsReader, MetricsRecord
-from trial_lib.plan.answer import fewest_sentence
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.plan.plan_record import PlanPaths, PlanRecord
 from trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
@@ -33,20 +33,18 @@ from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.switches import path_of
 from trial_lib.tracking.run_content import (
     ACCUMULATION_PARAM,
-    DESCRIPTION,
     FULL_EXPERIMENT,
-    KIND,
     MICRO_BATCH_PARAM,
+    PLAN,
     PURPOSE,
     RECORD_ID,
     STAGE_PARAM,
     STUDY_ID,
     RunContent,
-    as_params,
-    as_points,
-    as_tags,
     full_experiment_content,
     legal_name,
+    plan_artifacts,
+    plan_content,
     study_artifacts,
     study_content,
     trial_content,
@@ -117,61 +115,62 @@ def _charts(metric: str, knobs: Sequence[str]) -> dict[str, Any]:
     }
 
 
-class StudySync:
-    """Sends a study's folder to MLflow, repeatedly as it grows. After an error, make a new one."""
+class Sync(ABC):
+    """Sends a folder to MLflow, repeatedly as it grows. After an error, make a new one."""
 
-    def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
-        self.page: str | None = None  # the path of the page with the study's trials; None before MLflow has it
-        self.run_page: str | None = None  # that of the study's own run
+    model: type[Any]  # of the folder's record
+    id_field: str  # the field of the record with its id
+    kind: str | None = None  # the tag of the folder's own run
+    found_by = RECORD_ID  # the tag by which the folder's runs are found
+
+    def __init__(self, paths: Any, tracking_uri: str) -> None:
+        self.page: str | None = None  # the path of the page that shows the content; None before MLflow has it
+        self.run_page: str | None = None  # that of the folder's own run
         self._paths = paths
         self._tracking_uri = tracking_uri
         self._runs: Runs | None = None
         self._sent: dict[str, str] = {}  # record id -> hash of the files it came from
-        self._hashes: set[str] = set()  # the same hashes, which thousands of trials are looked up in
-        self._settled: set[str] = set()  # folders of trials that MLflow has, whose results do not change
 
     def run(self) -> None:
-        """Sends new content: ended trials first, then the study, so that an ended parent is complete."""
+        """Sends new content. The record comes last, so that an ended run is complete. What has arrived stays."""
         paths = self._paths
-        fingerprint = files_hash([paths.record, *study_artifacts(paths)])
-        record = StudyRecord.model_validate_json(paths.record.read_text())
-        study = study_content(record, paths)
+        fingerprint = files_hash([paths.record, *self._files()])
+        record = self.model.model_validate_json(paths.record.read_text())
         runs = self._runs or self._connect(record)
-        run_id = runs.run_of(study)
-        self.page = trials_page(runs.experiment_id, record.study_id)
-        self.run_page = run_page(runs.experiment_id, run_id)
-        if paths.trial(0).root.name not in self._settled:
-            # The profile trial may find some in the code.
-            runs.secrets = KnownSecrets.of_study(paths)
-        for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
-            if self._send_trial(runs, record, TrialPaths(paths.trials / name), run_id):
-                self._settled.add(name)
-        if self._sent.get(record.study_id) != fingerprint:
-            self._send(runs, study, fingerprint)
+        content = self._content(record)
+        run_id = runs.run_of(content)
+        self.page = self.run_page = run_page(runs.experiment_id, run_id)
+        self._send_parts(runs, record, run_id)
+        if self._sent.get(content.record_id) != fingerprint:
+            self._send(runs, content, fingerprint)
 
-    def _connect(self, record: StudyRecord) -> Runs:
-        wanted = f"tags.{STUDY_ID} = '{record.study_id}'"
-        work_dir, secrets = work_dir_of(self._paths.root), KnownSecrets.of_study(self._paths)
-        self._runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir)
-        self._runs.tag_experiment(*trials_view(record))
+    @abstractmethod
+    def _files(self) -> list[Path]:
+        """The files, besides the record, whose change makes the folder's own run change."""
+
+    @abstractmethod
+    def _content(self, record: Any) -> RunContent:
+        """The content of the folder's own run."""
+
+    def _send_parts(self, runs: Runs, record: Any, run_id: str) -> None:  # noqa: B027 - a plan has none
+        """Sends what belongs to the folder's own run besides its content."""
+
+    def _connect(self, record: Any) -> Runs:
+        wanted = f"tags.{self.found_by} = '{getattr(record, self.id_field)}'"
+        self._runs = Runs(self._tracking_uri, self._secrets(), record.name, wanted, self._work_dir(record), self.kind)
         self._sent = {record_id: run.data.tags.get(SENT, "") for record_id, run in self._runs.found.items()}
-        self._hashes = set(self._sent.values())
         return self._runs
 
-    def _send_trial(self, runs: Runs, record: StudyRecord, paths: TrialPaths, parent_run_id: str) -> bool:
-        # Sends a trial that was not sent yet; returns whether it has ended.
-        if not paths.result.exists():
-            return False
-        fingerprint = files_hash([paths.result])
-        if fingerprint not in self._hashes:  # a result contains its trial's id, so no two have the same hash
-            self._send(runs, trial_content(record, paths, parent_run_id), fingerprint)
-        return True
+    def _secrets(self) -> KnownSecrets:
+        return KnownSecrets.of(self._paths.experiment, self._paths.record)
+
+    def _work_dir(self, record: Any) -> Path:
+        return work_dir_of(self._paths.root)
 
     def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
         runs.send(content)
         runs.mark(runs.run_of(content), fingerprint)
         self._sent[content.record_id] = fingerprint
-        self._hashes.add(fingerprint)
 
 
 def files_hash(files: Iterable[Path]) -> str:
@@ -184,7 +183,65 @@ def files_hash(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-# Makes MLflow have the content of a full experiment's folder: its record, and its metrics as they come.
+class PlanSync(Sync):
+    """Sends a plan as a run of its own, in the experiment of its studies."""
+
+    model, id_field, kind = PlanRecord, "plan_id", PLAN
+    _paths: PlanPaths
+
+    def _files(self) -> list[Path]:
+        return plan_artifacts(self._paths)
+
+    def _content(self, record: PlanRecord) -> RunContent:
+        return plan_content(record, self._paths)
+
+
+class StudySync(Sync):
+    """Sends a study with its trials. Its page is the table of them."""
+
+    model, id_field, found_by = StudyRecord, "study_id", STUDY_ID
+    _paths: StudyPaths
+
+    def __init__(self, paths: StudyPaths, tracking_uri: str) -> None:
+        super().__init__(paths, tracking_uri)
+        self._hashes: set[str] = set()  # those of `_sent`, which thousands of trials are looked up in
+        self._settled: set[str] = set()  # folders of trials that MLflow has, whose results do not change
+
+    def _files(self) -> list[Path]:
+        return study_artifacts(self._paths)
+
+    def _content(self, record: StudyRecord) -> RunContent:
+        return study_content(record, self._paths)
+
+    def _secrets(self) -> KnownSecrets:
+        return KnownSecrets.of_study(self._paths)
+
+    def _connect(self, record: StudyRecord) -> Runs:
+        runs = super()._connect(record)
+        runs.tag_experiment(*trials_view(record))
+        self._hashes = set(self._sent.values())
+        return runs
+
+    def _send_parts(self, runs: Runs, record: StudyRecord, run_id: str) -> None:
+        # Sends the trials that have ended since.
+        paths = self._paths
+        self.page = trials_page(runs.experiment_id, record.study_id)
+        if paths.trial(0).root.name not in self._settled:
+            # The profile trial may find some in the code.
+            runs.secrets = self._secrets()
+        for name in sorted({*os.listdir(paths.trials)} - self._settled):  # noqa: PTH208 - names alone, thousands of them
+            trial = TrialPaths(paths.trials / name)
+            if not trial.result.exists():
+                continue
+            fingerprint = files_hash([trial.result])
+            if fingerprint not in self._hashes:  # a result contains its trial's id, so no two have the same hash
+                self._send(runs, trial_content(record, trial, run_id), fingerprint)
+            self._settled.add(name)
+
+    def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
+        super()._send(runs, content, fingerprint)
+        self._hashes.add(fingerprint)
+
 
 _MEASURED = (TRAINING, VALIDATION, SYSTEM)
 
@@ -193,50 +250,37 @@ class NoStudyRunError(Exception):
     """MLflow does not have the full experiment's study yet."""
 
 
-class FullExperimentSync:
-    """Sends a full experiment's folder to MLflow, repeatedly as it grows. After an error, make a new one."""
+class FullExperimentSync(Sync):
+    """Sends a full experiment with its metrics as they come. The mark of its run says how many of them were sent."""
+
+    model, id_field, kind = FullExperimentRecord, "experiment_id", FULL_EXPERIMENT
+    _paths: FullExperimentPaths
 
     def __init__(self, paths: FullExperimentPaths, tracking_uri: str) -> None:
-        self.page: str | None = None  # the path of the run's page; None before MLflow has it
-        self.run_page: str | None = None
-        self._paths = paths
-        self._tracking_uri = tracking_uri
-        self._runs: Runs | None = None
+        super().__init__(paths, tracking_uri)
         self._parent_run_id: str | None = None
-        self._files = {"metrics": paths.metrics, "system_metrics": paths.system_metrics}
-        self._readers = {name: MetricsReader(path) for name, path in self._files.items()}
-        self._sent = dict.fromkeys(self._files, 0)  # file -> bytes whose metrics MLflow has
-        self._content_sent = ""
+        self._metrics = {"metrics": paths.metrics, "system_metrics": paths.system_metrics}
+        self._readers = {name: MetricsReader(path) for name, path in self._metrics.items()}
+        self._bytes_sent = dict.fromkeys(self._metrics, 0)  # file -> bytes whose metrics MLflow has
 
-    def run(self) -> None:
-        """Sends metrics first, then the record, so that an ended run is complete. What has arrived stays."""
-        paths = self._paths
-        fingerprint = files_hash([paths.record, paths.ds_config])
-        record = FullExperimentRecord.model_validate_json(paths.record.read_text())
-        runs = self._runs or self._connect(record)
-        content = full_experiment_content(record, paths, self._parent_run_id)
-        run_id = runs.run_of(content)
-        self.page = self.run_page = run_page(runs.experiment_id, run_id)
-        self._send_metrics(runs, run_id)
-        if self._content_sent != fingerprint:
-            runs.send(self._sendable(runs, content))
-            self._content_sent = fingerprint
+    def _files(self) -> list[Path]:
+        return [self._paths.ds_config]
+
+    def _content(self, record: FullExperimentRecord) -> RunContent:
+        return full_experiment_content(record, self._paths, self._parent_run_id)
+
+    def _work_dir(self, record: FullExperimentRecord) -> Path:
+        # The full experiment of a study is in the study's folder.
+        return work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
 
     def _connect(self, record: FullExperimentRecord) -> Runs:
-        wanted = f"tags.{RECORD_ID} = '{record.experiment_id}'"
-        # The full experiment of a study is in the study's folder.
-        work_dir = work_dir_of(self._paths.root if record.study_id is None else self._paths.root.parent)
-        secrets = KnownSecrets.of(self._paths.experiment, self._paths.record)
-        runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir, FULL_EXPERIMENT)
+        runs = super()._connect(record)
         if record.study_id is not None:
             study = next(runs.search(f"tags.{RECORD_ID} = '{record.study_id}'"), None)
             if study is None:
                 raise NoStudyRunError(f"the study {record.study_id} has no run yet")
             self._parent_run_id = study.info.run_id
-        found = runs.found.get(record.experiment_id)
-        if found is not None:
-            self._sent.update(self._still_there(found.data.tags.get(SENT, "")))
-        self._runs = runs
+        self._bytes_sent.update(self._still_there(self._sent.get(record.experiment_id, "")))
         return runs
 
     def _still_there(self, mark: str) -> dict[str, int]:
@@ -245,27 +289,27 @@ class FullExperimentSync:
         return {
             name: size
             for name, size in sent.items()
-            if name in self._files and self._files[name].exists() and self._files[name].stat().st_size >= size
+            if name in self._metrics and self._metrics[name].exists() and self._metrics[name].stat().st_size >= size
         }
 
-    def _send_metrics(self, runs: Runs, run_id: str) -> None:
-        sent = dict(self._sent)
+    def _send_parts(self, runs: Runs, record: FullExperimentRecord, run_id: str) -> None:
+        sent = dict(self._bytes_sent)
         for name, reader in self._readers.items():
             records = [record for record in reader.read() if record.end > sent[name]]
             runs.log_metrics(run_id, _points(records))
             if records:
                 sent[name] = records[-1].end
-        if sent != self._sent:
+        if sent != self._bytes_sent:
             runs.mark(run_id, json.dumps(sent))
-        self._sent = sent
+        self._bytes_sent = sent
 
-    def _sendable(self, runs: Runs, content: RunContent) -> RunContent:
-        # The content without the params that the run has, because MLflow accepts a param only once.
+    def _send(self, runs: Runs, content: RunContent, fingerprint: str) -> None:
+        # Without the params that the run has, because MLflow accepts a param only once.
         found = runs.found.get(content.record_id)
-        if found is None:
-            return content
-        known = found.data.params
-        return replace(content, params={name: value for name, value in content.params.items() if name not in known})
+        known = {} if found is None else found.data.params
+        new = {name: value for name, value in content.params.items() if name not in known}
+        runs.send(replace(content, params=new))
+        self._sent[content.record_id] = fingerprint
 
 
 def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int]]:
@@ -280,132 +324,11 @@ def _points(records: Sequence[MetricsRecord]) -> list[tuple[str, float, int, int
     ]
 
 
-# Makes MLflow have a plan as a run of its own, in the experiment of its studies.
-
-PLAN = "plan"  # the kind of a plan's run
-
-
-class PlanSync:
-    """Sends a plan's folder to MLflow, once. It can be sent again unchanged."""
-
-    def __init__(self, paths: PlanPaths, tracking_uri: str) -> None:
-        self.page: str | None = None  # the path of the run's page; None before MLflow has it
-        self.run_page: str | None = None
-        self._paths = paths
-        self._tracking_uri = tracking_uri
-
-    def run(self) -> None:
-        """Raises whatever MLflow raises. The part that has arrived stays."""
-        paths = self._paths
-        fingerprint = files_hash([paths.record, *plan_artifacts(paths)])
-        record = PlanRecord.model_validate_json(paths.record.read_text())
-        wanted = f"tags.{RECORD_ID} = '{record.plan_id}'"
-        secrets = KnownSecrets.of(paths.experiment, paths.record)
-        runs = Runs(self._tracking_uri, secrets, record.name, wanted, work_dir_of(paths.root), PLAN)
-        found = runs.found.get(record.plan_id)
-        content = plan_content(record, paths)
-        run_id = runs.run_of(content)
-        self.page = self.run_page = run_page(runs.experiment_id, run_id)
-        if found is None or found.data.tags.get(SENT) != fingerprint:
-            runs.send(content)
-            runs.mark(run_id, fingerprint)
-
-
-def plan_artifacts(paths: PlanPaths) -> list[Path]:
-    """The files of a plan that go to MLflow."""
-    return [paths.record, paths.best_ds_config, paths.report]
-
-
-def plan_content(record: PlanRecord, paths: PlanPaths) -> RunContent:
-    """The run of a plan. The names of its metrics begin with `foreseen`, because nothing was measured."""
-    chosen = record.chosen
-    stage = 0 if chosen is None else chosen.ds_config.get("zero_optimization", {}).get("stage", 0)
-    best = {} if record.best is None else {"best_devices": record.devices[record.best].label}
-    tags = {
-        RECORD_ID: record.plan_id,
-        KIND: PLAN,
-        "finding": record.answer,
-        "reason": record.stopped,
-        **best,
-        **{f"version.{name}": version for name, version in record.versions.items()},
-        DESCRIPTION: _description(record),
-    }
-    params = {
-        "model_dir": record.model_dir,
-        "on": [devices.label for devices in record.devices],
-        "train_batch_size": record.train_batch_size,
-        **({} if chosen is None else {"best": chosen.label, STAGE_PARAM: stage, **chosen.knobs}),
-    }
-    metrics = {
-        "parameters": float(record.parameters),
-        "plan.seconds": record.seconds,
-        "plan.peak_memory": float(record.peak_bytes),
-        **({} if chosen is None else dict(_metrics("foreseen.best", chosen))),
-    }
-    for devices in record.devices:
-        for arm in devices.arms:
-            metrics |= dict(_metrics(f"foreseen.{devices.label.replace(':', ' ')}.{arm.label}", arm))
-    return RunContent(
-        record_id=record.plan_id,
-        name=record.plan_id,
-        status="FAILED" if record.stopped else "FINISHED",
-        started_at=record.started_at,
-        ended_at=record.started_at + record.seconds,
-        tags=as_tags(tags),
-        params=as_params(params),
-        metrics=as_points(metrics),
-        artifacts=[file for file in plan_artifacts(paths) if file.exists()],
-    )
-
-
-def _metrics(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
-    # An arm's figures: shares, samples, bytes, samples and tokens a second.
-    yield f"{prefix}.fits", arm.fits
-    yield f"{prefix}.largest_micro_batch", float(arm.largest_micro_batch)
-    ranges: dict[str, ForeseenRange | None] = {
-        "samples_per_s": arm.samples_per_s,
-        "tokens_per_s": arm.tokens_per_s,
-        "mfu": arm.mfu,
-        "cost_per_billion_tokens": arm.cost,
-        "peak_memory": arm.peak,
-    }
-    for name, figure in ranges.items():
-        if figure is not None:
-            yield f"{prefix}.{name}", figure.value
-
-
-def _description(record: PlanRecord) -> str:
-    lines = [f"**{record.answer or record.stopped}**"]
-    lines += [_of_devices(devices) for devices in record.devices]
-    if record.best_command:
-        command = sent_command(record.best_command, Path(record.model_dir))
-        lines.append(f"**To start there** (`best_ds_config.json`):\n\n```sh\n{command}\n```")
-    lines.append(f"A plan for **{record.name}**. All figures are foreseen; no device has measured them.")
-    return "\n\n".join(lines)
-
-
-def _of_devices(devices: PlannedDevices) -> str:
-    sentences = [devices.answer, *devices.why, fewest_sentence(devices)]
-    return "\n".join(
-        [f"**{devices.label}**", "", *(f"- {sentence}" for sentence in dict.fromkeys(sentences) if sentence)]
-    )
-
-
 # Sends a folder while it grows, in a thread of its own, so that MLflow holds nothing up.
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 _UNTOLD_S = 3.0
-
-
-class Sync(Protocol):
-    """Sends a folder, repeatedly as it grows."""
-
-    page: str | None  # the path of the page that shows the folder's content; None before MLflow has it
-    run_page: str | None  # that of the folder's own run
-
-    def run(self) -> None:
-        """Sends new content. After an error, make a new one."""
 
 
 class Tracker:

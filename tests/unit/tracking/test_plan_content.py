@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
-from trial_lib.tracking.sync import plan_content
+from trial_lib.tracking.run_content import plan_content
 
 
 def _plan() -> PlanRecord:
