@@ -30,7 +30,7 @@ from trial_lib.study.confirmation import (
     ranking,
 )
 from trial_lib.study.driver import StudyDriver, best_result
-from trial_lib.study.earlier import EarlierConfirmed, SinceLast, since_last
+from trial_lib.study.earlier import EarlierConfirmed, SinceLast
 from trial_lib.study.history import StudyState
 from trial_lib.study.runner import seconds_of
 from trial_lib.study.training_command import write_winner
@@ -261,9 +261,16 @@ def _contender(driver: StudyDriver, reading: TrialResult, expected: float | None
 
 def next_confirming_plan(driver: StudyDriver) -> TrialPlan | None:
     """The next confirming trial, in fresh processes and alone; None when the confirmation is over."""
-    confirmation = confirmation_of(driver)
-    candidate = None if confirmation is None else confirmation.next
-    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
+    return _next_plan(driver, confirmation_of(driver))
+
+
+def _next_plan(driver: StudyDriver, confirmation: Confirmation | None) -> TrialPlan | None:
+    # It traces steps after the counted ones, unless a trial of this configuration has done so.
+    if confirmation is None or confirmation.next is None:
+        return None
+    plan = driver.plan_again(Purpose.CONFIRM, confirmation.next)
+    same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
+    return replace(plan, traces=all(result.traced is None for result in same))
 
 
 def search_found(driver: StudyDriver) -> str:
@@ -335,9 +342,7 @@ def since_last_study(driver: StudyDriver) -> SinceLast | None:
     winner = None if answer is None or answer.finding is None else answer.finding.winner
     if winner is None:
         return None
-    return since_last(
-        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
-    )
+    return driver.advice.head_start.since_last(driver.state.results, winner, driver.setup.device)
 
 
 def no_answer(driver: StudyDriver) -> NoAnswer | None:
@@ -407,19 +412,21 @@ def _in_code(driver: StudyDriver, winner: Candidate) -> str:
 
 def starting_from(driver: StudyDriver) -> str:
     """A sentence about the start of a study and the reason for its search; empty if it does not learn."""
-    last = driver.head_start.last
+    start = driver.advice.head_start
+    last = start.last
     if last is None:
         return "No earlier study of this experiment can be learned from." if driver.setup.arguments.from_earlier else ""
-    if not driver.head_start.has_changed:
+    if not start.has_changed:
         return f"Nothing has changed since {last.study_id}, so its winner is measured again."
-    changes = "; ".join(driver.head_start.now.changes_since(last.fingerprint))
+    changes = "; ".join(start.now.changes_since(last.fingerprint))
     return f"The search runs again, from the winner of {last.study_id}. Changed since: {changes}."
 
 
 def known_confirmation(driver: StudyDriver) -> Confirmation | None:
     """The confirmation of the last study's winner, as far as it has come; None if something has changed."""
-    last, profile = driver.head_start.last, driver.state.profile
-    if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or driver.head_start.has_changed:
+    start, profile = driver.advice.head_start, driver.state.profile
+    last = start.last
+    if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or start.has_changed:
         return None
     own = None if last.own is None else _known_contender(driver, last.own)
     confirmation = Confirmation(
@@ -440,22 +447,18 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
 
 def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
     """The next trial of the last winner or of the user's configuration; None when that is over."""
-    confirmation = known_confirmation(driver)
-    candidate = None if confirmation is None else confirmation.next
-    return None if candidate is None else traced_once(driver, driver.plan_again(Purpose.CONFIRM, candidate))
+    return _next_plan(driver, known_confirmation(driver))
 
 
 def holds(driver: StudyDriver) -> bool:
     """Whether the last study's winner was measured again, has won again, and is as fast as it was."""
-    confirmation, last = known_confirmation(driver), driver.head_start.last
+    confirmation, last = known_confirmation(driver), driver.advice.head_start.last
     if confirmation is None or last is None or confirmation.next is not None:
         return False
     winner = confirmation.finding().winner
     if winner is None or (winner.verdict == "own") != (last.winner == "own"):
         return False
-    compared = since_last(
-        driver.head_start.earlier, driver.head_start.now, driver.state.results, winner, driver.setup.device
-    )
+    compared = driver.advice.head_start.since_last(driver.state.results, winner, driver.setup.device)
     return compared is not None and not compared.is_regression
 
 
@@ -490,12 +493,6 @@ def _known_contender(driver: StudyDriver, measured: EarlierConfirmed) -> Contend
 
 _OWN = "your configuration"
 _NEVER_TRACED = "No trial of it was traced."
-
-
-def traced_once(driver: StudyDriver, plan: TrialPlan) -> TrialPlan:
-    """A plan that traces steps after the counted ones, unless a trial of this configuration has done so."""
-    same = (result for result in driver.state.results.values() if result.config_hash == plan.config_hash)
-    return replace(plan, traces=all(result.traced is None for result in same))
 
 
 def step_accounts(driver: StudyDriver, best: TrialResult) -> tuple[StepAccount, ...]:
@@ -548,7 +545,7 @@ def _measured_stages(driver: StudyDriver) -> set[int]:
 def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
     # Of the arms that were tried and not traced, if the study began with a plan for its devices. The plan's figures are
     # those of the arm's best micro-batch.
-    plan, state, base = driver.plan, driver.state, driver.known.base_config
+    plan, state, base = driver.advice.plan, driver.state, driver.known.base_config
     if plan is None or plan.cluster is None:
         return
     foreseen = switches_in(plan.expected)

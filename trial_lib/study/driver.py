@@ -13,25 +13,14 @@ from trial_lib.launch.trial import TrialPlan, write_unstarted
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
-from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult
-from trial_lib.search.allocations import ForeseenArm
+from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from trial_lib.search.base import Search
 from trial_lib.search.methods import METHODS
 from trial_lib.study.admission import Admission, MeasuredConfigs, SecondTries, not_tried_again
-from trial_lib.study.against_plan import AgainstPlan, learned_speed
+from trial_lib.study.advice import Advice
 from trial_lib.study.arguments import StudyTime, metric_with
-from trial_lib.study.earlier import HeadStart, earlier_studies_of
-from trial_lib.study.fingerprint import Edits, fingerprint_in
+from trial_lib.study.fingerprint import Edits
 from trial_lib.study.folder import folder_error_told
-from trial_lib.study.foreseen_arms import (
-    Foresight,
-    cluster_here,
-    foreseen_in,
-    is_foreseen_unasked,
-    keep_arms,
-    keep_foreseen,
-    kept_steps,
-)
 from trial_lib.study.history import (
     PROFILE_NUMBER,
     SUBMITTED_NUMBER,
@@ -55,7 +44,6 @@ from trial_lib.study.profile_report import is_measured_beside, own_reading
 from trial_lib.study.program import CommandChanges, KnownProgram
 from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
 from trial_lib.study.setup import StudySetup
-from trial_lib.study.study_plan import study_plan
 
 # An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.
 _END_S = 10.0
@@ -73,7 +61,7 @@ class StudyDriver:
         self.known = KnownProgram.of(setup.experiment, setup.environment)
         self.search: Search | None = None  # until the first candidate is asked for
         self.edits = Edits(setup.experiment, setup.arguments.include, setup.paths, log)
-        self._earlier = earlier_studies_of(setup.paths)
+        self.advice = Advice(setup, log)
         self._changes = CommandChanges(setup.experiment, setup.environment, log)
         self.plans = TrialPlans(setup)
         self._admission = Admission(setup)
@@ -81,13 +69,6 @@ class StudyDriver:
         self._runner = Runner(place, log, self._admission.why_not, self._starting, profile)
         self._measured, self._second = MeasuredConfigs(), SecondTries()
         self._best: TrialResult | None = None
-        self._foresight: Foresight | None = None
-        hosts = max(1, len(setup.experiment.config.resources.hosts))
-        self._cluster = cluster_here(setup.host, setup.slots, hosts)
-        # None without one, or if it is of another program.
-        self.plan = study_plan(setup.paths.plan, setup.host, setup.slots, hosts)
-        self._against = None if self.plan is None else AgainstPlan(self.plan, setup.paths.planned_trials)
-        self._without_plan = ""
         self.history = History(setup.paths.history)
         self._replay(self.history.replayed)
         confirms = METHODS[setup.arguments.method].confirms_winner
@@ -112,10 +93,6 @@ class StudyDriver:
     def left_out(self) -> tuple[str, ...]:
         """What the search has left out, in sentences."""
         return (*filter(None, [self.untuned_batch]), *(() if self.search is None else self.search.left_out))
-
-    @property
-    def head_start(self) -> HeadStart:
-        return HeadStart(self._earlier, fingerprint_in(self.setup.paths), self.state.profile)
 
     # -- what to run ---------------------------------------------------------------------------------------------
 
@@ -187,7 +164,7 @@ class StudyDriver:
         if self._second.waiting:
             return self._ask_again(self._second.waiting[0])
         is_first, search = self.search is None, self._searching()
-        asked: Candidate | Sweep | None = self.head_start.winner(search.problem) if is_first else None
+        asked: Candidate | Sweep | None = self.advice.head_start.winner(search.problem) if is_first else None
         if asked is None:
             asked = search.ask()
         else:
@@ -218,17 +195,12 @@ class StudyDriver:
     def _searching(self) -> Search:
         # The search, which is opened for its first candidate.
         if self.search is None:
-            known, sweeps = [*self.state.begun, *self.head_start.trials()], self.place.can_sweep
-            expected = () if self.plan is None else self.plan.expected
+            advice, sweeps = self.advice, self.place.can_sweep
+            known = [*self.state.begun, *advice.head_start.trials()]
             self.search = open_search(
-                self.setup, self.known.base_config, sweeps, known, self.log, self._foreseen, expected
+                self.setup, self.known.base_config, sweeps, known, self.log, advice.foreseen, advice.expected
             )
         return self.search
-
-    @property
-    def _foreseen(self) -> tuple[ForeseenArm, ...]:
-        # The arms that a plan has foreseen, or that were foreseen beside the profile trial.
-        return self.plan.foreseen if self.plan is not None else foreseen_in(self.setup.paths.foreseen)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -244,7 +216,7 @@ class StudyDriver:
         """
         if self.state.profile is None and self.setup.arguments.ray_address is None:
             with folder_error_told(self.setup.paths.root):
-                self.foresee()
+                self.advice.foresee(self.place.starter_here)
                 self._runner.begin(Work((self.profile_plan(),)))
 
     def await_begun(self, timeout_s: float) -> None:
@@ -277,18 +249,7 @@ class StudyDriver:
 
     def cancel(self) -> None:
         self._runner.cancelled.set()
-        if self._foresight is not None:
-            self._foresight.cancel()
-
-    def foresee(self) -> None:
-        """Begins to foresee the program until the profile trial has ended, on GPUs or if the user asks for it."""
-        is_wanted = self.setup.arguments.foresee or is_foreseen_unasked(self.setup.device)
-        starter = self.place.starter_here if is_wanted and self.plan is None else None
-        if starter is not None and self.state.profile is None and self._foresight is None:
-            paths = self.setup.paths
-            kept = None if self._cluster is None else paths.foreseen_runs
-            self._foresight = Foresight(self.setup, starter, paths.root / "foreseen", kept=kept)
-            self._foresight.begin()
+        self.advice.cancel()
 
     def _starting(self, plan: TrialPlan) -> None:
         self.edits.look()
@@ -315,44 +276,12 @@ class StudyDriver:
             write_whole(self.setup.paths.trial(end.number).result, end.model_dump_json(indent=2))
         if stays_open(end):
             return
-        if end.purpose is Purpose.PROFILE and self._foresight is not None:
-            # Before the profile, whose end decides with these arms what the host has room for.
-            keep_foreseen(self._foresight, self.setup.paths.foreseen, self.log)
+        if end.purpose is Purpose.PROFILE:
+            self.advice.end_foreseeing()
         self._write_end(end)
         if end.purpose is Purpose.PROFILE:
             self.prime()
-        if self._against is not None:
-            self._against.add(self.state, self.known.base_config)
-
-    def learn_speed(self) -> None:
-        """Keeps what the trials have shown of the devices' speed, if their steps were foreseen."""
-        paths = self.setup.paths
-        try:
-            steps = kept_steps(paths.foreseen_runs, self._cluster) if self.plan is None else self.plan.steps
-        except InputError as error:
-            self.log.warning("the study learns nothing of its devices' speed: %s", error)
-            return
-        found = learned_speed(steps, self.setup.study_id, self.state, self.known.base_config)
-        if found is not None:
-            write_whole(paths.device_speed, found.model_dump_json(indent=1))
-            self.log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
-
-    def tell_plan(self) -> None:
-        """Logs what the plan gives, or why the study goes on without it. Its memory is kept for the report."""
-        if self._without_plan:
-            self.log.warning("%s", self._without_plan)
-        elif self.plan is not None and self.search is None:
-            for sentence in self.plan.told():
-                self.log.info("%s", sentence)
-            if self.plan.foreseen:
-                keep_arms(self.plan.foreseen, self.setup.paths.foreseen)
-
-    def _check_plan(self, profile: ModelProfile | None) -> None:
-        # Leaves the plan out if it is of another program than the profile trial has found.
-        unlike = "" if self.plan is None or profile is None else self.plan.unlike(profile, self.known.base_config)
-        if self.plan is not None and unlike:
-            self._without_plan = self.plan.left_out(unlike)
-            self.plan = self._against = None
+        self.advice.compare(self.state, self.known.base_config)
 
     def stop(self, reason: str) -> None:
         """Records the end of the search."""
@@ -386,8 +315,8 @@ class StudyDriver:
             if result.program is not None:
                 keep_secret(KnownSecrets.within(result.program.ds_config or {}))
                 self.known = self.known.learned(result.program)
-            self._check_plan(result.profile)
-            self._admission.profiled(result.profile, self.known.base_config, self._foreseen)
+            self.advice.profiled(result, self.known.base_config)
+            self._admission.profiled(result.profile, self.known.base_config, self.advice.foreseen)
             return
         # Of thousands of trials, not all are looked at for each new one.
         self._best = best_result(filter(None, (self._best, result)), self.metric)

@@ -246,6 +246,10 @@ class HeadStart:
         """Whether a known part of the experiment has changed since the last study. The profile trial has ended."""
         return self.last is None or bool(self.now.changed_since(self.last.fingerprint))
 
+    def since_last(self, results: Mapping[int, TrialResult], winner: "Confirmed", device: str) -> "SinceLast | None":
+        """This study's winner beside that of the last one."""
+        return since_last(self.earlier, self.now, results, winner, device)
+
     def winner(self, problem: SearchProblem) -> Candidate | None:
         """The first candidate of a search: the last study's winner, with this study's slots and global batch.
 

@@ -133,12 +133,12 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
 
     def begin(self) -> None:
         super().begin()
-        self.driver.foresee()
+        self.driver.advice.foresee(self.driver.place.starter_here)
         self.driver.prime()
 
     def profiled(self) -> None:
         """Writes the metric that the study goes by, and checks the switches. The profile trial may have replaced it."""
-        self.driver.tell_plan()
+        self.driver.advice.tell_plan(has_search=self.driver.search is not None)
         file = self.driver.setup.arguments.config_path
         require_switchable(self.record.switches, self.driver.known.found, file)
         require_sizes(self.driver.known.switches, self.driver.known.layouts, named_in(file))
@@ -151,7 +151,7 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
         answer = answer_of(self.driver)
         if status is StudyStatus.COMPLETED:
             with contextlib.suppress(FolderError), folder_error_told(self.paths.root):
-                self.driver.learn_speed()
+                self.driver.advice.learn_speed(self.driver.state, self.driver.known.base_config)
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
         with contextlib.suppress(FolderError):
             self._update(

@@ -118,7 +118,7 @@ def test_a_study_keeps_what_it_began_with(team: Experiment) -> None:
     with team.opened() as study:
         kept = earlier_studies_of(study.paths)
         assert [one.study_id for one in kept] == found_by(team)
-        assert study.driver.head_start.earlier == kept
+        assert study.driver.advice.head_start.earlier == kept
         # What only their own study has a use for is left out.
         assert not any(trial.result.step_times or trial.result.logs for one in kept for trial in one.trials)
 

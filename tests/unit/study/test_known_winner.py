@@ -30,7 +30,7 @@ def tuned(team: Experiment) -> Experiment:
 def first_candidate(driver: StudyDriver) -> Candidate | None:
     """Returns the earlier winner that the search of a study starts from."""
     assert driver.search is not None
-    return driver.head_start.winner(driver.search.problem)
+    return driver.advice.head_start.winner(driver.search.problem)
 
 
 def slower(candidate: Candidate) -> float:
@@ -78,7 +78,7 @@ def test_other_versions_search_again_from_the_known_winner_on(tuned: Experiment)
     with tuned.opened() as study:
         tuned.finish(study)
         assert starting_from(study.driver).endswith("Changed since: torch 2.6.0 -> 2.7.0.")
-        assert study.driver.head_start.trials() == []
+        assert study.driver.advice.head_start.trials() == []
     assert tuned.purposes[:3] == [Purpose.PROFILE, Purpose.SUBMITTED, Purpose.SEARCH]
     assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
 
@@ -88,7 +88,7 @@ def test_edited_code_searches_again_and_knows_what_fits(tuned: Experiment) -> No
     with tuned.opened() as study:
         tuned.finish(study)
         assert starting_from(study.driver).endswith("Changed since: train.py (edited).")
-        told = study.driver.head_start.trials()
+        told = study.driver.advice.head_start.trials()
         assert told
         assert all(result.metrics == {} and result.memory.peak for _, result in told)
     assert (tuned.searched[0].zero_stage, tuned.searched[0].micro_batch_size) == (0, 4)
@@ -99,14 +99,14 @@ def test_code_that_needs_other_memory_is_told_nothing_of_it(tuned: Experiment) -
     tuned.profile = tuned.profile.model_copy(update={"activation_mem_per_gpu": 200_000})
     with tuned.opened() as study:
         tuned.finish(study)
-        assert study.driver.head_start.trials() == []
+        assert study.driver.advice.head_start.trials() == []
 
 
 def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experiment) -> None:
     before = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched}
     with tuned.opened(max_trials=20) as study:
         tuned.finish(study)
-        told = study.driver.head_start.trials()
+        told = study.driver.advice.head_start.trials()
         assert starting_from(study.driver).endswith("Changed since: max_trials 8 -> 20.")
     assert before <= {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in told}
     assert any(result.metrics for _, result in told)
@@ -117,7 +117,7 @@ def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experimen
 def test_what_the_host_had_left_for_a_trial_is_another_days(tuned: Experiment) -> None:
     with tuned.opened(max_trials=20) as study:
         tuned.finish(study)
-        start = study.driver.head_start
+        start = study.driver.advice.head_start
     told = start.trials()
     lacked = {"outcome": Outcome.OUT_OF_HOST_MEMORY, "metrics": {}}
     (study_before,) = start.earlier
@@ -207,7 +207,7 @@ def test_a_winner_with_settings_that_the_search_may_no_longer_choose_is_left_out
     team.write(BASE)
     with team.opened() as study:
         team.finish(study)
-        known = study.driver.head_start.earlier[-1].other.candidate
+        known = study.driver.advice.head_start.earlier[-1].other.candidate
         assert first_candidate(study.driver) is None
     assert "reduce_bucket_size" in str(known.knobs)
     assert known.knobs not in [candidate.knobs for candidate in team.searched]

@@ -96,9 +96,9 @@ def test_an_arm_without_a_trace_has_what_the_plan_foresaw_or_nothing(arguments, 
     ]
     devices = devices_by_hand("h100-80gb", 80 * GIB, arms=tuple(arms))
     plan = {"devices": devices, "expected": (), "key_of": lambda arm: arm_key(arm.ds_config)}
-    driver.plan = SimpleNamespace(cluster=None, **plan)
+    driver.advice.plan = SimpleNamespace(cluster=None, **plan)
     assert len(answer_of(driver).why) == 2
-    driver.plan = SimpleNamespace(cluster="these devices", **plan)
+    driver.advice.plan = SimpleNamespace(cluster="these devices", **plan)
     (account,) = answer_of(driver).why[2:]
     # z1 is traced, and z3 was not tried.
     assert (account.name, account.basis, account.shares["gathering"]) == ("z2, micro-batch 4", "foreseen", 0.25)

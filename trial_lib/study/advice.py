@@ -1,0 +1,122 @@
+"""What a study knows of its trials before they run: from its plan, or foreseen runs, and from earlier studies."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from trial_lib.launch.rank_starter import RankStarter
+from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_whole
+from trial_lib.records.result import TrialResult
+from trial_lib.search.allocations import ForeseenArm
+from trial_lib.search.base import ExpectedArm
+from trial_lib.study.against_plan import AgainstPlan, learned_speed
+from trial_lib.study.earlier import HeadStart, earlier_studies_of
+from trial_lib.study.fingerprint import fingerprint_in
+from trial_lib.study.foreseen_arms import (
+    Foresight,
+    cluster_here,
+    foreseen_in,
+    is_foreseen_unasked,
+    keep_arms,
+    keep_foreseen,
+    kept_steps,
+)
+from trial_lib.study.history import StudyState
+from trial_lib.study.setup import StudySetup
+from trial_lib.study.study_plan import study_plan
+
+
+class Advice:
+    """Advises the search of one study, and compares the advice with the trials.
+
+    A resumed study gets the same advice, because everything is in its folder.
+    """
+
+    def __init__(self, setup: StudySetup, log: logging.Logger) -> None:
+        self._setup, self._paths, self._log = setup, setup.paths, log
+        hosts = max(1, len(setup.experiment.config.resources.hosts))
+        self._cluster = cluster_here(setup.host, setup.slots, hosts)
+        # None without one, or if it is of another program.
+        self.plan = study_plan(self._paths.plan, setup.host, setup.slots, hosts)
+        self._against = None if self.plan is None else AgainstPlan(self.plan, self._paths.planned_trials)
+        self._without_plan = ""
+        self._foresight: Foresight | None = None
+        self._earlier = earlier_studies_of(self._paths)
+        self._profile: TrialResult | None = None
+
+    @property
+    def foreseen(self) -> tuple[ForeseenArm, ...]:
+        """The memory of arms: as the plan has it, or as it was foreseen beside the profile trial."""
+        return self.plan.foreseen if self.plan is not None else foreseen_in(self._paths.foreseen)
+
+    @property
+    def expected(self) -> tuple[ExpectedArm, ...]:
+        """The arms of the plan; none without one."""
+        return () if self.plan is None else self.plan.expected
+
+    @property
+    def head_start(self) -> HeadStart:
+        return HeadStart(self._earlier, fingerprint_in(self._paths), self._profile)
+
+    # -- beside the profile trial --------------------------------------------------------------------------------
+
+    def foresee(self, starter: RankStarter | None) -> None:
+        """Begins to foresee the program until the profile trial has ended, on GPUs or if the user asks for it.
+
+        `starter` starts processes on this host; None if there is none.
+        """
+        is_wanted = self._setup.arguments.foresee or is_foreseen_unasked(self._setup.device)
+        if starter is None or not is_wanted or self.plan is not None or self._profile or self._foresight:
+            return
+        kept = None if self._cluster is None else self._paths.foreseen_runs
+        self._foresight = Foresight(self._setup, starter, self._paths.root / "foreseen", kept=kept)
+        self._foresight.begin()
+
+    def cancel(self) -> None:
+        if self._foresight is not None:
+            self._foresight.cancel()
+
+    def end_foreseeing(self) -> None:
+        """Keeps the arms that were foreseen. Call it before the profile, with which they decide what has room."""
+        if self._foresight is not None:
+            keep_foreseen(self._foresight, self._paths.foreseen, self._log)
+
+    def profiled(self, profile: TrialResult, base_config: Mapping[str, Any]) -> None:
+        """Leaves the plan out if it is of another program than the profile trial has found."""
+        self._profile = profile
+        unlike = ""
+        if self.plan is not None and profile.profile is not None:
+            unlike = self.plan.unlike(profile.profile, base_config)
+        if self.plan is not None and unlike:
+            self._without_plan = self.plan.left_out(unlike)
+            self.plan = self._against = None
+
+    # -- for the log, and later studies --------------------------------------------------------------------------
+
+    def tell_plan(self, has_search: bool) -> None:
+        """Logs what the plan gives, or why the study goes on without it. Its memory is kept for the report."""
+        if self._without_plan:
+            self._log.warning("%s", self._without_plan)
+        elif self.plan is not None and not has_search:
+            for sentence in self.plan.told():
+                self._log.info("%s", sentence)
+            if self.plan.foreseen:
+                keep_arms(self.plan.foreseen, self._paths.foreseen)
+
+    def compare(self, state: StudyState, base_config: Mapping[str, Any]) -> None:
+        """Compares the trials that have ended with the plan."""
+        if self._against is not None:
+            self._against.add(state, base_config)
+
+    def learn_speed(self, state: StudyState, base_config: Mapping[str, Any]) -> None:
+        """Keeps what the trials have shown of the devices' speed, if their steps were foreseen."""
+        try:
+            steps = kept_steps(self._paths.foreseen_runs, self._cluster) if self.plan is None else self.plan.steps
+        except InputError as error:
+            self._log.warning("the study learns nothing of its devices' speed: %s", error)
+            return
+        found = learned_speed(steps, self._setup.study_id, state, base_config)
+        if found is not None:
+            write_whole(self._paths.device_speed, found.model_dump_json(indent=1))
+            self._log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)
