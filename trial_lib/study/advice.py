@@ -1,9 +1,11 @@
 """What a study knows of its trials before they run: from its plan, or foreseen runs, and from earlier studies."""
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from trial_lib.device.this_host import kind_of
 from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
@@ -25,6 +27,19 @@ from trial_lib.study.foreseen_arms import (
 from trial_lib.study.history import StudyState
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_plan import study_plan
+
+# What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
+_SERVERS, _FORESIGHT = 1, 2
+
+
+def is_measured_beside(setup: StudySetup) -> bool:
+    """Whether the profile trial may measure time, because the host has cores to spare."""
+    if setup.arguments.ray_address is not None or setup.experiment.config.resources.hosts:
+        return False
+    on_the_processor = kind_of(setup.device).computes_on_the_processor
+    cores = len(setup.host.slots) if on_the_processor else len(os.sched_getaffinity(0))
+    foresees = setup.arguments.foresee or is_foreseen_unasked(setup.device)
+    return cores >= setup.slots + _SERVERS + (_FORESIGHT if foresees else 0)
 
 
 class Advice:

@@ -16,8 +16,7 @@ from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from trial_lib.search.base import Search
 from trial_lib.search.methods import METHODS
-from trial_lib.study.admission import Admission, MeasuredConfigs, SecondTries, not_tried_again
-from trial_lib.study.advice import Advice
+from trial_lib.study.advice import Advice, is_measured_beside
 from trial_lib.study.arguments import StudyTime, metric_with
 from trial_lib.study.fingerprint import Edits
 from trial_lib.study.folder import folder_error_told
@@ -39,10 +38,18 @@ from trial_lib.study.history import (
 )
 from trial_lib.study.open_search import open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
-from trial_lib.study.profile import profiled_candidate, run_profile_of_study
-from trial_lib.study.profile_report import is_measured_beside, own_reading
+from trial_lib.study.profile import own_reading, profiled_candidate, run_profile_of_study
 from trial_lib.study.program import CommandChanges, KnownProgram
-from trial_lib.study.runner import Runner, Work, WorkEnd, seconds_of
+from trial_lib.study.runner import (
+    Admission,
+    MeasuredConfigs,
+    Runner,
+    SecondTries,
+    Work,
+    WorkEnd,
+    not_tried_again,
+    seconds_of,
+)
 from trial_lib.study.setup import StudySetup
 
 # An ended trial takes up to some seconds. One that takes longer waits for something, such as a build.

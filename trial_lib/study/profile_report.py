@@ -1,26 +1,14 @@
 """The report of the profile trial: the model, and the memory that each ZeRO stage would need."""
 
-import contextlib
-import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.places import spelling
-from trial_lib.launch.processes.watchdog import bound_logs
-from trial_lib.launch.trial import TrialPlan, write_unstarted
-from trial_lib.messages.files import make_own_folder, write_whole
-from trial_lib.messages.orders import StepWindow
-from trial_lib.records.candidate import FrozenRecord, Purpose
-from trial_lib.records.folders import TrialPaths
+from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.knobs import ZERO_STAGES
 from trial_lib.search.zero_settings import first_guess, on_a_device, precision_of, state_bytes
-from trial_lib.study.foreseen_arms import is_foreseen_unasked
-from trial_lib.study.history import SUBMITTED_NUMBER
 from trial_lib.study.limits import SizeLimit
 from trial_lib.study.setup import StudySetup
 
@@ -164,105 +152,3 @@ def profile_failure(result: TrialResult, had_engine: bool) -> str:
     else:
         what = f"The program cannot be tuned as it was typed: {result.outcome.value}."
     return f"{what} {result.reason}"
-
-
-# The user's configuration, measured by the first run of the profile trial.
-
-# What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
-_SERVERS, _FORESIGHT = 1, 2
-# The first run shows only what a step takes. A trial of its own has a deadline that follows from that.
-_DEADLINE_S = 600.0
-# The phases of a start, which the profile's second run pays as a trial of its own would: from a primed fork server.
-_OF_A_START = ("start", "import", "initialize")
-_LAST_PHASE = "end"
-
-
-def is_measured_beside(setup: StudySetup) -> bool:
-    """Whether the profile trial may measure time, because the host has cores to spare."""
-    if setup.arguments.ray_address is not None or setup.experiment.config.resources.hosts:
-        return False
-    on_the_processor = kind_of(setup.device).computes_on_the_processor
-    cores = len(setup.host.slots) if on_the_processor else len(os.sched_getaffinity(0))
-    foresees = setup.arguments.foresee or is_foreseen_unasked(setup.device)
-    return cores >= setup.slots + _SERVERS + (_FORESIGHT if foresees else 0)
-
-
-def own_plan(typed: TrialPlan, setup: StudySetup) -> TrialPlan:
-    """The measurement of the user's configuration, for ranks that run the program as typed already."""
-    arguments = setup.arguments
-    return replace(
-        typed,
-        trial_id=f"{setup.study_id}-{SUBMITTED_NUMBER:04d}",
-        number=SUBMITTED_NUMBER,
-        purpose=Purpose.SUBMITTED,
-        window=StepWindow(start_step=arguments.start_profile_step, end_step=arguments.end_profile_step),
-        traces=True,
-        deadline_s=_DEADLINE_S,
-        varied_options={},
-        paths=setup.paths.trial(typed.number).own,
-    )
-
-
-def forget_own(profile: TrialPlan) -> None:
-    """Removes what the profile trial has measured of the user's configuration, now or in an earlier attempt."""
-    shutil.rmtree(profile.paths.own.root, ignore_errors=True)
-
-
-def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> TrialResult | None:
-    """Returns that measurement as a trial of its own, and writes it to its folder; None if none counts."""
-    first, measured = _result_in(paths.as_typed), _result_in(paths.own)
-    if first is None or measured is None or not _counts(plan, profile, first, measured):
-        return None
-    ranks = range(plan.candidate.slots)
-    started = {name: profile.phases[name] for name in _OF_A_START if name in profile.phases}
-    phases = {name: seconds for name, seconds in measured.phases.items() if name not in _OF_A_START}
-    result = measured.model_copy(
-        update={
-            "name": plan.name,
-            "config_hash": plan.config_hash,
-            "metrics": _with_flops_of(profile, measured.metrics, plan.candidate.slots),
-            "phases": {**started, **phases, _LAST_PHASE: phases.get(_LAST_PHASE, 0.0)},
-            "logs": [str(plan.paths.log(rank)) for rank in ranks],
-            "swept": False,
-        }
-    )
-    # The result comes last, because a resumed study takes a trial that has one as ended.
-    make_own_folder(plan.paths.root)
-    for rank in ranks:
-        # The program has printed the beginning before.
-        said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
-        write_whole(plan.paths.log(rank), "".join(said))
-        bound_logs([plan.paths.log(rank)])
-        write_whole(plan.paths.measurement(rank), paths.own.measurement(rank).read_text())
-    write_unstarted(plan, result)
-    return result
-
-
-def _counts(plan: TrialPlan, profile: TrialResult, first: TrialResult, measured: TrialResult) -> bool:
-    if measured.trial_id != plan.trial_id or measured.outcome is not Outcome.COMPLETED or measured.note:
-        return False
-    if plan.longest_sequence is not None:
-        # It would warm up on longer samples.
-        return False
-    if first.program is None or profile.program is None or first.program.arrival != profile.program.arrival:
-        # It would count samples otherwise.
-        return False
-    # At a micro-batch of 1 the run has read ahead.
-    return first.program.typed_batch is not None and first.program.typed_batch.micro_batch_size != 1
-
-
-def _result_in(paths: TrialPaths) -> TrialResult | None:
-    with contextlib.suppress(OSError, ValueError):
-        return TrialResult.model_validate_json(paths.result.read_text())
-    return None
-
-
-def _with_flops_of(profile: TrialResult, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-    # The metrics with the FLOPs of a sample that the profile has in the end, which all trials share.
-    of_a_sample = 0.0 if profile.profile is None else profile.profile.flops_per_sample
-    counted = metrics.get("FLOPS_per_gpu")
-    if not of_a_sample or not counted:
-        return dict(metrics)
-    flops = of_a_sample * metrics["throughput"] / ranks
-    utilisation = {"mfu": metrics["mfu"] * flops / counted} if "mfu" in metrics else {}
-    return {**metrics, "FLOPS_per_gpu": flops, **utilisation}

@@ -17,7 +17,7 @@ from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.study import admission
+from trial_lib.study import runner
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
 from trial_lib.study.runner import NotRun
@@ -63,7 +63,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         place = ThisHost(ColdStarter("python", [], {}, lambda text: None), host, tmp_path)
         paths = StudyPaths(tmp_path / f"study-{device}-{free}-{model.host_mem}")
         paths.trials.mkdir(parents=True)
-        monkeypatch.setattr(admission, "available_bytes", lambda: free)
+        monkeypatch.setattr(runner, "available_bytes", lambda: free)
         driver = StudyDriver(
             StudySetup.now("s", 0.0, experiment, arguments, paths, host), place, logging.getLogger("s")
         )

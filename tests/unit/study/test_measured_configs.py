@@ -2,7 +2,7 @@
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.admission import MeasuredConfigs
+from trial_lib.study.runner import MeasuredConfigs
 
 HASH = "a" * 16
 ASKED = Candidate(knobs={"zero_optimization": {"stage": 1}}, micro_batch_size=4)

@@ -7,7 +7,7 @@ from simulated_studies import CutShortError, Experiment
 
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.study.admission import SecondTries
+from trial_lib.study.runner import SecondTries
 
 EIO = "The program raised OSError: [Errno 5] Input/output error"
 
