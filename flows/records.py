@@ -28,7 +28,7 @@ from trial_lib.study.folder import (
     read_record,
     read_record_file,
     read_run_record,
-    told_apart,
+    with_own_id,
     write_record,
 )
 from trial_lib.tracking.runs import Answers
@@ -152,7 +152,7 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
     if study.record.is_file():
         full_experiment = FullExperimentPaths(study.full_experiment.root)
         trained = read_run_record(full_experiment, FullExperimentRecord) if full_experiment.record.is_file() else None
-        record, copied = told_apart(read_record(study), study.record, resumes=False)
+        record, copied = with_own_id(read_record(study), study.record, resumes=False)
         if copied:
             with _written_by_us(root, study.lock, "study", copied):
                 if trained is not None:
@@ -161,7 +161,7 @@ def _syncs(root: Path, tracking_uri: str) -> list[Sync]:
         after = [] if trained is None else [FullExperimentSync(full_experiment, tracking_uri)]
         return [StudySync(study, tracking_uri), *after]
     if own.record.is_file():
-        own_record, copied = told_apart(read_run_record(own, FullExperimentRecord), own.record, resumes=False)
+        own_record, copied = with_own_id(read_run_record(own, FullExperimentRecord), own.record, resumes=False)
         if copied:
             with _written_by_us(root, own.lock, "full experiment", copied):
                 write_record(own, own_record)

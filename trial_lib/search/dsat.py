@@ -46,7 +46,7 @@ class Lineage:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Draw:
     """A candidate, with the lineage it belongs to and the range of sizes it was taken from."""
 
     candidate: Candidate  # the candidate to run
@@ -71,8 +71,8 @@ class LineageSearch(Search):
         self._first_guess = {
             stage: first_guess(stage, problem.profile, precision, problem.slots) for stage in ZERO_STAGES
         }
-        self._offered: Proposal | None = None  # the answer of `_propose`
-        self._running: dict[tuple[str, int], Proposal] = {}
+        self._offered: Draw | None = None  # the answer of `_propose`
+        self._running: dict[tuple[str, int], Draw] = {}
         self._lineages: dict[str, Lineage] = {}
         self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
         self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
@@ -131,7 +131,7 @@ class LineageSearch(Search):
     def _continue(self, lineage: Lineage) -> None:
         """Decides who waits for the next turn (`_wait`): the lineage, another, or none, so that a new one may start."""
 
-    def _learn_metric(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
+    def _learn_metric(self, proposal: Draw, value: float | None, is_best: bool) -> None:
         """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
 
     def _is_over(self, lineage: Lineage) -> bool:
@@ -155,7 +155,7 @@ class LineageSearch(Search):
         self._offered = None if self._stopped else self._offer()
         return None if self._offered is None else self._offered.candidate
 
-    def _offer(self) -> Proposal | None:
+    def _offer(self) -> Draw | None:
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
         while self._waiting and (self._is_over(self._waiting[0][-1]) or not self._waiting[0][-1].has_sizes_left):
             heappop(self._waiting)
@@ -164,7 +164,7 @@ class LineageSearch(Search):
             return None
         limit = size_limit(self._largest_run, self.problem.base_config.get(MICRO_BATCH))
         size = min(self._choose_size(lineage, rng), limit)
-        return Proposal(self._with_own_accumulation(lineage.knobs, size), lineage, lineage.hi)
+        return Draw(self._with_own_accumulation(lineage.knobs, size), lineage, lineage.hi)
 
     def _draw_lineage(self, rng: random.Random) -> Lineage | None:
         unused = {stage: self._open(stage) for stage in self._stages_for_new_lineages() if self._unused[stage]}
@@ -203,7 +203,7 @@ class LineageSearch(Search):
         if proposal is None:
             known = self._lineages.get(candidate.lineage)
             lineage = known or self._new_lineage(candidate.zero_stage or 0, candidate.knobs)
-            proposal = Proposal(candidate, lineage, lineage.hi)
+            proposal = Draw(candidate, lineage, lineage.hi)
         lineage = proposal.lineage
         self._running[candidate.key] = proposal
         lineage.in_flight += 1
@@ -234,7 +234,7 @@ class RandomSearch(LineageSearch):
         self._trials_per_lineage = settings.trials_per_random_config
         self._early_stopping = settings.early_stopping
         self._trials_since_best = 0
-        self._best_of_stage: dict[int, tuple[float, Proposal]] = {}
+        self._best_of_stage: dict[int, tuple[float, Draw]] = {}
         self._largest_of_stage: dict[int, int] = {}
 
     def _first_range(self, stage: int) -> tuple[int, int]:
@@ -247,7 +247,7 @@ class RandomSearch(LineageSearch):
     def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
         return lineage.lo + _heads(lineage.hi - lineage.lo, rng)
 
-    def _learn_metric(self, proposal: Proposal, value: float | None, is_best: bool) -> None:
+    def _learn_metric(self, proposal: Draw, value: float | None, is_best: bool) -> None:
         lineage, size = proposal.lineage, proposal.candidate.micro_batch_size
         if value is not None:
             if not lineage.has_sizes_left and not lineage.out_of_memory:

@@ -263,7 +263,7 @@ def is_good(result: TrialResult, metric: str) -> bool:
     return result.outcome is Outcome.COMPLETED and result.metrics.get(metric, 0.0) > 0.0
 
 
-def said_of_devices(results: Sequence[TrialResult]) -> list[str]:
+def device_notes(results: Sequence[TrialResult]) -> list[str]:
     """A sentence for each difference between devices that matters for the compared trials."""
     said = []
     beside = [result for result in results if result.had_company]
@@ -566,7 +566,7 @@ class Confirmation:
             own=own_confirmed,
             candidates=tuple(one for one, _ in confirmed),
             winner=winner,
-            on_devices=tuple(said_of_devices([result for results in self._results.values() for result in results])),
+            on_devices=tuple(device_notes([result for results in self._results.values() for result in results])),
             advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
 

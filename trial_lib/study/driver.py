@@ -25,16 +25,16 @@ from trial_lib.study.history import (
     SUBMITTED_NUMBER,
     Asked,
     AskedSweep,
-    Decided,
     Event,
     History,
+    Proposal,
     Stopped,
     StudyState,
     Told,
     Withdrawn,
-    left_of,
     stays_open,
-    unheard,
+    unfinished_work,
+    unrecorded_ends,
 )
 from trial_lib.study.open_search import open_search
 from trial_lib.study.plans import TrialPlans, on_same_devices, submitted_candidate, throughput_to_beat
@@ -134,21 +134,21 @@ class StudyDriver:
         """Up to `room` pieces of work to start now. Work that has waited comes before new candidates."""
         found: list[Work] = []
         while len(found) < room and not self.ignored_batch:
-            decided = self._admission.next(self._ask)
-            if decided is None:
+            proposal = self._admission.next(self._ask)
+            if proposal is None:
                 break
-            plans = self._new_plans(decided)
+            plans = self._new_plans(proposal)
             if plans:
-                found.append(Work(tuple(plans), decided.sweep if len(plans) > 1 else None))
+                found.append(Work(tuple(plans), proposal.sweep if len(plans) > 1 else None))
                 self._admission.started(plans)
         return found
 
-    def _new_plans(self, decided: Decided) -> list[TrialPlan]:
+    def _new_plans(self, proposal: Proposal) -> list[TrialPlan]:
         # The plans of the candidates that no trial has measured. The search gets the others' results.
         plans = []
-        method, alone = self.setup.arguments.method, decided.sweep is None
+        method, alone = self.setup.arguments.method, proposal.sweep is None
         to_beat = throughput_to_beat(method, self.metric, self._best) if alone else None
-        for number, candidate in decided.numbered:
+        for number, candidate in proposal.numbered:
             known = self._measured.known(candidate.config_hash(self.known.base_config), candidate)
             plan = self._plan(number, Purpose.SEARCH, candidate)
             if known is None:
@@ -165,7 +165,7 @@ class StudyDriver:
         self.log.info("trial %d is the same configuration as trial %d", plan.number, known.number)
         self.tell(result)
 
-    def _ask(self) -> Decided | None:
+    def _ask(self) -> Proposal | None:
         if self.time.is_over_for_search:
             return None
         if self._second.waiting:
@@ -181,14 +181,14 @@ class StudyDriver:
         number = self.state.next_number
         event = AskedSweep(number, asked) if isinstance(asked, Sweep) else Asked(number, Purpose.SEARCH, asked)
         self._write(event)
-        return event.decided
+        return event.proposal
 
-    def _ask_again(self, candidate: Candidate) -> Decided:
+    def _ask_again(self, candidate: Candidate) -> Proposal:
         event = Asked(self.state.next_number, Purpose.SEARCH, candidate)
         self._write(event)
         self._second.begins(candidate)
         self.log.info("trial %04d runs once more what has failed, because that may be chance", event.number)
-        return event.decided
+        return event.proposal
 
     def _decide(self, number: int, purpose: Purpose, candidate: Candidate) -> TrialPlan:
         if number not in self.state.candidates:
@@ -344,19 +344,19 @@ class StudyDriver:
     def _replay(self, events: Sequence[Event]) -> None:
         # Brings a resumed study to where it was. Recorded asks are applied, and ended trials do not run again.
         self._not_again = not_tried_again(events)
-        decided: list[Decided] = []
+        proposals: list[Proposal] = []
         for event in events:
             self._take_in(event)
             if isinstance(event, AskedSweep):
                 self._searching().apply(event.sweep)
-                decided.append(event.decided)
+                proposals.append(event.proposal)
             elif isinstance(event, Asked) and event.purpose is Purpose.SEARCH:
                 if not self._second.begins(event.candidate):
                     self._searching().apply(event.candidate)
-                decided.append(event.decided)
-        for result in unheard(self.setup.paths, self.state.running):
+                proposals.append(event.proposal)
+        for result in unrecorded_ends(self.setup.paths, self.state.running):
             self._write_end(result)
-        self._admission.waiting, given_up = left_of(decided, self.state.results, self.state.withdrawn)
+        self._admission.waiting, given_up = unfinished_work(proposals, self.state.results, self.state.withdrawn)
         for withdrawn in given_up:
             self.tell(withdrawn)
 

@@ -42,7 +42,7 @@ _RunT = TypeVar("_RunT", bound=RunRecord)
 _DIGITS = 6
 
 
-def told_apart(record: _RunT, file: Path, resumes: bool) -> tuple[_RunT, str]:
+def with_own_id(record: _RunT, file: Path, resumes: bool) -> tuple[_RunT, str]:
     """A folder's record with its own id, and a note for the user that is empty if the folder is no copy.
 
     The record of a copy has another id, and no flow run; the caller writes it. If the work will not be resumed, it is

@@ -30,8 +30,8 @@ class Asked:
     candidate: Candidate
 
     @property
-    def decided(self) -> "Decided":
-        return Decided([(self.number, self.candidate)])
+    def proposal(self) -> "Proposal":
+        return Proposal([(self.number, self.candidate)])
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ class AskedSweep:
         return list(enumerate(self.sweep.candidates, self.first))
 
     @property
-    def decided(self) -> "Decided":
-        return Decided(self.numbered, self.sweep)
+    def proposal(self) -> "Proposal":
+        return Proposal(self.numbered, self.sweep)
 
 
 @dataclass(frozen=True)
-class Decided:
+class Proposal:
     """One choice of the search."""
 
     numbered: list[tuple[int, Candidate]]  # its candidates, each with the number of its trial
     sweep: Sweep | None = None  # the sweep that they belong to; None for a single candidate
 
-    def without(self, numbers: Collection[int]) -> "Decided":
-        return Decided(
+    def without(self, numbers: Collection[int]) -> "Proposal":
+        return Proposal(
             [(number, candidate) for number, candidate in self.numbered if number not in numbers], self.sweep
         )
 
@@ -353,7 +353,7 @@ def stays_open(result: TrialResult) -> bool:
     return result.outcome is Outcome.CANCELLED or result.elsewhere or (is_stood_on and result.from_outside)
 
 
-def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
+def unrecorded_ends(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
     """Yields the results of trials that had ended when the study died, but whose ends its history lacks."""
     for number in sorted(numbers):
         with contextlib.suppress(OSError, ValueError):
@@ -362,21 +362,21 @@ def unheard(paths: StudyPaths, numbers: Iterable[int]) -> Iterator[TrialResult]:
                 yield result
 
 
-def left_of(
-    decided: Sequence[Decided], results: Mapping[int, TrialResult], withdrawn: Mapping[int, Withdrawal]
-) -> tuple[list[Decided], list[Withdrawn]]:
+def unfinished_work(
+    proposals: Sequence[Proposal], results: Mapping[int, TrialResult], withdrawn: Mapping[int, Withdrawal]
+) -> tuple[list[Proposal], list[Withdrawn]]:
     """Returns the choices that still have to run, and the sizes of sweeps that are given up.
 
     A sweep continues only as far as its process group would have: not beyond a size that failed, and not to a size that
     the group would have predicted not to fit.
     """
-    left: list[Decided] = []
+    left: list[Proposal] = []
     given_up: list[Withdrawn] = []
-    for decision in decided:
-        rest = decision.without(results.keys() | withdrawn.keys())
+    for proposal in proposals:
+        rest = proposal.without(results.keys() | withdrawn.keys())
         if not rest.numbered:
             continue
-        reason = None if decision.sweep is None else _end_of_group(decision, decision.sweep, rest, results, withdrawn)
+        reason = None if proposal.sweep is None else _end_of_group(proposal, proposal.sweep, rest, results, withdrawn)
         if reason is None:
             left.append(rest)
         else:
@@ -385,9 +385,9 @@ def left_of(
 
 
 def _end_of_group(
-    decision: Decided,
+    proposal: Proposal,
     sweep: Sweep,
-    rest: Decided,
+    rest: Proposal,
     results: Mapping[int, TrialResult],
     withdrawn: Mapping[int, Withdrawal],
 ) -> Withdrawal | None:
@@ -396,10 +396,10 @@ def _end_of_group(
     # A later size may have ended first, because its result was known already.
     measured = [
         (candidate.micro_batch_size, results[number])
-        for number, candidate in decision.numbered
+        for number, candidate in proposal.numbered
         if number < next_number and number in results
     ]
-    reasons = [withdrawn[number] for number, _ in decision.numbered if number in withdrawn]
+    reasons = [withdrawn[number] for number, _ in proposal.numbered if number in withdrawn]
     if reasons:
         return reasons[-1]
     if not measured:

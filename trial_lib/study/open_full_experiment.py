@@ -47,7 +47,7 @@ from trial_lib.study.folder import (
     new_id,
     read_run_record,
     read_wrapper,
-    told_apart,
+    with_own_id,
     write_wrapper,
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
@@ -228,7 +228,7 @@ def _newest(name: str, work_dir: Path) -> tuple[FullExperimentPaths, FullExperim
         paths = FullExperimentPaths(file.parent)
         record = _read_record(paths)
         if record.name == name and record.status is not StudyStatus.COMPLETED:
-            is_own = not told_apart(record, file, resumes=False)[1]
+            is_own = not with_own_id(record, file, resumes=False)[1]
             found.append(((record.started_at, is_own), paths, record))
     if not found:
         raise InputError(

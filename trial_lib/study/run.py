@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from filelock import FileLock
 
 from trial_lib.records.folders import DrivenFolder, RunRecord, StudyStatus, whereabouts_of
-from trial_lib.study.folder import INTERRUPTED, FolderError, file_logger, hold_lock, told_apart, write_record
+from trial_lib.study.folder import INTERRUPTED, FolderError, file_logger, hold_lock, with_own_id, write_record
 from trial_lib.tracking.sync import Tracker
 
 _TRACKING_CLOSE_S = 30.0
@@ -33,7 +33,7 @@ class HeldFolder(Generic[RecordT]):
 def hold_folder(paths: DrivenFolder, record: RecordT, may_be_copy: bool = True) -> HeldFolder[RecordT]:
     """Locks a folder, and writes its record, by which it can be resumed. Raises InputError if it is locked already."""
     lock = hold_lock(paths.lock, record.kind)
-    record, copied = told_apart(record, paths.record, resumes=True) if may_be_copy else (record, "")
+    record, copied = with_own_id(record, paths.record, resumes=True) if may_be_copy else (record, "")
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     write_record(paths, record)
     return HeldFolder(record, lock, file_logger(record.id, paths.log), copied)

@@ -20,7 +20,7 @@ from trial_lib.records.units import bytes_shown
 from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.budgets import RESERVE, HostMemory, MemoryBasis
 from trial_lib.study.folder import FolderError, check_end, check_room, folder_error_told
-from trial_lib.study.history import Asked, AskedSweep, Decided, Event, Told, Withdrawn
+from trial_lib.study.history import Asked, AskedSweep, Event, Proposal, Told, Withdrawn
 from trial_lib.study.setup import StudySetup
 
 WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep
@@ -230,7 +230,7 @@ class Admission:
         self._base_config: Mapping[str, Any] = {}
         self._model: ModelProfile | None = None
         self._memory: HostMemory | None = None
-        self.waiting: list[Decided] = []  # choices of the search that start before it is asked again
+        self.waiting: list[Proposal] = []  # choices of the search that start before it is asked again
         self._running: dict[int, Candidate] = {}
 
     def profiled(
@@ -240,18 +240,18 @@ class Admission:
         basis = None if model is None else MemoryBasis(model, base_config, self._slots, self._device, foreseen)
         self._memory = None if basis is None else HostMemory(basis)
 
-    def next(self, ask: Callable[[], Decided | None]) -> Decided | None:
+    def next(self, ask: Callable[[], Proposal | None]) -> Proposal | None:
         """The trials that may start now; None if nothing may start before another trial has ended.
 
         What `ask` returns counts as asked of the search.
         """
         if self._runs_alone(self._running.values()):
             return None
-        decided = self.waiting.pop(0) if self.waiting else ask()
-        if decided is not None and self._running and self._runs_alone(each for _, each in decided.numbered):
-            self.waiting.insert(0, decided)
+        proposal = self.waiting.pop(0) if self.waiting else ask()
+        if proposal is not None and self._running and self._runs_alone(each for _, each in proposal.numbered):
+            self.waiting.insert(0, proposal)
             return None
-        return decided
+        return proposal
 
     def started(self, plans: Iterable[TrialPlan]) -> None:
         self._running.update({plan.number: plan.candidate for plan in plans})
@@ -380,12 +380,12 @@ def not_tried_again(events: Sequence[Event]) -> set[int]:
     Such a history is of an older version, whose search has learned of the crash at once.
     """
     asks = [event for event in events if isinstance(event, Asked | AskedSweep)]
-    keys = {number: candidate.key for event in asks for number, candidate in event.decided.numbered}
+    keys = {number: candidate.key for event in asks for number, candidate in event.proposal.numbered}
     found: set[int] = set()
     later: set[tuple[str, int]] = set()
     for event in reversed(events):
         if isinstance(event, AskedSweep) or (isinstance(event, Asked) and event.purpose is Purpose.SEARCH):
-            later |= {keys[number] for number, _ in event.decided.numbered}
+            later |= {keys[number] for number, _ in event.proposal.numbered}
         elif isinstance(event, Told) and event.result.outcome is Outcome.CRASHED and later:
             found |= {event.number} if keys[event.number] not in later else set()
     return found

@@ -8,7 +8,7 @@ import pytest
 
 from trial_lib.records.folders import FullExperimentRecord, StudyPaths, StudyRecord, Whereabouts, whereabouts_of
 from trial_lib.study import folder
-from trial_lib.study.folder import begun_by, read_record, told_apart, write_record
+from trial_lib.study.folder import begun_by, read_record, with_own_id, write_record
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def original(tmp_path: Path) -> StudyPaths:
 
 
 def id_of(paths: StudyPaths, resumes: bool = True) -> str:
-    return told_apart(read_record(paths), paths.record, resumes)[0].study_id
+    return with_own_id(read_record(paths), paths.record, resumes)[0].study_id
 
 
 def copied(paths: StudyPaths, to: Path) -> StudyPaths:
@@ -34,13 +34,13 @@ def test_a_copy_beside_its_original_is_another_study_and_the_original_is_the_sam
     original: StudyPaths, resumes: bool
 ) -> None:
     beside = copied(original, original.root.with_name("again"))
-    record, note = told_apart(read_record(beside), beside.record, resumes)
+    record, note = with_own_id(read_record(beside), beside.record, resumes)
     assert record.study_id.startswith("s-1-")
     assert record.flow_run_id is None
     assert record.whereabouts == whereabouts_of(beside.root)
     assert "copy of s-1" in note
     assert str(original.root) in note
-    assert told_apart(read_record(original), original.record, resumes) == (read_record(original), "")
+    assert with_own_id(read_record(original), original.record, resumes) == (read_record(original), "")
 
 
 def test_each_copy_has_an_id_of_its_own_and_the_same_each_time_that_it_is_made(original: StudyPaths) -> None:
@@ -53,10 +53,10 @@ def test_each_copy_has_an_id_of_its_own_and_the_same_each_time_that_it_is_made(o
 
 def test_a_copy_that_is_told_apart_stays_what_it_is_when_it_is_moved(original: StudyPaths) -> None:
     beside = copied(original, original.root.with_name("a"))
-    record, _ = told_apart(read_record(beside), beside.record, resumes=True)
+    record, _ = with_own_id(read_record(beside), beside.record, resumes=True)
     write_record(beside, record)
     moved = StudyPaths(beside.root.rename(original.root.with_name("c")))
-    assert told_apart(read_record(moved), moved.record, resumes=True) == (record, "")
+    assert with_own_id(read_record(moved), moved.record, resumes=True) == (record, "")
 
 
 def test_a_folder_that_is_moved_is_the_same_study_even_where_a_copy_takes_its_place(original: StudyPaths) -> None:
@@ -126,8 +126,8 @@ def test_a_full_experiment_is_told_from_its_copy_as_well(tmp_path: Path) -> None
     record = FullExperimentRecord(experiment_id="e-1", name="e", whereabouts=whereabouts_of(root))
     (root / "record.json").write_text(record.model_dump_json(indent=2))
     shutil.copytree(root, tmp_path / "e-2")
-    assert told_apart(record, root / "record.json", resumes=True)[0].experiment_id == "e-1"
-    own, note = told_apart(record, tmp_path / "e-2" / "record.json", resumes=True)
+    assert with_own_id(record, root / "record.json", resumes=True)[0].experiment_id == "e-1"
+    own, note = with_own_id(record, tmp_path / "e-2" / "record.json", resumes=True)
     assert own.experiment_id.startswith("e-1-")
     assert note
 

@@ -14,7 +14,7 @@ from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study import folder
 from trial_lib.study.folder import FolderError, check_end, check_folder, check_room, folder_error_told, number_of
-from trial_lib.study.history import unheard
+from trial_lib.study.history import unrecorded_ends
 from trial_lib.study.runner import Runner, Work
 
 
@@ -86,7 +86,7 @@ def test_a_trial_that_crashed_on_a_full_disk_is_not_found_by_the_resumed_study(
         with pytest.raises(FolderError):
             runner.run(Work((plan,)))
         assert plan.paths.candidate.exists()
-        assert list(unheard(study.paths, [plan.number])) == []
+        assert list(unrecorded_ends(study.paths, [plan.number])) == []
 
 
 def test_an_error_of_our_own_on_a_full_disk_is_heard_as_a_full_disk(

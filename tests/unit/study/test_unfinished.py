@@ -7,11 +7,11 @@ import pytest
 from trial_lib.records.candidate import Candidate, Purpose, Sweep, Withdrawal
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import Memory, Outcome, TrialResult
-from trial_lib.study.history import Decided, Withdrawn, left_of, stays_open, unheard
+from trial_lib.study.history import Proposal, Withdrawn, stays_open, unfinished_work, unrecorded_ends
 
 CANDIDATES = tuple(Candidate(micro_batch_size=size) for size in (1, 2, 4, 8))
 SWEEP = Sweep(CANDIDATES, bytes_per_sample=100.0, headroom=0.0)
-DECIDED = Decided(list(enumerate(CANDIDATES, 5)), SWEEP)
+PROPOSAL = Proposal(list(enumerate(CANDIDATES, 5)), SWEEP)
 
 
 def ended(number: int, need: int, outcome: Outcome = Outcome.COMPLETED) -> TrialResult:
@@ -21,7 +21,7 @@ def ended(number: int, need: int, outcome: Outcome = Outcome.COMPLETED) -> Trial
     )
 
 
-def numbers(left: list[Decided]) -> list[list[int]]:
+def numbers(left: list[Proposal]) -> list[list[int]]:
     return [[number for number, _ in decision.numbered] for decision in left]
 
 
@@ -40,18 +40,18 @@ def test_what_came_to_another_kind_of_device_is_run_again_once_that_is_mended() 
 
 
 def test_a_sweep_that_had_not_begun_is_run_whole() -> None:
-    left, given_up = left_of([DECIDED], {}, {})
+    left, given_up = unfinished_work([PROPOSAL], {}, {})
     assert (numbers(left), given_up) == ([[5, 6, 7, 8]], [])
     assert left[0].sweep is SWEEP
 
 
 def test_a_sweep_goes_on_to_the_sizes_that_fit() -> None:
-    left, given_up = left_of([DECIDED], {5: ended(5, need=100), 6: ended(6, need=200)}, {})
+    left, given_up = unfinished_work([PROPOSAL], {5: ended(5, need=100), 6: ended(6, need=200)}, {})
     assert (numbers(left), given_up) == ([[7, 8]], [])
 
 
 def test_a_size_that_its_group_would_have_foreseen_not_to_fit_is_not_measured() -> None:
-    left, given_up = left_of([DECIDED], {5: ended(5, need=200), 6: ended(6, need=400)}, {})
+    left, given_up = unfinished_work([PROPOSAL], {5: ended(5, need=200), 6: ended(6, need=400)}, {})
     assert left == []
     assert given_up == [Withdrawn(7, Withdrawal.MEMORY), Withdrawn(8, Withdrawal.MEMORY)]
 
@@ -59,32 +59,32 @@ def test_a_size_that_its_group_would_have_foreseen_not_to_fit_is_not_measured() 
 def test_nothing_is_measured_beyond_a_size_whose_allocator_had_to_make_room() -> None:
     edge = ended(6, need=1)
     edge = edge.model_copy(update={"memory": edge.memory.model_copy(update={"counted_retries": [1]})})
-    left, given_up = left_of([DECIDED], {5: ended(5, need=1), 6: edge}, {})
+    left, given_up = unfinished_work([PROPOSAL], {5: ended(5, need=1), 6: edge}, {})
     assert left == []
     assert given_up == [Withdrawn(7, Withdrawal.MEMORY), Withdrawn(8, Withdrawal.MEMORY)]
 
 
 def test_nothing_is_measured_beyond_a_size_that_failed() -> None:
     results = {5: ended(5, need=1), 6: ended(6, need=1, outcome=Outcome.OUT_OF_MEMORY)}
-    left, given_up = left_of([DECIDED], results, {})
+    left, given_up = unfinished_work([PROPOSAL], results, {})
     assert left == []
     assert given_up == [Withdrawn(7, Withdrawal.ENDED), Withdrawn(8, Withdrawal.ENDED)]
 
 
 def test_a_sweep_that_had_begun_to_be_given_up_is_given_up() -> None:
-    left, given_up = left_of([DECIDED], {5: ended(5, 1), 6: ended(6, 1)}, {7: Withdrawal.NOT_REPEATABLE})
+    left, given_up = unfinished_work([PROPOSAL], {5: ended(5, 1), 6: ended(6, 1)}, {7: Withdrawal.NOT_REPEATABLE})
     assert (left, given_up) == ([], [Withdrawn(8, Withdrawal.NOT_REPEATABLE)])
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.OUT_OF_MEMORY])
 def test_a_later_size_that_was_known_already_says_nothing_of_the_group(outcome: Outcome) -> None:
-    left, given_up = left_of([DECIDED], {8: ended(8, need=450, outcome=outcome)}, {})
+    left, given_up = unfinished_work([PROPOSAL], {8: ended(8, need=450, outcome=outcome)}, {})
     assert (numbers(left), given_up) == ([[5, 6, 7]], [])
 
 
 def test_single_trials_are_run_again_and_ended_ones_are_not() -> None:
-    single = [Decided([(number, candidate)]) for number, candidate in DECIDED.numbered]
-    left, given_up = left_of(single, {5: ended(5, 1, Outcome.OUT_OF_MEMORY), 7: ended(7, 1)}, {})
+    single = [Proposal([(number, candidate)]) for number, candidate in PROPOSAL.numbered]
+    left, given_up = unfinished_work(single, {5: ended(5, 1, Outcome.OUT_OF_MEMORY), 7: ended(7, 1)}, {})
     assert (numbers(left), given_up) == ([[6], [8]], [])
 
 
@@ -95,4 +95,4 @@ def test_a_trial_that_had_ended_unheard_is_not_run_again(tmp_path: Path) -> None
         paths.trial(number).root.mkdir(parents=True)
         paths.trial(number).result.write_text(result.model_dump_json())
     paths.trial(8).result.write_text('{"torn')
-    assert list(unheard(paths, {8, 7, 6, 5, 4})) == [written[5], written[7]]
+    assert list(unrecorded_ends(paths, {8, 7, 6, 5, 4})) == [written[5], written[7]]
