@@ -239,18 +239,27 @@ def confirmation_of(driver: StudyDriver) -> Confirmation | None:
     if not ranked:
         return None
     before = [driver.state.profile, *([submitted] if submitted is not None else []), *searched]
+    return _confirmation(driver, own, ranked, seconds_of(before), candidate)
+
+
+def _confirmation(
+    driver: StudyDriver,
+    own: Contender | None,
+    ranked: Sequence[Contender],
+    search_seconds: float = 0.0,
+    submitted: Candidate | None = None,
+    is_known: bool = False,
+) -> Confirmation:
+    # With its trials so far. Those of a known winner come before the search, and the others after it.
+    state, setup = driver.state, driver.setup
+    formats = () if state.profile is None else state.profile.formats
     confirmation = Confirmation(
-        own,
-        ranked,
-        metric,
-        driver.setup.device,
-        seconds_of(before),
-        candidate,
-        driver.state.profile.formats,
-        driver.setup.free_switches,
+        own, ranked, driver.metric, setup.device, search_seconds, submitted, formats, setup.free_switches
     )
-    for result in confirmed_after_search(driver):
-        confirmation.tell(result)
+    first = _first_of_search(driver)
+    for result in state.of_purpose(Purpose.CONFIRM):
+        if is_known is (first is None or result.number < first):
+            confirmation.tell(result)
     return confirmation
 
 
@@ -429,20 +438,7 @@ def known_confirmation(driver: StudyDriver) -> Confirmation | None:
     if last is None or profile is None or profile.outcome is not Outcome.COMPLETED or start.has_changed:
         return None
     own = None if last.own is None else _known_contender(driver, last.own)
-    confirmation = Confirmation(
-        own,
-        [_known_contender(driver, last.other)],
-        driver.metric,
-        driver.setup.device,
-        search_seconds=0.0,
-        formats=profile.formats,
-        free=driver.setup.free_switches,
-    )
-    first = _first_of_search(driver)
-    for result in driver.state.of_purpose(Purpose.CONFIRM):
-        if first is None or result.number < first:
-            confirmation.tell(result)
-    return confirmation
+    return _confirmation(driver, own, [_known_contender(driver, last.other)], is_known=True)
 
 
 def next_known_plan(driver: StudyDriver) -> TrialPlan | None:
@@ -468,14 +464,6 @@ def ended_on_known_winner(driver: StudyDriver) -> bool:
         return False
     confirmation = known_confirmation(driver)
     return confirmation is not None and confirmation.next is None and confirmation.finding().winner is not None
-
-
-def confirmed_after_search(driver: StudyDriver) -> list[TrialResult]:
-    """The trials that confirm the result of the search. Those of a known winner come before it."""
-    first = _first_of_search(driver)
-    return [
-        result for result in driver.state.of_purpose(Purpose.CONFIRM) if first is not None and result.number > first
-    ]
 
 
 def _first_of_search(driver: StudyDriver) -> int | None:

@@ -5,7 +5,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from trial_lib.messages.errors import InputError
@@ -257,20 +256,14 @@ class StudyState:
 
     def __init__(self, events: Iterable[Event] = (), keeps_ended: bool = True) -> None:
         self._keeps_ended = keeps_ended
-        self._candidates: dict[int, Candidate] = {}
-        self._running: dict[int, Candidate] = {}
-        self._names: dict[int, str] = {}
         self._naming = CandidateNames()
-        self._purposes: dict[int, Purpose] = {}
-        self._results: dict[int, TrialResult] = {}
-        self._withdrawn: dict[int, Withdrawal] = {}
         # All by trial number. Trials that were withdrawn have a purpose, and no candidate.
-        self.candidates: Mapping[int, Candidate] = MappingProxyType(self._candidates)
-        self.running: Mapping[int, Candidate] = MappingProxyType(self._running)
-        self.names: Mapping[int, str] = MappingProxyType(self._names)
-        self.purposes: Mapping[int, Purpose] = MappingProxyType(self._purposes)
-        self.results: Mapping[int, TrialResult] = MappingProxyType(self._results)  # in the order of their ends
-        self.withdrawn: Mapping[int, Withdrawal] = MappingProxyType(self._withdrawn)
+        self.candidates: dict[int, Candidate] = {}
+        self.running: dict[int, Candidate] = {}
+        self.names: dict[int, str] = {}
+        self.purposes: dict[int, Purpose] = {}
+        self.results: dict[int, TrialResult] = {}  # in the order of their ends
+        self.withdrawn: dict[int, Withdrawal] = {}
         self.searched = 0  # ended trials that count towards `max_trials`: the profile trial and the search's
         self.stopped: str | None = None  # why the search ended; None while it has not
         self.next_number = SUBMITTED_NUMBER + 1
@@ -284,56 +277,56 @@ class StudyState:
             for number, candidate in event.numbered:
                 self._ask(number, Purpose.SEARCH, candidate)
         elif isinstance(event, Withdrawn):
-            del self._running[event.number], self._candidates[event.number], self._names[event.number]
-            self._withdrawn[event.number] = event.reason
+            del self.running[event.number], self.candidates[event.number], self.names[event.number]
+            self.withdrawn[event.number] = event.reason
         elif isinstance(event, Told):
             self._end(event.number, event.result)
         else:
             self.stopped = event.reason
 
     def _ask(self, number: int, purpose: Purpose, candidate: Candidate) -> None:
-        self._candidates[number] = self._running[number] = candidate
-        self._names[number] = self._naming.of(candidate)
-        self._purposes[number] = purpose
+        self.candidates[number] = self.running[number] = candidate
+        self.names[number] = self._naming.of(candidate)
+        self.purposes[number] = purpose
         self.next_number = max(self.next_number, number + 1)
 
     def _end(self, number: int, result: TrialResult) -> None:
-        del self._running[number]
-        self.searched += self._purposes[number] in (Purpose.PROFILE, Purpose.SEARCH)
+        del self.running[number]
+        self.searched += self.purposes[number] in (Purpose.PROFILE, Purpose.SEARCH)
         if self._keeps_ended:
-            self._results[number] = result
+            self.results[number] = result
         else:
-            del self._candidates[number], self._names[number]
+            del self.candidates[number], self.names[number]
 
     def label(self, number: int) -> str:
         """Such as `z2-mbs16` or `confirm-z2-mbs16`."""
-        return self._purposes[number].label(self._names[number])
+        return self.purposes[number].label(self.names[number])
 
     @property
     def profile(self) -> TrialResult | None:
-        return self._results.get(PROFILE_NUMBER)
+        return self.results.get(PROFILE_NUMBER)
 
     @property
     def submitted(self) -> TrialResult | None:
-        return self._results.get(SUBMITTED_NUMBER)
+        return self.results.get(SUBMITTED_NUMBER)
 
     @property
     def profiled(self) -> tuple[TrialResult, Candidate]:
         """The profile trial, which has ended, and its candidate."""
-        return self._results[PROFILE_NUMBER], self._candidates[PROFILE_NUMBER]
+        return self.results[PROFILE_NUMBER], self.candidates[PROFILE_NUMBER]
 
     @property
     def begun(self) -> list[tuple[Candidate, TrialResult]]:
         """The profile trial and the trial of the user's configuration, as far as they have ended."""
-        ended = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self._results]
-        return [(self._candidates[number], self._results[number]) for number in ended]
+        ended = [number for number in (PROFILE_NUMBER, SUBMITTED_NUMBER) if number in self.results]
+        return [(self.candidates[number], self.results[number]) for number in ended]
 
     @property
     def has_searched(self) -> bool:
         return self.stopped is not None
 
     def of_purpose(self, purpose: Purpose) -> list[TrialResult]:
-        return [result for number, result in self._results.items() if self._purposes[number] is purpose]
+        return [result for number, result in self.results.items() if self.purposes[number] is purpose]
 
 
 # The unfinished work of a study that was cut short.
