@@ -36,7 +36,6 @@ from trial_lib.messages.orders import TrainingSpec
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import FullExperimentPaths, FullExperimentRecord, StudyStatus
 from trial_lib.study.run import HeldFolder, OpenRun
-from trial_lib.tracking.sync import Tracker
 
 _PERIOD_S = 10.0
 _GUARD = {"trial_lib.launch.processes.supervisor", RANKS_OF_TRIAL}
@@ -155,9 +154,8 @@ class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
         starter: RankStarter,
         host: Host,
         lock_dir: Path,
-        tracker: Tracker,
     ) -> None:
-        super().__init__(held, plan.paths, tracker)
+        super().__init__(held, plan.paths)
         self.experiment = experiment
         self.validation: dict[str, float] = {}  # the metrics of the last one
         self._plan = plan
@@ -177,7 +175,9 @@ class FullExperiment(OpenRun[FullExperimentRecord, FullExperimentPaths]):
         self._epoch = 0
         self._best: MetricsRecord | None = None
         self._take_in(self._reader.read())
-        self._monitor = SystemMonitor(self.paths.system_metrics, lambda: self._batch, tracker.notify, held.log, host)
+        self._monitor = SystemMonitor(
+            self.paths.system_metrics, lambda: self._batch, self.tracker.notify, self.log, host
+        )
 
     @property
     def percent(self) -> float | None:

@@ -56,7 +56,6 @@ from trial_lib.study.open_study import OpenStudy, check_include, check_length, c
 from trial_lib.study.plans import full_length_spec
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.run import hold_folder
-from trial_lib.tracking.sync import FullExperimentSync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
@@ -290,7 +289,7 @@ def _open(
     paths: FullExperimentPaths,
     tracking_uri: str,
 ) -> FullExperiment:
-    held = hold_folder(paths, record, may_be_copy=record.study_id is None)
+    held = hold_folder(paths, record, tracking_uri, may_be_copy=record.study_id is None)
     write_wrapper(paths, experiment.entrypoint.wrapper)
     write_whole(paths.ds_config, json.dumps(record.ds_config, indent=2) + "\n")
     if held.copied:
@@ -321,5 +320,4 @@ def _open(
     start = (plan.program.interpreter, own_ops(trained, host.device), shown, held.log.info)
     hosts = experiment.config.resources.hosts
     starter = HostfileStarter(hosts, *start) if hosts else ColdStarter(*start)
-    tracker = Tracker(lambda: FullExperimentSync(paths, tracking_uri), tracking_uri)
-    return FullExperiment(held, experiment, plan, spec, starter, host, host_lock_dir(), tracker)
+    return FullExperiment(held, experiment, plan, spec, starter, host, host_lock_dir())

@@ -54,7 +54,6 @@ from trial_lib.study.run import HeldFolder, OpenRun, hold_folder
 from trial_lib.study.setup import StudySetup
 from trial_lib.study.study_plan import keep_plan, read_given_plan
 from trial_lib.study.typed_command import read_command
-from trial_lib.tracking.sync import StudySync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 # Checks before a study, or a full experiment, has a folder.
@@ -115,11 +114,10 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
         held: HeldFolder[StudyRecord],
         paths: StudyPaths,
         driver: StudyDriver,
-        tracker: Tracker,
         config_check: ConfigCheck,
         is_new: bool,
     ) -> None:
-        super().__init__(held, paths, tracker)
+        super().__init__(held, paths)
         self.driver = driver
         self.config_check = config_check
         self.is_new = is_new  # opened for the first time
@@ -387,7 +385,7 @@ def _open(
 ) -> OpenStudy:
     # From here on `resume` finds the study, however this process ends.
     with folder_error_told(paths.root):
-        held = hold_folder(paths, record)
+        held = hold_folder(paths, record, tracking_uri)
     study_id, log = held.record.id, held.log
     over_hosts = arguments.ray_address is not None or bool(experiment.config.resources.hosts)
     first = tuple(filter(None, (uncovered(experiment.model_dir, paths.root, over_hosts), held.copied)))
@@ -406,8 +404,7 @@ def _open(
     # A study with only its training left has its answer.
     asked = None if record.status is StudyStatus.COMPLETED else starter
     check = ConfigCheck(experiment, asked, log)
-    tracker = Tracker(lambda: StudySync(paths, tracking_uri), tracking_uri)
-    return OpenStudy(held, paths, driver, tracker, check, is_new)
+    return OpenStudy(held, paths, driver, check, is_new)
 
 
 def require_accepted_config(

@@ -1,17 +1,17 @@
-"""A study or a full experiment that runs in this process: its folder with record, lock and log, and its tracker."""
+"""A study or a full experiment that runs in this process: its folder with record, lock, log and tracker."""
 
 import contextlib
 import logging
 import threading
 import time
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from filelock import FileLock
 
-from trial_lib.records.folders import DrivenFolder, RunRecord, StudyStatus, whereabouts_of
+from trial_lib.records.folders import DrivenFolder, RunRecord, StudyRecord, StudyStatus, whereabouts_of
 from trial_lib.study.folder import INTERRUPTED, FolderError, file_logger, hold_lock, with_own_id, write_record
-from trial_lib.tracking.sync import Tracker
+from trial_lib.tracking.sync import FullExperimentSync, StudySync, Tracker
 
 _TRACKING_CLOSE_S = 30.0
 _TRACKING_SHORT_S = 5.0  # after an interrupt, or if MLflow did not answer
@@ -27,26 +27,31 @@ class HeldFolder(Generic[RecordT]):
     record: RecordT
     lock: FileLock
     log: logging.Logger
+    tracker: Tracker
     copied: str  # that the folder is a copy, which has an id of its own. Empty if it is none.
 
 
-def hold_folder(paths: DrivenFolder, record: RecordT, may_be_copy: bool = True) -> HeldFolder[RecordT]:
+def hold_folder(
+    paths: DrivenFolder, record: RecordT, tracking_uri: str, may_be_copy: bool = True
+) -> HeldFolder[RecordT]:
     """Locks a folder, and writes its record, by which it can be resumed. Raises InputError if it is locked already."""
     lock = hold_lock(paths.lock, record.kind)
     record, copied = with_own_id(record, paths.record, resumes=True) if may_be_copy else (record, "")
     record = record.model_copy(update={"whereabouts": whereabouts_of(paths.root)})
     write_record(paths, record)
-    return HeldFolder(record, lock, file_logger(record.id, paths.log), copied)
+    sync: type[Any] = StudySync if isinstance(record, StudyRecord) else FullExperimentSync
+    tracker = Tracker(lambda: sync(paths, tracking_uri), tracking_uri)
+    return HeldFolder(record, lock, file_logger(record.id, paths.log), tracker, copied)
 
 
 class OpenRun(Generic[RecordT, FolderT]):
     """A study or a full experiment that runs in this process."""
 
-    def __init__(self, held: HeldFolder[RecordT], paths: FolderT, tracker: Tracker) -> None:
+    def __init__(self, held: HeldFolder[RecordT], paths: FolderT) -> None:
         self.record = held.record  # as it is on the disk
         self.paths = paths
         self.log = held.log
-        self.tracker = tracker
+        self.tracker = held.tracker
         self.is_down = False  # nothing is left to do; closing waits a while for the tracking server
         self._lock = held.lock
         self._writing = threading.RLock()
