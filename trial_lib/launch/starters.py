@@ -148,10 +148,15 @@ class ColdStarter:
         return Launched(guard, len(request.ranks))
 
     def prepare(self, beside_builds: bool, starts_cold: bool) -> None:
-        # The ops that every trial needs, before anything else is built. Ranks on other hosts do not say what they need.
-        if (not beside_builds or self._spans_hosts) and self._builds.start(self._builders):
-            self._builds.wait()
+        # Ranks on other hosts do not say what they need.
+        if not beside_builds or self._spans_hosts:
+            self._build()
         self.start_and_await(beside_builds)
+
+    def _build(self) -> None:
+        # The ops that every trial needs, before anything else is built.
+        if self._builds.start(self._builders):
+            self._builds.wait()
 
     def _prepare(self, request: LaunchRequest) -> None:
         self.prepare(request.beside_builds, request.starts_cold)
