@@ -186,7 +186,7 @@ class AdaptiveSearch(Search):
             self._fitting.memory.observe_profile(candidate, result)
             self._fitting.forget()
             return
-        lineage = self._coordinates.locate_config(candidate.complete(self.problem.base_config))
+        lineage = self.space.locate_config(candidate.complete(self.problem.base_config))
         size = candidate.micro_batch_size
         same_batch = candidate.gradient_accumulation_steps == self._fitting.policy(candidate.knobs).accumulation(size)
         self._learn_at(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
@@ -261,7 +261,7 @@ class AdaptiveSearch(Search):
                 self._failures.fail(point.arm, point.index, point.size)
 
     def _point(self, candidate: Candidate) -> Point | None:
-        lineage = self._coordinates.locate(candidate.knobs)
+        lineage = self.space.locate(candidate.knobs)
         return None if lineage is None else Point(*lineage, candidate.micro_batch_size)
 
     def _model(self) -> CostModel:

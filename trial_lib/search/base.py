@@ -16,8 +16,8 @@ from trial_lib.records.candidate import Candidate, Sweep, Withdrawal
 from trial_lib.records.result import SEARCH_METRICS, ModelProfile, Outcome, TrialResult, cause_of, without_log
 from trial_lib.records.switches import place_of, unforeseen_switches
 from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.cost_model import HALF_SIZE, plain, prior_costs
-from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves
+from trial_lib.search.cost_model import HALF_SIZE, prior_costs
+from trial_lib.search.knobs import STAGE, Arm, SearchSpace, get_knob, leaves, plain
 from trial_lib.search.methods import SearchSettings
 from trial_lib.search.zero_settings import ArmKey, arm_key
 

@@ -10,7 +10,7 @@ the arms that share its stage or its offload. The effect of a knob in one arm is
 Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
 from math import log
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.messages.turned import FUSED, WORKERS, compiles
 from trial_lib.records.switches import is_switch, path_of, switches_of
-from trial_lib.search.knobs import LEFT_OPEN, STAGE, Arm, SearchSpace, get_knob, leaves
+from trial_lib.search.knobs import Arm, SearchSpace, get_knob, leaves, plain
 
 # The expected costs of arms and fine switches before any is measured. The search looks at the cheapest first.
 
@@ -102,7 +102,6 @@ _APART = 100.0
 # hand. With 0.1, 0.25 and 0.5 the search is within 3 % on compiled_store after 7, 6 and 4 trials, and on slow_store
 # after 2 (benchmarks/replay, 6 seeds).
 _ONE_WAY_STEP = 0.25
-_ABSENT = (None, False, "none")
 
 
 class SpaceCoordinates:
@@ -146,33 +145,6 @@ class SpaceCoordinates:
     def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
         return np.array([self._of(lineage)[0] for lineage in lineages]).reshape(len(lineages), len(self._paths))
 
-    def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
-        for number, arm in enumerate(self.arms):
-            if arm.stage == get_knob(knobs, STAGE) and (index := arm.index(knobs)) is not None:
-                return number, index
-        return None
-
-    def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go. The
-        arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves open
-        counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
-        """
-        settings = [list(leaves(arm.knobs)) for arm in self.arms]
-        described = [
-            number
-            for number, of_arm in enumerate(settings)
-            if all(plain(get_knob(config, path)) == plain(value) for path, value in of_arm)
-        ]
-        if not described:
-            return None
-        number = max(described, key=lambda each: len(settings[each]))
-        arm, shared = self.arms[number], {}
-        for knob in arm.fine:
-            own = get_knob(config, knob.path, LEFT_OPEN.get(knob.path))
-            if own in knob.values:
-                shared[knob.path] = knob.values[knob.values.index(own)]
-        return number, arm.index(arm.with_fine(shared)) or 0
-
     def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
         """Returns for each lineage the number of fine knobs that are not at their best guess."""
         return np.array([self._of(lineage)[1] for lineage in lineages], dtype=float)
@@ -206,11 +178,6 @@ def _scale(values: Sequence[Any], is_one_way: bool) -> dict[str, float]:
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
     return list({repr(value): value for value in values}.values())
-
-
-def plain(value: Any) -> Any:
-    """Returns a value. All values that switch a setting off, or leave it out, become None."""
-    return None if value in _ABSENT or value == 0 else value
 
 
 # Prior standard deviations in logarithms: of the level, of a coarse knob, of an arm's own part, of the overhead's share

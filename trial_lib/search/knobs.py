@@ -156,15 +156,39 @@ class SearchSpace:
 
     def index(self, lineage: Mapping[str, Any]) -> int | None:
         """Returns the lineage of some knobs in their stage (the inverse of `lineage`); None if they are of none."""
-        before = 0
-        for arm in self.arms:
-            if arm.stage != get_knob(lineage, STAGE):
-                continue
-            index = arm.index(lineage)
-            if index is not None:
-                return before + index
-            before += arm.size
+        found = self.locate(lineage)
+        if found is None:
+            return None
+        number, index = found
+        return sum(arm.size for arm in self.arms[:number] if arm.stage == self.arms[number].stage) + index
+
+    def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns the number of the arm of some knobs, and their lineage there; None if they are of none."""
+        for number, arm in enumerate(self.arms):
+            if arm.stage == get_knob(knobs, STAGE) and (index := arm.index(knobs)) is not None:
+                return number, index
         return None
+
+    def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go. The
+        arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves open
+        counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
+        """
+        settings = [list(leaves(arm.knobs)) for arm in self.arms]
+        described = [
+            number
+            for number, of_arm in enumerate(settings)
+            if all(plain(get_knob(config, path)) == plain(value) for path, value in of_arm)
+        ]
+        if not described:
+            return None
+        number = max(described, key=lambda each: len(settings[each]))
+        arm, shared = self.arms[number], {}
+        for knob in arm.fine:
+            own = get_knob(config, knob.path, LEFT_OPEN.get(knob.path))
+            if own in knob.values:
+                shared[knob.path] = knob.values[knob.values.index(own)]
+        return number, arm.index(arm.with_fine(shared)) or 0
 
 
 def withdrawn(stage: int, base_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +235,11 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def plain(value: Any) -> Any:
+    """Returns a value. All values that switch a setting off, or leave it out, become None."""
+    return None if value in (None, False, "none") or value == 0 else value
 
 
 def _knobs_of_stage(stage: int, buckets: tuple[int, ...]) -> tuple[Knob, ...]:

@@ -21,7 +21,6 @@ from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
 from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import SearchProblem
-from trial_lib.search.cost_model import SpaceCoordinates
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.confirmation import Confirmed, Estimate, Finding
 from trial_lib.study.fingerprint import Fingerprint
@@ -260,7 +259,7 @@ class HeadStart:
         if last is None or last.winner == "own":
             return None
         known, replicas = last.other.candidate, problem.replicas.of(last.other.candidate.knobs)
-        if SpaceCoordinates(problem.space).locate(known.knobs) is None:
+        if problem.space.locate(known.knobs) is None:
             return None
         if problem.only_micro_batch not in (None, known.micro_batch_size):
             return None

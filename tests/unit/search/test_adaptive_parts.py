@@ -97,20 +97,19 @@ def test_numbers_have_ranks_and_other_values_are_apart():
 def test_what_a_configuration_leaves_open_is_where_deepspeeds_default_is():
     copied = "zero_optimization.contiguous_gradients"
     space = SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}}, (Knob(copied, (False, True)),))])
-    coordinates, stage_1 = SpaceCoordinates(space), {"stage": 1}
-    assert coordinates.locate_config({"zero_optimization": stage_1}) == (0, 1)
-    assert coordinates.locate_config({"zero_optimization": {**stage_1, "contiguous_gradients": False}}) == (0, 0)
+    stage_1 = {"stage": 1}
+    assert space.locate_config({"zero_optimization": stage_1}) == (0, 1)
+    assert space.locate_config({"zero_optimization": {**stage_1, "contiguous_gradients": False}}) == (0, 0)
 
 
 def test_a_configuration_with_offload_is_not_of_the_arm_that_says_nothing_of_it():
-    coordinates = SpaceCoordinates(SPACE)
     plain, offloading = (
         number for number, arm in enumerate(SPACE.arms) if arm.knobs["zero_optimization"]["stage"] == 2
     )
     config = {"zero_optimization": {"stage": 2}}
-    assert coordinates.locate_config(config)[0] == plain
+    assert SPACE.locate_config(config)[0] == plain
     config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    assert coordinates.locate_config(config)[0] == offloading
+    assert SPACE.locate_config(config)[0] == offloading
 
 
 def test_a_stopped_trial_counts_by_the_steps_that_it_made_however_lucky_the_reading_to_beat():

@@ -7,7 +7,6 @@ from arms_of_space import adaptive, arm, here, labels, told
 
 from trial_lib.records.candidate import Candidate
 from trial_lib.search.arms import CandidateNames, RequestedKnob, build_space
-from trial_lib.search.cost_model import SpaceCoordinates
 from trial_lib.search.knobs import STAGE, SearchSpace, get_knob, leaves, set_knob
 
 GC = RequestedKnob("program.--gc", (True, False), coarse=True)
@@ -34,19 +33,18 @@ def test_a_coarse_switch_makes_arms_and_a_fine_one_varies_within_each(catalogue:
 
 def test_every_lineage_has_the_switches_and_is_found_again() -> None:
     space = space_of(GC, THREADS)
-    coordinates = SpaceCoordinates(space)
     found = set()
     for number, each in enumerate(space.arms):
         for index in range(each.size):
             knobs = each.lineage(index)
-            assert coordinates.locate(knobs) == (number, index)
+            assert space.locate(knobs) == (number, index)
             found.add((knobs["program"]["--gc"], knobs["program"]["OMP_NUM_THREADS"]))
     assert found == {(True, 1), (True, 2), (False, 1), (False, 2)}
 
 
 def test_the_users_configuration_is_a_place_in_the_space_and_has_the_hash_of_the_candidate_that_repeats_it() -> None:
     space = space_of(GC, THREADS)
-    number, index = SpaceCoordinates(space).locate_config(BASE) or (-1, -1)
+    number, index = space.locate_config(BASE) or (-1, -1)
     knobs = space.arms[number].lineage(index)
     assert (knobs["program"], space.arms[number].label) == (BASE["program"], "z1")
     other = Candidate(knobs={"program": {"--gc": True}}, micro_batch_size=1)
