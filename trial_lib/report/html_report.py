@@ -293,19 +293,19 @@ def memory_figure(view: StudyView) -> Drawn:
 def progress_figure(view: StudyView) -> Drawn:
     key, title = "progress", "Best so far"
     ended = sorted((trial for trial in view.trials if not trial.is_profile), key=lambda trial: trial.ended)
-    told = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]
-    if not told:
+    measured = [(trial, trial.row.value) for trial in ended if trial.row.value is not None]
+    if not measured:
         return Drawn(key, title, "No trial has completed.", None)
     # The best so far, as a line of steps.
     metric = SEARCH_METRICS[view.metric]
     choose: Callable[[float, float], float] = min if metric.smaller_is_better else max
-    best, steps = told[0][1], []
-    for _, value in told:
+    best, steps = measured[0][1], []
+    for _, value in measured:
         best = choose(best, value)
         steps.append(best)
-    scale, unit = axis_unit(max(value for _, value in told), metric.unit)
+    scale, unit = axis_unit(max(value for _, value in measured), metric.unit)
     figure = empty_figure("minutes since the study began", f"{view.metric} ({unit})")
-    minutes = [trial.ended / 60 for trial, _ in told]
+    minutes = [trial.ended / 60 for trial, _ in measured]
     figure.add_scatter(
         name="best reading so far",
         x=minutes,
@@ -318,7 +318,7 @@ def progress_figure(view: StudyView) -> Drawn:
     for name, colour, wanted in (("search", GREY, False), ("confirming", COLOURS[1], True)):
         chosen = [
             (at, trial, value)
-            for at, (trial, value) in zip(minutes, told, strict=True)
+            for at, (trial, value) in zip(minutes, measured, strict=True)
             if is_confirming(trial) is wanted
         ]
         if chosen:
@@ -339,7 +339,7 @@ def progress_figure(view: StudyView) -> Drawn:
         figure.add_annotation(
             x=1, xref="paper", y=level, text="yours", showarrow=False, xanchor="right", yanchor="top", font_color=RED
         )
-    low = min(value for _, value in told) / scale
+    low = min(value for _, value in measured) / scale
     add_failed(figure, [(trial, low) for trial in ended if not trial.completed], minutes=True)
     figure.update_yaxes(rangemode="normal")
     says = (
@@ -348,7 +348,7 @@ def progress_figure(view: StudyView) -> Drawn:
     )
     rows = tuple(
         (f"{trial.number:04d}", trial.row.label, f"{at:.2f}", *map(metric.shown, (value, best)))
-        for at, (trial, value), best in zip(minutes, told, steps, strict=True)
+        for at, (trial, value), best in zip(minutes, measured, steps, strict=True)
     )
     return Drawn(key, title, says, figure, ("trial", "candidate", "minutes", view.metric, "best so far"), rows)
 

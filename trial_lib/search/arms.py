@@ -158,20 +158,19 @@ def without_effect(
 ) -> list[str]:
     """Returns one sentence for each requested knob that no candidate has, because it would have no effect."""
     arms = _arms(zero_stages, here, requests, catalogue)
-    told = []
+    sentences = []
     for request in requests:
         if request.path == STAGE or any(_has(request.path, setting, arm, here) for setting, arm in arms):
             continue
         name = place_of(request.path) if is_turned(place_of(request.path)) else request.path
-        told.append(f"{name} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
-    return told
+        sentences.append(f"{name} has no effect: {_why(request, [setting for setting, _ in arms], here)}.")
+    return sentences
 
 
 def not_known(requests: Sequence[RequestedKnob]) -> list[str]:
     """Returns one sentence for each requested knob of which nobody has read where DeepSpeed uses it."""
-    told = "is not known to have an effect: it is tried because you ask for it"
-    paths = (request.path for request in requests if not is_switch(request.path))
-    return [f"{path} {told}." for path in paths if not is_known(path)]
+    unknown = (request.path for request in requests if not is_switch(request.path) and not is_known(request.path))
+    return [f"{path} is not known to have an effect: it is tried because you ask for it." for path in unknown]
 
 
 def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob]) -> list[str]:
@@ -182,7 +181,7 @@ def stages_not_tried(zero_stages: Iterable[int], here: Surroundings, requests: S
     left_out: dict[str, list[str]] = {}
     for stage in sorted(set(zero_stages) - tried):
         config = overwrite_deepspeed_config(here.base_config, _knobs_of({STAGE: stage}, here))
-        reason = next((said for name, said in refusals_of(config, here).items() if name not in own), None)
+        reason = next((why for name, why in refusals_of(config, here).items() if name not in own), None)
         if reason is not None:
             left_out.setdefault(reason, []).append(str(stage))
     return [f"ZeRO stage {' and '.join(stages)} is not tried: {reason}" for reason, stages in left_out.items()]
@@ -454,13 +453,13 @@ def left_out_of_space(
     zero_stages: Iterable[int], here: Surroundings, requests: Sequence[RequestedKnob], *, catalogue: bool
 ) -> list[str]:
     """Returns one sentence for each request that nothing comes of, for each unknown one, and for ruled-out stages."""
-    told = [
-        f"search_space: {said}"
-        for said in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
+    sentences = [
+        f"search_space: {sentence}"
+        for sentence in (*without_effect(zero_stages, here, requests, catalogue=catalogue), *not_known(requests))
     ]
-    told += values_not_tried(requests, here)
-    told += layouts_not_tried({each.path: each.values for each in requests}, here)
-    return told + stages_not_tried(zero_stages, here, requests) if catalogue else told
+    sentences += values_not_tried(requests, here)
+    sentences += layouts_not_tried({each.path: each.values for each in requests}, here)
+    return sentences + stages_not_tried(zero_stages, here, requests) if catalogue else sentences
 
 
 def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> list[str]:
@@ -468,7 +467,7 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
     switch without any of the requested values is not among them. `without_effect` has its reason. Neither is one that
     was requested without values, because the program decides which it can have.
     """
-    told = []
+    sentences = []
     for request in requests:
         place = place_of(request.path)
         if not is_turned(place):
@@ -477,8 +476,10 @@ def values_not_tried(requests: Sequence[RequestedKnob], here: Surroundings) -> l
         missing = [value for value in request.values if value is not None and value not in offered]
         if 0 < len(missing) < len(request.values) and request.values != TURNED[place].values:
             known = ", ".join(map(shown, offered))
-            told += [f"{shown_switch(place, value)} is not tried: your program can have {known}." for value in missing]
-    return told
+            sentences += [
+                f"{shown_switch(place, value)} is not tried: your program can have {known}." for value in missing
+            ]
+    return sentences
 
 
 def layouts_not_tried(asked: Mapping[str, Iterable[Any]], here: Surroundings) -> list[str]:

@@ -223,8 +223,8 @@ def without_hopeless(
     kept = [arm for arm, key in keys if key not in cannot]
     if not kept or len(kept) == len(space.arms):
         return space, []
-    told = [f"{arm.label} is not tried: by the plan {cannot[key]}" for arm, key in keys if key in cannot]
-    return SearchSpace.of_arms(kept), told
+    sentences = [f"{arm.label} is not tried: by the plan {cannot[key]}" for arm, key in keys if key in cannot]
+    return SearchSpace.of_arms(kept), sentences
 
 
 # The largest size (samples) before any has run, and the largest ratio to a size that has run.

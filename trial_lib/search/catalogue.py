@@ -208,8 +208,8 @@ def _of_zeros_own(effect: Effect) -> tuple[Effect, ...]:
     def holds(here: Surroundings) -> bool:
         return not is_bf16_with_32_bit_sums(here.base_config) and (effect.holds is None or effect.holds(here))
 
-    said = "at stage 1 bf16 that accumulates in fp32 has an optimizer of its own, which does not read it"
-    of_1 = replace(effect, stages=(1,), holds=holds, otherwise=effect.otherwise or said)
+    why = "at stage 1 bf16 that accumulates in fp32 has an optimizer of its own, which does not read it"
+    of_1 = replace(effect, stages=(1,), holds=holds, otherwise=effect.otherwise or why)
     offloaded = replace(effect, stages=(1,), when={**effect.when, OFFLOAD_OPTIMIZER: OFFLOADED})
     kept = () if OFFLOAD_OPTIMIZER in effect.when else (offloaded,)
     return (of_1, *kept, replace(effect, stages=(2,)))
