@@ -27,7 +27,15 @@ from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.units import axis_unit, bytes_shown, duration, quantity
 from trial_lib.report.read_study import read_study
 from trial_lib.report.study_view import Interval, StudyView, TrialView, failure_groups, setting_text, trial_columns
-from trial_lib.report.tables import FEWEST_TRIALS, knob_effects, measured_trials, percent, planned_rows
+from trial_lib.report.tables import (
+    FEWEST_TRIALS,
+    PLANNED_COLUMNS,
+    PLANNED_NUMBERS,
+    knob_effects,
+    measured_trials,
+    percent,
+    planned_rows,
+)
 
 # The figures, drawn by plotly.
 
@@ -443,6 +451,8 @@ def render_report(view: StudyView, figures: Sequence[Drawn]) -> str:
         trials=view.ranked,
         columns=trial_columns("report", view.metric),
         planned=[] if view.planned is None else planned_rows(view.planned),
+        planned_columns=PLANNED_COLUMNS,
+        planned_numbers=PLANNED_NUMBERS,
         parts=[part for part in STEP_PARTS if any(account.shares.get(part) for account in view.why)],
         config=None if view.best_config is None else json.dumps(view.best_config, indent=2),
     )

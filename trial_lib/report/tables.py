@@ -25,33 +25,25 @@ from trial_lib.search.peak_regression import PeakRegression, Prior
 # A plan beside the trials that it foresaw.
 
 _NONE = "-"
+PLANNED_COLUMNS = (
+    *("trial", "arm", "batch"),
+    *("memory foreseen", "measured", "off"),
+    *("samples/s foreseen", "measured", "off"),
+)
+PLANNED_NUMBERS = PLANNED_COLUMNS[2:]
 
 
-@dataclass(frozen=True)
-class PlannedRow:
-    trial: int  # its number
-    arm: str  # such as `z3-offload-optimizer`
-    micro_batch: int  # samples
-    memory: tuple[str, str, str]  # foreseen, measured, and how far off the first is
-    speed: tuple[str, str, str]  # the same of the samples a second, the first with its 90 % interval
-
-
-def planned_rows(planned: PlannedTrials) -> list[PlannedRow]:
-    rows = []
+def planned_rows(planned: PlannedTrials) -> list[tuple[str, ...]]:
+    """The cells of `PLANNED_COLUMNS` for each trial."""
+    rows: list[tuple[str, ...]] = []
     for trial in planned.trials:
         speed = _NONE
         if trial.samples_per_s is not None and trial.low is not None and trial.high is not None:
             speed = f"{_rate(trial.samples_per_s)} ({_rate(trial.low)} to {_rate(trial.high)})"
         measured = _NONE if trial.measured_memory is None else bytes_shown(trial.measured_memory)
-        rows.append(
-            PlannedRow(
-                trial=trial.number,
-                arm=trial.label,
-                micro_batch=trial.micro_batch,
-                memory=(bytes_shown(trial.memory), measured, _off(trial.memory_off)),
-                speed=(speed, _rate(trial.measured_samples_per_s), _off(trial.speed_off)),
-            )
-        )
+        memory = bytes_shown(trial.memory), measured, _off(trial.memory_off)
+        rate = speed, _rate(trial.measured_samples_per_s), _off(trial.speed_off)
+        rows.append((f"{trial.number:04d}", trial.label, str(trial.micro_batch), *memory, *rate))
     return rows
 
 
@@ -308,10 +300,9 @@ def _trials(view: StudyView) -> Table:
 
 
 def _planned(planned: PlannedTrials) -> Table:
-    numbers = ("memory foreseen", "measured", "off", "samples/s foreseen", "measured", "off")
-    table = _table(f"the plan for {planned.devices} and its trials", "trial", "arm", "batch", *numbers, right=numbers)
+    table = _table(f"the plan for {planned.devices} and its trials", *PLANNED_COLUMNS, right=PLANNED_NUMBERS)
     for row in planned_rows(planned):
-        table.add_row(f"{row.trial:04d}", escape(row.arm), str(row.micro_batch), *row.memory, *row.speed)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -45,9 +45,8 @@ def paths(tmp_path):
 
 def test_a_row_has_foreseen_measured_and_the_difference():
     first, second = planned_rows(PLANNED)
-    assert first.memory == ("10.0 GiB", "12.0 GiB", "-17 %")
-    assert first.speed == ("122.0 (100.0 to 150.0)", "100.0", "+22 %")
-    assert (second.memory, second.speed) == (("90.0 GiB", "-", "-"), ("-", "-", "-"))
+    assert first[3:] == ("10.0 GiB", "12.0 GiB", "-17 %", "122.0 (100.0 to 150.0)", "100.0", "+22 %")
+    assert second[3:] == ("90.0 GiB", "-", "-", "-", "-", "-")
 
 
 def test_the_report_has_a_section_with_the_sentence_and_each_trial(paths):
