@@ -72,10 +72,10 @@ class Foreseeing:
 
 def configurations(table: RecordedTable) -> dict[str, dict[str, Any]]:
     """Returns the configuration of each arm at its best guess of the fine knobs, by its label."""
-    by_lineage = {json.dumps(candidate.knobs, sort_keys=True): candidate.knobs for candidate in table.candidates()}
+    by_family = {json.dumps(candidate.knobs, sort_keys=True): candidate.knobs for candidate in table.candidates()}
     return {
-        arm.label: overwrite_deepspeed_config(table.head.base_config, arm.lineage(0))
-        for arm in space_of(by_lineage.values()).arms
+        arm.label: overwrite_deepspeed_config(table.head.base_config, arm.family(0))
+        for arm in space_of(by_family.values()).arms
     }
 
 

@@ -71,7 +71,7 @@ class ClusterWorld(World):
             flops_per_sample=model.flops,
         )
         self.problem = SearchProblem(_space(model.params), profile, base, cluster.devices, "cuda", can_sweep=True)
-        self.submitted = self.candidate(self._plain_arm(3).lineage(0), 1)
+        self.submitted = self.candidate(self._plain_arm(3).family(0), 1)
 
     def plan(self) -> None:
         """Gives searches a plan: each arm's bytes and speed by the formulas, off by factors drawn once."""
@@ -83,7 +83,7 @@ class ClusterWorld(World):
 
     def _planned(self, arm: Arm) -> tuple[ForeseenArm, ExpectedArm]:
         """Returns an arm's bytes, and its speed at the largest micro-batch that fits by them."""
-        knobs = arm.lineage(0)
+        knobs = arm.family(0)
         zero, name = zero_of(knobs), _arm_name(knobs[_ZERO])
         off = self._off("planned bytes", name, _PLAN_MEMORY)
         constant, sample = (self._cluster.step_bytes(zero, size) * off for size in (0, 1))

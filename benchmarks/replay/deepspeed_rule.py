@@ -160,7 +160,7 @@ class DeepSpeedRule(Search):
         best: tuple[int, float] | None = None
         best_at = 0
         for at, (index, size) in enumerate(grid[:TUNER_TRIALS]):
-            value = yield self._candidate(arm.lineage(index), size)
+            value = yield self._candidate(arm.family(index), size)
             if best is None:  # a failure counts until something has run
                 best_at = at
             if value is not None and (best is None or value > best[1]):

@@ -2,8 +2,8 @@
 
 The median of two noisy repeats is no truth: the best of some hundred of them is the luckiest, and a search that reads
 one of the two would find it by its luck. So a candidate's truth is what a mixed model predicts (Henderson, Biometrics
-31 (1975) 423): a curve over sizes for each arm, what each arm departs from it at a size, what each lineage departs from
-its arm, and what a lineage does at one size alone, each as far as it stands out of the noise. The noise is known from
+31 (1975) 423): a curve over sizes for each arm, what each arm departs from it at a size, what each family departs from
+its arm, and what a family does at one size alone, each as far as it stands out of the noise. The noise is known from
 the repeats; how much the parts vary is what makes the table likeliest.
 """
 
@@ -27,13 +27,13 @@ class Cell:
 
     Attributes:
         arm: name of its arm.
-        lineage: name of its lineage.
+        family: name of its family.
         size: micro-batch size (samples).
         logs: logarithm of what each repeat measured.
     """
 
     arm: Hashable
-    lineage: Hashable
+    family: Hashable
     size: int
     logs: tuple[float, ...]
 
@@ -72,7 +72,7 @@ def _parts(cells: Sequence[Cell]) -> list[np.ndarray]:
     return [
         same_arm * (_FREE**2 * powers.T @ powers),
         _same([(cell.arm, cell.size) for cell in cells]),
-        _same([cell.lineage for cell in cells]),
+        _same([cell.family for cell in cells]),
         np.eye(len(cells)),
     ]
 

@@ -112,7 +112,7 @@ def _confirmed(world: World, contenders: list[Contender], seed: int, seconds: fl
 
 
 def _key(candidate: Candidate) -> str:
-    return f"{candidate.lineage} {candidate.micro_batch_size}"
+    return f"{candidate.family} {candidate.micro_batch_size}"
 
 
 def started_anywhere(world: World, seed: int) -> World:
@@ -128,7 +128,7 @@ def started_anywhere(world: World, seed: int) -> World:
     ]
     while True:
         arm = draws.choice(arms)
-        started = world.candidate(arm.lineage(draws.randrange(arm.size)), draws.choice(world.grid))
+        started = world.candidate(arm.family(draws.randrange(arm.size)), draws.choice(world.grid))
         if world.truth(started) is not None:
             break
     config = overwrite_deepspeed_config(dict(base), started.knobs)

@@ -36,7 +36,7 @@ MOST_CANDIDATES = 20_000
 
 
 def record(arguments: StudyArguments, sizes: Sequence[int], repeats: int, output: Path) -> int:
-    """Records a table of every lineage of the experiment's search space at each micro-batch size.
+    """Records a table of every family of the experiment's search space at each micro-batch size.
 
     Measurements that the table already contains are not repeated. Returns 1 if the profile trial fails. Raises
     InputError: the input is wrong. Nothing was measured.
@@ -121,7 +121,7 @@ def record_table(
 
 
 def grid(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
-    """Every lineage of the search space at each micro-batch size (samples), with the user's accumulation."""
+    """Every family of the search space at each micro-batch size (samples), with the user's accumulation."""
     profile = driver.state.profile
     assert profile is not None
     assert profile.profile is not None
@@ -134,7 +134,7 @@ def grid(driver: StudyDriver, sizes: Sequence[int]) -> list[Candidate]:
     accumulation = driver.known.base_config.get(ACCUMULATION, "auto")
     return [
         Candidate(
-            knobs=arm.lineage(index),
+            knobs=arm.family(index),
             micro_batch_size=size,
             gradient_accumulation_steps=1 if accumulation == "auto" else accumulation,
             slots=driver.setup.slots,

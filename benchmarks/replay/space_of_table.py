@@ -1,4 +1,4 @@
-"""The search space that a table was recorded over, rebuilt from its lineages."""
+"""The search space that a table was recorded over, rebuilt from its families."""
 
 import json
 import math
@@ -28,14 +28,14 @@ _FIRST: Mapping[str, float] = {
 }
 
 
-def space_of(lineages: Iterable[Mapping[str, Any]]) -> SearchSpace:
-    """Returns the space whose lineages are the given knobs.
+def space_of(families: Iterable[Mapping[str, Any]]) -> SearchSpace:
+    """Returns the space whose families are the given knobs.
 
     Raises:
         ValueError: they are no full grid of each arm.
     """
     arms: dict[str, list[Mapping[str, Any]]] = {}
-    for knobs in lineages:
+    for knobs in families:
         arms.setdefault(json.dumps(_coarse(knobs), sort_keys=True), []).append(knobs)
     space = SearchSpace.of_arms(_arm(json.loads(coarse), of_arm) for coarse, of_arm in sorted(arms.items()))
     if sum(arm.size for arm in space.arms) != sum(map(len, arms.values())):
@@ -44,7 +44,7 @@ def space_of(lineages: Iterable[Mapping[str, Any]]) -> SearchSpace:
 
 
 def nearest(space: SearchSpace, base_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the lineage that is nearest to the user's configuration, in the arm of its stage without offload.
+    """Returns the family that is nearest to the user's configuration, in the arm of its stage without offload.
 
     A recorded bucket is clamped to the model's size, which changes nothing (see `SearchSpace.for_model`). Switches are
     as in the command, and ranks are divided as in the configuration.

@@ -5,7 +5,7 @@ repeats of the table let expect of it (`denoise.py`), and a trial reads that wit
 repeats. Its own few would be off the truth in every trial alike. A trial whose row ended with an error does so too, and
 so do unrecorded sizes nearest to that row. Throughput is taken from CPU time (samples per CPU
 second times ranks), which a busy machine disturbs less. A wait for data takes no processor time. So the time in which a
-store answers, which is a constant of its program's command, is added to it. Between recorded sizes of a lineage, step
+store answers, which is a constant of its program's command, is added to it. Between recorded sizes of a family, step
 time and memory are linear; what lies beyond the recorded sizes does not fit.
 """
 
@@ -48,19 +48,19 @@ class TableWorld(World):
         if len(accumulations) != 1:
             raise ValueError(f"the table has candidates of several accumulations: {sorted(accumulations)}")
         self.name = head.name
-        by_lineage: dict[str, dict[int, list[TableRow]]] = {}
+        by_family: dict[str, dict[int, list[TableRow]]] = {}
         for rows in table.rows.values():
             candidate = rows[0].candidate
-            by_lineage.setdefault(_name(candidate.knobs), {})[candidate.micro_batch_size] = rows
-        space = space_of(json.loads(name) for name in by_lineage)
+            by_family.setdefault(_name(candidate.knobs), {})[candidate.micro_batch_size] = rows
+        space = space_of(json.loads(name) for name in by_family)
         base = {key: value for key, value in head.base_config.items() if key != TRAIN_BATCH}
         base[ACCUMULATION] = accumulations.pop()
         self.problem = SearchProblem(space, head.profile, base, head.slots, head.device, can_sweep=True)
         waits = _answer_s(head.entrypoint)
-        self._lineages = {name: _RecordedLineage(rows, head.slots, waits) for name, rows in by_lineage.items()}
+        self._families = {name: _RecordedFamily(rows, head.slots, waits) for name, rows in by_family.items()}
         self._find_limits(space)
         self._find_truths(space)
-        self.largest_size = max(size for rows in by_lineage.values() for size in rows)
+        self.largest_size = max(size for rows in by_family.values() for size in rows)
         self.submitted = self.candidate(nearest(space, base), base[MICRO_BATCH])
 
     @classmethod
@@ -76,7 +76,7 @@ class TableWorld(World):
     @property
     def grid(self) -> Sequence[int]:
         """The recorded sizes."""
-        return sorted({size for lineage in self._lineages.values() for size in lineage.rows})
+        return sorted({size for family in self._families.values() for size in family.rows})
 
     @cached_property
     def noise(self) -> float:  # type: ignore[override]
@@ -87,9 +87,9 @@ class TableWorld(World):
     def _disturbances(self) -> list[float]:
         """What each repeat's logarithm was off its candidate's mean, widened by what the mean has taken of it."""
         disturbances: list[float] = []
-        for lineage in self._lineages.values():
-            for rows in lineage.completed.values():
-                logs = [math.log(lineage.throughput(row)) for row in rows]
+        for family in self._families.values():
+            for rows in family.completed.values():
+                logs = [math.log(family.throughput(row)) for row in rows]
                 if (number := len(logs)) > 1:
                     widened = math.sqrt(number / (number - 1))
                     disturbances += [widened * (each - fmean(logs)) for each in logs]
@@ -97,37 +97,37 @@ class TableWorld(World):
 
     def _find_limits(self, space: SearchSpace) -> None:
         for arm in space.arms:
-            lineages = [self._lineages[_name(arm.lineage(index))] for index in range(arm.size)]
-            limit = max(lineage.most_needed for lineage in lineages)
-            for lineage in lineages:
-                lineage.limit = limit
+            families = [self._families[_name(arm.family(index))] for index in range(arm.size)]
+            limit = max(family.most_needed for family in families)
+            for family in families:
+                family.limit = limit
 
     def _find_truths(self, space: SearchSpace) -> None:
-        arms = {_name(arm.lineage(index)): place for place, arm in enumerate(space.arms) for index in range(arm.size)}
+        arms = {_name(arm.family(index)): place for place, arm in enumerate(space.arms) for index in range(arm.size)}
         cells = [
-            Cell(arms[name], name, size, tuple(math.log(lineage.throughput(row)) for row in rows))
-            for name, lineage in self._lineages.items()
-            for size, rows in lineage.completed.items()
+            Cell(arms[name], name, size, tuple(math.log(family.throughput(row)) for row in rows))
+            for name, family in self._families.items()
+            for size, rows in family.completed.items()
         ]
         for cell, expected in zip(cells, expected_logs(cells, self.noise), strict=True):
-            self._lineages[cell.lineage].truths[cell.size] = math.exp(expected)
+            self._families[cell.family].truths[cell.size] = math.exp(expected)
 
     def run(self, candidate: Candidate, draws: random.Random) -> TrialResult:
         """Returns how one of the candidate's repeats ended, or what lies between those of its neighbours."""
-        lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
-        rows = lineage.rows.get(size)
+        family, size = self._families[_name(candidate.knobs)], candidate.micro_batch_size
+        rows = family.rows.get(size)
         row = None if rows is None else draws.choice(rows)
-        if lineage.crashes:
-            return self.crashed(candidate, lineage.failed_phases(size))
+        if family.crashes:
+            return self.crashed(candidate, family.failed_phases(size))
         if row is not None and row.outcome is not Outcome.COMPLETED:
             return self._failed(candidate, row, row.phases)
-        if row is None and not lineage.fits(size):
-            return self._failed(candidate, lineage.failed_beside(size), lineage.failed_phases(size))
-        throughput = lineage.true_throughput(size) * math.exp(draws.choice(self._disturbances or [0.0]))
+        if row is None and not family.fits(size):
+            return self._failed(candidate, family.failed_beside(size), family.failed_phases(size))
+        throughput = family.true_throughput(size) * math.exp(draws.choice(self._disturbances or [0.0]))
         if row is not None:
             return self.completed(candidate, throughput, row.step_times, row.memory, row.phases)
-        near = draws.choice(lineage.completed[min(lineage.sizes, key=lambda other: abs(other - size))])
-        return self.completed(candidate, throughput, near.step_times, lineage.memory(size), lineage.phases(size))
+        near = draws.choice(family.completed[min(family.sizes, key=lambda other: abs(other - size))])
+        return self.completed(candidate, throughput, near.step_times, family.memory(size), family.phases(size))
 
     def _failed(self, candidate: Candidate, row: TableRow | None, phases: Mapping[str, float]) -> TrialResult:
         """Returns the result of a trial that ends as a row did. Beyond all rows it runs out of memory."""
@@ -137,8 +137,8 @@ class TableWorld(World):
 
     def truth(self, candidate: Candidate) -> float | None:
         """Returns what is expected of a training; None where a repeat failed: it would end so some day."""
-        lineage, size = self._lineages[_name(candidate.knobs)], candidate.micro_batch_size
-        return lineage.true_throughput(size) if lineage.fits(size) else None
+        family, size = self._families[_name(candidate.knobs)], candidate.micro_batch_size
+        return family.true_throughput(size) if family.fits(size) else None
 
 
 def _answer_s(command: Sequence[str]) -> float:
@@ -147,8 +147,8 @@ def _answer_s(command: Sequence[str]) -> float:
     return float(words[words.index(_ANSWER) + 1]) / 1000 if _ANSWER in words else 0.0
 
 
-class _RecordedLineage:
-    """The rows of one lineage, and the lines between them.
+class _RecordedFamily:
+    """The rows of one family, and the lines between them.
 
     Attributes:
         rows: by micro-batch size.
@@ -156,7 +156,7 @@ class _RecordedLineage:
         sizes: ascending, those of `completed`.
         crashes: whether every size of it ended with an error.
         truths: throughput without noise (samples/s over all ranks), by size of `completed`.
-        limit: bytes above initialisation that fit: the most that any lineage of the arm is known to have had.
+        limit: bytes above initialisation that fit: the most that any family of the arm is known to have had.
     """
 
     def __init__(self, rows: dict[int, list[TableRow]], slots: int, answer_s: float) -> None:

@@ -42,7 +42,7 @@ _COMPILES_S = 60.0  # an assumption: some minutes of Inductor's for a large mode
 _HEAD = 128  # width of an attention head
 _MEMORY_BANDWIDTH = 1.3e12  # bytes/s, as for the optimizer's states
 _MOST_WAIT, _LEAST_SHARE = 0.3, 0.03
-_LARGEST = 12  # sizes of a lineage that may be its best
+_LARGEST = 12  # sizes of a family that may be its best
 _NEAR = 0.8  # of the best, where the best guess of an arm may be if the arm has the best
 _FUSED_SHARE = 0.5  # an assumption: the part of the optimizer's time that one kernel for all parameters saves
 
@@ -104,8 +104,8 @@ class WholeClusterWorld(ClusterWorld):
         )
 
     def _values(self, arm: Arm, index: int, fine: Mapping[str, Any]) -> Iterator[float]:
-        """Yields the throughput of a lineage at all sizes that fit, the largest first."""
-        knobs = _zero_part(arm).lineage(index)
+        """Yields the throughput of a family at all sizes that fit, the largest first."""
+        knobs = _zero_part(arm).family(index)
         for path, value in fine.items():
             set_knob(knobs, path, value)
 

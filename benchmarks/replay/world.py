@@ -67,10 +67,10 @@ class World(ABC):
         """The micro-batch sizes that stand for all in a count."""
 
     def candidates(self, sizes: Sequence[int]) -> Iterator[Candidate]:
-        """Yields every lineage at each of some micro-batch sizes."""
+        """Yields every family at each of some micro-batch sizes."""
         for arm in self.problem.space.arms:
             for index in range(arm.size):
-                knobs = arm.lineage(index)
+                knobs = arm.family(index)
                 for size in sizes:
                     yield self.candidate(knobs, size)
 
@@ -132,7 +132,7 @@ class World(ABC):
             trial_id=self.name,
             number=0,
             purpose=Purpose.SEARCH,
-            config_hash=candidate.lineage,
+            config_hash=candidate.family,
             outcome=outcome,
             phases=dict(phases),
             **more,

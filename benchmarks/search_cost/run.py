@@ -40,7 +40,7 @@ PROFILE = ModelProfile(
 
 
 def wide_space() -> SearchSpace:
-    """The space of a model of 7e9 parameters has 640 lineages; one more knob makes 10,240, more than are in flight."""
+    """The space of a model of 7e9 parameters has 640 families; one more knob makes 10,240, more than are in flight."""
     more = Knob("zero_optimization.sub_group_size", tuple(range(1, 17)))
     arms = SearchSpace.for_model((1, 2, 3), PROFILE.num_params).arms
     return SearchSpace.of_arms(Arm(arm.knobs, (*arm.fine, more)) for arm in arms)
@@ -65,7 +65,7 @@ def run(candidate: Candidate) -> TrialResult:
         purpose=Purpose.SEARCH,
         config_hash="",
         outcome=Outcome.COMPLETED if fits else Outcome.OUT_OF_MEMORY,
-        metrics={"FLOPS_per_gpu": size / (size + 20) + int(candidate.lineage, 16) % 97 / 970} if fits else {},
+        metrics={"FLOPS_per_gpu": size / (size + 20) + int(candidate.family, 16) % 97 / 970} if fits else {},
     )
 
 
@@ -107,7 +107,7 @@ def drawn(draws: random.Random) -> Iterator[Candidate]:
     while True:
         knobs = space.draw(draws.choice(space.stages), draws)
         candidate = Candidate(knobs=knobs, micro_batch_size=draws.randint(1, 400), slots=1, data_parallel_size=1)
-        key = candidate.lineage, candidate.micro_batch_size
+        key = candidate.family, candidate.micro_batch_size
         if key not in seen:
             seen.add(key)
             yield candidate

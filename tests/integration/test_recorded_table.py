@@ -30,7 +30,7 @@ def record(zerotune: Zerotune, *more: str) -> subprocess.CompletedProcess[str]:
     return zerotune.record(zerotune.model, "-z", "0", "1", *more)
 
 
-def test_every_lineage_is_measured_at_every_size_and_what_fails_once(zerotune: Zerotune) -> None:
+def test_every_family_is_measured_at_every_size_and_what_fails_once(zerotune: Zerotune) -> None:
     ended = record(zerotune, "-b", "2", "8", "--repeats", "2")
     assert ended.returncode == 0, ended.stderr
     table = read_table(zerotune.folder / "table.jsonl")

@@ -132,7 +132,7 @@ def _with_label(arm: Arm, own: Mapping[str, Any]) -> PlanArm:
         for place, value in switches_of(arm.knobs).items()
         if value != own.get(place)
     }
-    return PlanArm("-".join([plain, *switches]), arm.lineage(0), switches=switches)
+    return PlanArm("-".join([plain, *switches]), arm.family(0), switches=switches)
 
 
 def with_switches(run: ForeseenRun, knobs: Mapping[str, Any]) -> ForeseenRun:

@@ -52,7 +52,7 @@ class FrozenRecord(BaseModel):
 
 
 class Candidate(FrozenRecord):
-    """One setting of all knobs. Candidates that differ only in the micro-batch size belong to one lineage."""
+    """One setting of all knobs. Candidates that differ only in the micro-batch size belong to one family."""
 
     # The overrides other than the batch, in the DeepSpeed configuration's own shape, such as `{"zero_optimization":
     # {"stage": 2}}`. A section `program` has the switches of the program, by their places.
@@ -80,14 +80,14 @@ class Candidate(FrozenRecord):
         return switches_of(self.knobs)
 
     @cached_property
-    def lineage(self) -> str:
+    def family(self) -> str:
         """Eight hexadecimal digits that are the same for candidates that differ only in the micro-batch size."""
         rest = json.dumps([self.knobs, self.gradient_accumulation_steps, self.slots], sort_keys=True)
         return hashlib.sha256(rest.encode()).hexdigest()[:8]
 
     @property
     def key(self) -> tuple[str, int]:
-        return self.lineage, self.micro_batch_size
+        return self.family, self.micro_batch_size
 
     @property
     def zero_stage(self) -> int | None:

@@ -134,7 +134,7 @@ _WORTH_AGAIN = 3.0
 
 class AdaptiveSearch(Search):
     """Weighs the candidates that fit by their expected gain. Out of memory bounds the sizes of its arm. Any other
-    failure rules out its lineage, and a second one the arm. Two that fail alike rule out the settings that they share.
+    failure rules out its family, and a second one the arm. Two that fail alike rule out the settings that they share.
     """
 
     def __init__(self, settings: AdaptiveSettings, problem: SearchProblem) -> None:
@@ -186,10 +186,10 @@ class AdaptiveSearch(Search):
             self._fitting.memory.observe_profile(candidate, result)
             self._fitting.forget()
             return
-        lineage = self.space.locate_config(candidate.complete(self.problem.base_config))
+        family = self.space.locate_config(candidate.complete(self.problem.base_config))
         size = candidate.micro_batch_size
         same_batch = candidate.gradient_accumulation_steps == self._fitting.policy(candidate.knobs).accumulation(size)
-        self._learn_at(Point(*lineage, size) if lineage and same_batch else None, candidate, result, asked=False)
+        self._learn_at(Point(*family, size) if family and same_batch else None, candidate, result, asked=False)
 
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
@@ -261,8 +261,8 @@ class AdaptiveSearch(Search):
                 self._failures.fail(point.arm, point.index, point.size)
 
     def _point(self, candidate: Candidate) -> Point | None:
-        lineage = self.space.locate(candidate.knobs)
-        return None if lineage is None else Point(*lineage, candidate.micro_batch_size)
+        family = self.space.locate(candidate.knobs)
+        return None if family is None else Point(*family, candidate.micro_batch_size)
 
     def _model(self) -> CostModel:
         if self._model_then is None or self._model_then[0] != self._changes:
@@ -389,15 +389,15 @@ class AdaptiveSearch(Search):
         larger: dict[Point, list[tuple[Point, float]]] = {}
         for start, each in beyond.items():
             worthy = {point.size: point for point in each if gains[point] >= self._min_gain}
-            sizes = self._fitting.steps(self._arms[start.arm].lineage(start.index), list(worthy))[: self._room]
+            sizes = self._fitting.steps(self._arms[start.arm].family(start.index), list(worthy))[: self._room]
             larger[start] = [(worthy[size], gains[worthy[size]]) for size in sizes]
         return larger
 
     def _foreseeable(self, start: Point) -> list[Point]:
-        # The larger sizes of a lineage that may fit, ascending. A sweep finds out.
+        # The larger sizes of a family that may fit, ascending. A sweep finds out.
         withdrawn = self._limits[start.arm].withdrawn
         bound = self._bound(start.arm) if withdrawn is None else min(self._bound(start.arm), withdrawn - 1)
-        larger = self._fitting.foreseeable(self._arms[start.arm].lineage(start.index), start.size, bound)
+        larger = self._fitting.foreseeable(self._arms[start.arm].family(start.index), start.size, bound)
         return self._untried(replace(start, size=size) for size in larger)
 
     def _leading(self, arm: int) -> list[int]:
@@ -419,7 +419,7 @@ class AdaptiveSearch(Search):
                     yield Point(arm, index, size)
 
     def _proposals(self, arm: int, known: Sequence[PointCost]) -> Iterable[int]:
-        # Lineages worth weighing: all if they are few, else the estimator's proposals.
+        # Families worth weighing: all if they are few, else the estimator's proposals.
         if self._arms[arm].size <= _PROPOSALS:
             return range(self._arms[arm].size)
         ours = [measured for measured in known if measured.point.arm == arm]
@@ -427,7 +427,7 @@ class AdaptiveSearch(Search):
         tried = [FineTrial(each.point.index, each.cost - cost) for each, cost in zip(ours, at_size, strict=True)]
         ran = {trial.index for trial in tried}
         did_not_fit = [point.index for point in self._did_not_fit[-LATEST_KEPT:] if point.arm == arm]
-        # A lineage that fitted only at some sizes has its cost.
+        # A family that fitted only at some sizes has its cost.
         tried += [FineTrial(index, None) for index in did_not_fit if index not in ran]
         seed = random.Random(f"{self._seed}:{self._asks + 1}:{arm}").getrandbits(31)
         leader, held = self._leading(arm)[-1], ONE_WAY[self.problem.device]
@@ -439,7 +439,7 @@ class AdaptiveSearch(Search):
         if risk is None:
             is_foreseen = bool(self.problem.foreseen)
             risk = memory_risk(self._asked, len(self._did_not_fit), len(self._in_flight), is_foreseen)
-        return self._fitting.sizes(self._arms[arm].lineage(index), (arm, index), self._bound(arm), risk)
+        return self._fitting.sizes(self._arms[arm].family(index), (arm, index), self._bound(arm), risk)
 
     def _policy_of(self, arm: int) -> BatchPolicy:
         return self._fitting.policy(self._arms[arm].knobs)
@@ -462,7 +462,7 @@ class AdaptiveSearch(Search):
         return self._fitting.probability(self._candidate(point))
 
     def _candidate(self, point: Point) -> Candidate:
-        return self._fitting.candidate(self._arms[point.arm].lineage(point.index), point.size)
+        return self._fitting.candidate(self._arms[point.arm].family(point.index), point.size)
 
 
 # The settings of an arm's fine knobs that are worth a look, by Optuna's tree-structured Parzen estimator.
@@ -475,19 +475,19 @@ _STARTUP_TRIALS = 5
 class FineTrial:
     """The result of one setting of the fine knobs."""
 
-    index: int  # the lineage in its arm
+    index: int  # the family in its arm
     cost: float | None  # to minimise, at a size that is the same for all; None if it did not fit into memory
 
 
 def propose(
     arm: Arm, tried: Sequence[FineTrial], seed: int, proposals: int, leader: int = 0, held: Collection[str] = ()
 ) -> list[int]:
-    """Returns lineages of an arm that the estimator would try next, without repetition.
+    """Returns families of an arm that the estimator would try next, without repetition.
 
     A held knob keeps the leader's value. Each other value of it is proposed beside the leader, with nothing else
     changed. Most draws of several such knobs would have a value that is expected to cost.
 
-    The estimator is built anew from the trials. A lineage that did not fit enters as pruned and infeasible, because
+    The estimator is built anew from the trials. A family that did not fit enters as pruned and infeasible, because
     Optuna's samplers ignore failed trials and would propose the same again.
     """
     import optuna  # takes half a second

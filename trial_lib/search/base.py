@@ -191,7 +191,7 @@ def key_in_plan(config: Mapping[str, Any], base_config: Mapping[str, Any], fores
 
 def key_of(arm: Arm, base_config: Mapping[str, Any], foreseen: Collection[str] = ()) -> ArmKey:
     """Returns the key of an arm's best guess. A plan has other switches than as typed if it has foreseen them."""
-    key = key_in_plan(overwrite_deepspeed_config(base_config, arm.lineage(0)), base_config, foreseen)
+    key = key_in_plan(overwrite_deepspeed_config(base_config, arm.family(0)), base_config, foreseen)
     return (*key, *unforeseen_switches(arm.knobs, base_config, foreseen))
 
 
@@ -250,7 +250,7 @@ class FreeBatchGain:
 class SearchProblem:
     """The input of a search."""
 
-    space: SearchSpace  # the lineages to draw from
+    space: SearchSpace  # the families to draw from
     profile: ModelProfile  # the findings of the profile trial
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration, for its precision and gradient accumulation
     slots: int  # devices that a trial takes

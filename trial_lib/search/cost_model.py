@@ -1,4 +1,4 @@
-"""The expected cost of a candidate and its uncertainty: a Gaussian process over the lineages and their sizes.
+"""The expected cost of a candidate and its uncertainty: a Gaussian process over the families and their sizes.
 
 The cost is the logarithm of the quantity to minimise: of the metric, or of its inverse if more is better. In logarithms
 the effects of knobs add up, and a difference of 0.01 is 1 %.
@@ -92,7 +92,7 @@ def _prior_cost(arm: Arm) -> float:
     return log(1 + share) + (_COMPILED if compiles(switches) else 0.0)
 
 
-# Coordinates of lineages.
+# Coordinates of families.
 
 Array = npt.NDArray[np.float64]
 
@@ -105,7 +105,7 @@ _ONE_WAY_STEP = 0.25
 
 
 class SpaceCoordinates:
-    """Coordinates of every lineage (number of its arm, index there) of a space. A numeric knob has the ranks of its
+    """Coordinates of every family (number of its arm, index there) of a space. A numeric knob has the ranks of its
     values, from 0 to 1. The values of another knob are all equally far apart. NaN means that an arm does not have the
     knob.
     """
@@ -142,28 +142,28 @@ class SpaceCoordinates:
         numbers: npt.NDArray[np.int64] = self._of_deepspeed[list(arms)]
         return numbers
 
-    def fine(self, lineages: Sequence[tuple[int, int]]) -> Array:
-        return np.array([self._of(lineage)[0] for lineage in lineages]).reshape(len(lineages), len(self._paths))
+    def fine(self, families: Sequence[tuple[int, int]]) -> Array:
+        return np.array([self._of(family)[0] for family in families]).reshape(len(families), len(self._paths))
 
-    def departures(self, lineages: Iterable[tuple[int, int]]) -> Array:
-        """Returns for each lineage the number of fine knobs that are not at their best guess."""
-        return np.array([self._of(lineage)[1] for lineage in lineages], dtype=float)
+    def departures(self, families: Iterable[tuple[int, int]]) -> Array:
+        """Returns for each family the number of fine knobs that are not at their best guess."""
+        return np.array([self._of(family)[1] for family in families], dtype=float)
 
-    def fine_costs(self, lineages: Iterable[tuple[int, int]]) -> Array:
-        return np.array([self._of(lineage)[2] for lineage in lineages], dtype=float)
+    def fine_costs(self, families: Iterable[tuple[int, int]]) -> Array:
+        return np.array([self._of(family)[2] for family in families], dtype=float)
 
-    def _of(self, lineage: tuple[int, int]) -> tuple[Array, int, float]:
+    def _of(self, family: tuple[int, int]) -> tuple[Array, int, float]:
         # The fine coordinates, the knobs away from their best guess, and the expected cost of all fine knobs.
-        if lineage not in self._known:
-            number, index = lineage
+        if family not in self._known:
+            number, index = family
             row, departures, cost = np.full(len(self._paths), np.nan), 0, 0.0
             for knob, position in self.arms[number].positions(index):
                 value = knob.values[position]
                 row[self._paths.index(knob.path)] = self._scales[knob.path][repr(value)]
                 departures += position > 0
                 cost += fine_cost(knob.path, value, knob.values, self._device)
-            self._known[lineage] = row, departures, cost
-        return self._known[lineage]
+            self._known[family] = row, departures, cost
+        return self._known[family]
 
 
 def _scale(values: Sequence[Any], is_one_way: bool) -> dict[str, float]:
@@ -190,7 +190,7 @@ _SWITCHED_SHARE = 0.85
 # The expected cost of a fine knob that is not at its best guess, and its standard deviation. The knobs share it,
 # because a space whose best guesses are good for one knob has good ones for others.
 _DEPARTURE, _DEPARTURE_DEVIATION = 0.005, 0.02
-# The shares of a fine knob's variance that belong to an arm alone, and to a single lineage. Then the decay of likeness
+# The shares of a fine knob's variance that belong to an arm alone, and to a single family. Then the decay of likeness
 # from one end of a knob's values to the other.
 _ARM_SHARE, _LINEAGE_SHARE, _STEP = 0.5, 0.25, 2.0
 # Priors of the fitted numbers: centre and width of their logarithms.
@@ -215,7 +215,7 @@ _FITTED_ON, _AVERAGED = 48, 6
 
 @dataclass(frozen=True)
 class Point:
-    """A lineage (number of its arm, index there) at a micro-batch size (samples)."""
+    """A family (number of its arm, index there) at a micro-batch size (samples)."""
 
     arm: int
     index: int
@@ -373,11 +373,11 @@ class CostModel:
         coarse = _alike(self._coordinates.coarse(arms), self._coordinates.coarse(other_arms))
         fixed = _LEVEL**2 + _COARSE**2 * coarse + _ARM**2 * same_arm + (_CURVE**2 + _ARM_CURVE**2 * same_arm) * near
         fixed += _DEPARTURE_DEVIATION**2 * np.outer(self._departures(left), self._departures(right))
-        lineages, at = _unique(left)
-        other_lineages, other_at = _unique(right)
-        knobs = _alike(self._coordinates.fine(lineages), self._coordinates.fine(other_lineages))[np.ix_(at, other_at)]
-        same_lineage = np.array([[one == other for other in other_lineages] for one in lineages])[np.ix_(at, other_at)]
-        fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_lineage
+        families, at = _unique(left)
+        other_families, other_at = _unique(right)
+        knobs = _alike(self._coordinates.fine(families), self._coordinates.fine(other_families))[np.ix_(at, other_at)]
+        same_family = np.array([[one == other for other in other_families] for one in families])[np.ix_(at, other_at)]
+        fine = (1 + _ARM_SHARE * same_arm) * knobs + _LINEAGE_SHARE * same_family
         return _Relations(fixed, fine, same_arm, sizes, other_sizes)
 
     def _same_arm(self, arms: npt.NDArray[np.int64], other_arms: npt.NDArray[np.int64]) -> Array:

@@ -1,4 +1,4 @@
-"""dsat's searches over lineages: `random`, `binary` and `asha`."""
+"""dsat's searches over families: `random`, `binary` and `asha`."""
 
 import random
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from trial_lib.search.zero_settings import first_guess, precision_of
 
 
 @dataclass(eq=False)
-class Lineage:
+class Family:
     """One setting of the knobs other than the micro-batch size. Its sizes are searched trial after trial."""
 
     knobs: dict[str, Any]  # in the DeepSpeed configuration's own shape
@@ -47,22 +47,22 @@ class Lineage:
 
 @dataclass(frozen=True)
 class Draw:
-    """A candidate, with the lineage it belongs to and the range of sizes it was taken from."""
+    """A candidate, with the family it belongs to and the range of sizes it was taken from."""
 
     candidate: Candidate  # the candidate to run
-    lineage: Lineage  # its lineage
-    hi: int  # the largest size that the lineage held open when the candidate was chosen
+    family: Family  # its family
+    hi: int  # the largest size that the family held open when the candidate was chosen
 
 
-class LineageSearch(Search):
-    """Searches the micro-batch sizes of lineages drawn at random.
+class FamilySearch(Search):
+    """Searches the micro-batch sizes of families drawn at random.
 
-    As many lineages are open as trials may run at once. A lineage whose trial has ended waits for its turn, or gives
+    As many families are open as trials may run at once. A family whose trial has ended waits for its turn, or gives
     its place to a new one. The method decides which.
 
-    `out_of_memory` bounds the micro-batch size of its lineage, and `out_of_data` of all lineages. Any other failure
+    `out_of_memory` bounds the micro-batch size of its family, and `out_of_data` of all families. Any other failure
     (`invalid`, `crashed`, `timed_out`, `diverged`, `too_slow`, `cancelled`) and a missing metric say nothing about
-    sizes, and end the lineage.
+    sizes, and end the family.
     """
 
     def __init__(self, settings: SearchSettings, problem: SearchProblem) -> None:
@@ -73,47 +73,47 @@ class LineageSearch(Search):
         }
         self._offered: Draw | None = None  # the answer of `_propose`
         self._running: dict[tuple[str, int], Draw] = {}
-        self._lineages: dict[str, Lineage] = {}
+        self._families: dict[str, Family] = {}
         self._unused = {stage: list(range(problem.space.size(stage))) for stage in problem.space.stages}
-        self._waiting: list[tuple[tuple[int, ...], int, Lineage]] = []
+        self._waiting: list[tuple[tuple[int, ...], int, Family]] = []
         self._arrivals = count()
         self._largest_run = 0
         self._stopped = False
 
     def _learn(self, candidate: Candidate, result: TrialResult) -> None:
         proposal = self._running.pop(candidate.key)
-        lineage = proposal.lineage
-        lineage.in_flight -= 1
-        lineage.trials += 1
+        family = proposal.family
+        family.in_flight -= 1
+        family.trials += 1
         value = self._value(result)
         is_best = False
         if value is not None:
-            lineage.lo = max(lineage.lo, candidate.micro_batch_size + 1)
+            family.lo = max(family.lo, candidate.micro_batch_size + 1)
             self._largest_run = max(self._largest_run, candidate.micro_batch_size)
-            if lineage.best is None or self.metric.better(value, than=lineage.best):
-                lineage.best = value
+            if family.best is None or self.metric.better(value, than=family.best):
+                family.best = value
             is_best = self._is_new_best(candidate, result, value)
         elif result.outcome is Outcome.OUT_OF_MEMORY or (result.from_outside and result.outcome is Outcome.CRASHED):
             # A rank that was killed may have been killed for its memory.
-            lineage.ran_out_of_memory(candidate.micro_batch_size)
+            family.ran_out_of_memory(candidate.micro_batch_size)
         elif result.outcome is Outcome.OUT_OF_DATA:
             self._ran_out_of_data(candidate.micro_batch_size)
         else:
-            lineage.hi = lineage.lo - 1
-        # Two failures of one reason may rule out sizes of other lineages.
+            family.hi = family.lo - 1
+        # Two failures of one reason may rule out sizes of other families.
         self._shared.tell(candidate, result)
         if self._shared.found:
-            for known in self._lineages.values():
+            for known in self._families.values():
                 self._leave_out(known)
         self._learn_metric(proposal, value, is_best)
-        self._continue(lineage)
+        self._continue(family)
 
     def _ran_out_of_data(self, size: int) -> None:
-        # Learns that the data are too few for a size. They are the same for every lineage.
+        # Learns that the data are too few for a size. They are the same for every family.
         self._max_micro_batch = self._allowed(size - 1)
         self._stopped = self._max_micro_batch < 1
-        for lineage in self._lineages.values():
-            lineage.end_below(size)
+        for family in self._families.values():
+            family.end_below(size)
 
     @property
     def finished(self) -> bool:
@@ -121,37 +121,37 @@ class LineageSearch(Search):
 
     @abstractmethod
     def _first_range(self, stage: int) -> tuple[int, int]:
-        """Returns the micro-batch sizes, least and largest, that a new lineage of a stage starts from."""
+        """Returns the micro-batch sizes, least and largest, that a new family of a stage starts from."""
 
     @abstractmethod
-    def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
-        """Returns the next micro-batch size of a lineage."""
+    def _choose_size(self, family: Family, rng: random.Random) -> int:
+        """Returns the next micro-batch size of a family."""
 
     @abstractmethod
-    def _continue(self, lineage: Lineage) -> None:
-        """Decides who waits for the next turn (`_wait`): the lineage, another, or none, so that a new one may start."""
+    def _continue(self, family: Family) -> None:
+        """Decides who waits for the next turn (`_wait`): the family, another, or none, so that a new one may start."""
 
     def _learn_metric(self, proposal: Draw, value: float | None, is_best: bool) -> None:
         """Learns a trial's metric (None: it failed), and whether it is the best of the search."""
 
-    def _is_over(self, lineage: Lineage) -> bool:
-        # Whether a waiting lineage is no longer worth its turn. Once true, it stays true.
+    def _is_over(self, family: Family) -> bool:
+        # Whether a waiting family is no longer worth its turn. Once true, it stays true.
         return False
 
-    def _priority(self, lineage: Lineage) -> tuple[int, ...]:
-        # A lineage's place in the queue. The smallest is served first; of equals, the earliest.
+    def _priority(self, family: Family) -> tuple[int, ...]:
+        # A family's place in the queue. The smallest is served first; of equals, the earliest.
         return ()
 
-    def _stages_for_new_lineages(self) -> Collection[int]:
-        # The stages that a new lineage may come from. Those without an unused lineage are skipped.
+    def _stages_for_new_families(self) -> Collection[int]:
+        # The stages that a new family may come from. Those without an unused family are skipped.
         return self.space.stages
 
-    def _wait(self, lineage: Lineage) -> None:
-        if not lineage.in_flight:  # otherwise the end of its next trial does it
-            heappush(self._waiting, (self._priority(lineage), next(self._arrivals), lineage))
+    def _wait(self, family: Family) -> None:
+        if not family.in_flight:  # otherwise the end of its next trial does it
+            heappush(self._waiting, (self._priority(family), next(self._arrivals), family))
 
     def _propose(self) -> Candidate | None:
-        # It drops waiting lineages that are over, and changes nothing else.
+        # It drops waiting families that are over, and changes nothing else.
         self._offered = None if self._stopped else self._offer()
         return None if self._offered is None else self._offered.candidate
 
@@ -159,79 +159,79 @@ class LineageSearch(Search):
         rng = random.Random(f"{self._seed}:{self._asked + 1}")
         while self._waiting and (self._is_over(self._waiting[0][-1]) or not self._waiting[0][-1].has_sizes_left):
             heappop(self._waiting)
-        lineage = self._waiting[0][-1] if self._waiting else self._draw_lineage(rng)
-        if lineage is None:
+        family = self._waiting[0][-1] if self._waiting else self._draw_family(rng)
+        if family is None:
             return None
         limit = size_limit(self._largest_run, self.problem.base_config.get(MICRO_BATCH))
-        size = min(self._choose_size(lineage, rng), limit)
-        return Draw(self._with_own_accumulation(lineage.knobs, size), lineage, lineage.hi)
+        size = min(self._choose_size(family, rng), limit)
+        return Draw(self._with_own_accumulation(family.knobs, size), family, family.hi)
 
-    def _draw_lineage(self, rng: random.Random) -> Lineage | None:
-        unused = {stage: self._open(stage) for stage in self._stages_for_new_lineages() if self._unused[stage]}
-        stages = [stage for stage, lineages in unused.items() if lineages]
+    def _draw_family(self, rng: random.Random) -> Family | None:
+        unused = {stage: self._open(stage) for stage in self._stages_for_new_families() if self._unused[stage]}
+        stages = [stage for stage, families in unused.items() if families]
         if not stages:
             return None
         stage = rng.choice(stages)
-        return self._new_lineage(stage, self.space.lineage(stage, rng.choice(unused[stage])))
+        return self._new_family(stage, self.space.family(stage, rng.choice(unused[stage])))
 
-    def _new_lineage(self, stage: int, knobs: dict[str, Any]) -> Lineage:
+    def _new_family(self, stage: int, knobs: dict[str, Any]) -> Family:
         lo, hi = self._first_range(stage)
-        lineage = Lineage(knobs, stage, self._allowed(lo), self._allowed(hi))
-        self._leave_out(lineage)
-        return lineage
+        family = Family(knobs, stage, self._allowed(lo), self._allowed(hi))
+        self._leave_out(family)
+        return family
 
-    def _leave_out(self, lineage: Lineage) -> None:
-        # Removes from a lineage the sizes that two trials that failed alike rule out.
-        largest = self._shared.largest(lineage.knobs)
+    def _leave_out(self, family: Family) -> None:
+        # Removes from a family the sizes that two trials that failed alike rule out.
+        largest = self._shared.largest(family.knobs)
         if largest is not None:
-            lineage.hi = min(lineage.hi, largest)
+            family.hi = min(family.hi, largest)
 
     def _open(self, stage: int) -> list[int]:
-        # The unused lineages of a stage that are not ruled out. Those of one arm are ruled out together.
+        # The unused families of a stage that are not ruled out. Those of one arm are ruled out together.
         if not self._shared.found:
             return self._unused[stage]
         least = self._allowed(self._first_range(stage)[0])
         is_open: list[bool] = []
         for arm in (arm for arm in self.space.arms if arm.stage == stage):
-            largest = self._shared.largest(arm.lineage(0))
+            largest = self._shared.largest(arm.family(0))
             is_open += [largest is None or least <= largest] * arm.size
         return [index for index in self._unused[stage] if is_open[index]]
 
     def _begin(self, candidate: Candidate) -> None:
-        """A candidate that `ask` would not have proposed starts a lineage of its own if it belongs to none so far."""
+        """A candidate that `ask` would not have proposed starts a family of its own if it belongs to none so far."""
         proposal = self._offered if self._next() == candidate else None
         if proposal is None:
-            known = self._lineages.get(candidate.lineage)
-            lineage = known or self._new_lineage(candidate.zero_stage or 0, candidate.knobs)
-            proposal = Draw(candidate, lineage, lineage.hi)
-        lineage = proposal.lineage
+            known = self._families.get(candidate.family)
+            family = known or self._new_family(candidate.zero_stage or 0, candidate.knobs)
+            proposal = Draw(candidate, family, family.hi)
+        family = proposal.family
         self._running[candidate.key] = proposal
-        lineage.in_flight += 1
-        if self._waiting and self._waiting[0][-1] is lineage:
+        family.in_flight += 1
+        if self._waiting and self._waiting[0][-1] is family:
             heappop(self._waiting)
-        elif candidate.lineage in self._lineages:  # recorded out of turn
-            self._waiting = [entry for entry in self._waiting if entry[-1] is not lineage]
+        elif candidate.family in self._families:  # recorded out of turn
+            self._waiting = [entry for entry in self._waiting if entry[-1] is not family]
             heapify(self._waiting)
         else:
-            self._lineages[candidate.lineage] = lineage
-            index = self.space.index(lineage.knobs)
+            self._families[candidate.family] = family
+            index = self.space.index(family.knobs)
             if index is not None:
-                self._unused[lineage.stage].remove(index)
+                self._unused[family.stage].remove(index)
 
 
-# `random`: random lineages with random sizes. A new lineage starts from its stage's best size.
+# `random`: random families with random sizes. A new family starts from its stage's best size.
 
 EXACT_COIN_FLIPS = 4096
 
 
-class RandomSearch(LineageSearch):
-    """Draws sizes from the middle of a lineage's range, and leaves lineages that have little to add. The upper end of a
+class RandomSearch(FamilySearch):
+    """Draws sizes from the middle of a family's range, and leaves families that have little to add. The upper end of a
     range doubles when the lower end passes it, until a size has not fitted. Larger sizes would then fail again.
     """
 
     def __init__(self, settings: RandomSettings, problem: SearchProblem) -> None:
         super().__init__(settings, problem)
-        self._trials_per_lineage = settings.trials_per_random_config
+        self._trials_per_family = settings.trials_per_random_config
         self._early_stopping = settings.early_stopping
         self._trials_since_best = 0
         self._best_of_stage: dict[int, tuple[float, Draw]] = {}
@@ -244,15 +244,15 @@ class RandomSearch(LineageSearch):
         lo = best.candidate.micro_batch_size + 1
         return lo, max(self._largest_of_stage[stage], best.hi, 2 * lo)
 
-    def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
-        return lineage.lo + _heads(lineage.hi - lineage.lo, rng)
+    def _choose_size(self, family: Family, rng: random.Random) -> int:
+        return family.lo + _heads(family.hi - family.lo, rng)
 
     def _learn_metric(self, proposal: Draw, value: float | None, is_best: bool) -> None:
-        lineage, size = proposal.lineage, proposal.candidate.micro_batch_size
+        family, size = proposal.family, proposal.candidate.micro_batch_size
         if value is not None:
-            if not lineage.has_sizes_left and not lineage.out_of_memory:
-                lineage.hi = self._allowed(2 * lineage.hi)
-            stage = lineage.stage
+            if not family.has_sizes_left and not family.out_of_memory:
+                family.hi = self._allowed(2 * family.hi)
+            stage = family.stage
             if stage not in self._best_of_stage or self.metric.better(value, than=self._best_of_stage[stage][0]):
                 self._best_of_stage[stage] = value, proposal
             self._largest_of_stage[stage] = max(size, self._largest_of_stage.get(stage, 0))
@@ -263,25 +263,25 @@ class RandomSearch(LineageSearch):
             if self._trials_since_best == self._early_stopping:
                 self._stopped = True
 
-    def _continue(self, lineage: Lineage) -> None:
-        if not self._is_over(lineage):
-            self._wait(lineage)
+    def _continue(self, family: Family) -> None:
+        if not self._is_over(family):
+            self._wait(family)
 
-    def _is_over(self, lineage: Lineage) -> bool:
+    def _is_over(self, family: Family) -> bool:
         return (
-            not lineage.has_sizes_left  # it failed at its lower end
-            or lineage.trials >= self._trials_per_lineage
-            or (lineage.stage == 3 and bool(self._cheaper_stages_that_worked))
-            or (lineage.out_of_memory and self._largest_of_stage.get(lineage.stage, 0) >= lineage.hi)
+            not family.has_sizes_left  # it failed at its lower end
+            or family.trials >= self._trials_per_family
+            or (family.stage == 3 and bool(self._cheaper_stages_that_worked))
+            or (family.out_of_memory and self._largest_of_stage.get(family.stage, 0) >= family.hi)
         )
 
-    def _stages_for_new_lineages(self) -> Collection[int]:
+    def _stages_for_new_families(self) -> Collection[int]:
         worked = self._cheaper_stages_that_worked
         if not worked:
             return self.space.stages
         if any(self._unused[stage] for stage in worked):
             return worked
-        return [stage for stage in self.space.stages if stage != 3]  # a lineage of stage 3 would stop at once
+        return [stage for stage in self.space.stages if stage != 3]  # a family of stage 3 would stop at once
 
     @property
     def _cheaper_stages_that_worked(self) -> list[int]:
@@ -298,9 +298,9 @@ def _heads(flips: int, rng: random.Random) -> int:
     return min(flips, max(0, round(rng.gauss(flips / 2, sqrt(flips) / 2))))
 
 
-class BinarySearch(LineageSearch):
-    """Tries the middle of a lineage's range. A size that runs raises the lower end, and one that fails lowers the upper
-    end. A lineage without a size left gives its place to a new random one.
+class BinarySearch(FamilySearch):
+    """Tries the middle of a family's range. A size that runs raises the lower end, and one that fails lowers the upper
+    end. A family without a size left gives its place to a new random one.
     """
 
     def __init__(self, settings: BinarySettings, problem: SearchProblem) -> None:
@@ -310,45 +310,45 @@ class BinarySearch(LineageSearch):
     def _first_range(self, stage: int) -> tuple[int, int]:
         return 1, max(1, int(self._first_guess[stage] * self._range_factor))
 
-    def _choose_size(self, lineage: Lineage, rng: random.Random) -> int:
-        return (lineage.lo + lineage.hi) // 2
+    def _choose_size(self, family: Family, rng: random.Random) -> int:
+        return (family.lo + family.hi) // 2
 
-    def _continue(self, lineage: Lineage) -> None:
-        if lineage.has_sizes_left:
-            self._wait(lineage)
+    def _continue(self, family: Family) -> None:
+        if family.has_sizes_left:
+            self._wait(family)
 
 
-# `asha`: asynchronous successive halving (arXiv 1810.05934) over lineages.
+# `asha`: asynchronous successive halving (arXiv 1810.05934) over families.
 
 
 class _Rung:
-    """The lineages that have completed a rung, ranked by their best metric until then."""
+    """The families that have completed a rung, ranked by their best metric until then."""
 
     def __init__(self) -> None:
         self.completed = 0
         self._ranking: list[tuple[float, int]] = []
-        self._not_promoted: list[tuple[tuple[float, int], Lineage]] = []
+        self._not_promoted: list[tuple[tuple[float, int], Family]] = []
 
-    def add(self, lineage: Lineage, score: float | None) -> None:
+    def add(self, family: Family, score: float | None) -> None:
         """The smallest score ranks first; None (no metric) does not rank."""
         rank = (score, self.completed) if score is not None else None
         self.completed += 1
         if rank is not None:
             insort(self._ranking, rank)  # moves a few kilobytes at most, so it is cheaper than a tree
-            heappush(self._not_promoted, (rank, lineage))
+            heappush(self._not_promoted, (rank, family))
 
-    def best_not_promoted(self, level: int, among_first: int) -> Lineage | None:
+    def best_not_promoted(self, level: int, among_first: int) -> Family | None:
         while self._not_promoted and self._not_promoted[0][1].rung > level:
             heappop(self._not_promoted)
         if not self._not_promoted:
             return None
-        rank, lineage = self._not_promoted[0]
-        return lineage if bisect_left(self._ranking, rank) < among_first else None
+        rank, family = self._not_promoted[0]
+        return family if bisect_left(self._ranking, rank) < among_first else None
 
 
 class AshaSearch(BinarySearch):
-    """Gives each lineage few trials. The best 1 / divisor of those with equally many trials get more. When no unused
-    lineage is left and the rule would leave places empty, the best unpromoted lineage is promoted.
+    """Gives each family few trials. The best 1 / divisor of those with equally many trials get more. When no unused
+    family is left and the rule would leave places empty, the best unpromoted family is promoted.
     """
 
     def __init__(self, settings: AshaSettings, problem: SearchProblem) -> None:
@@ -360,47 +360,47 @@ class AshaSearch(BinarySearch):
         ]
         self._rungs = [_Rung() for _ in range(settings.max_rungs)]
 
-    def _priority(self, lineage: Lineage) -> tuple[int, ...]:
-        return -lineage.rung, -lineage.trials
+    def _priority(self, family: Family) -> tuple[int, ...]:
+        return -family.rung, -family.trials
 
-    def _continue(self, lineage: Lineage) -> None:
-        if not self._has_completed_rung(lineage):
-            self._wait(lineage)
+    def _continue(self, family: Family) -> None:
+        if not self._has_completed_rung(family):
+            self._wait(family)
             return
-        self._enter(lineage)
+        self._enter(family)
         promoted = self._promote()
         if promoted is not None:
             self._wait(promoted)
 
-    def _has_completed_rung(self, lineage: Lineage) -> bool:
-        return lineage.trials >= self._trials_of_rung[lineage.rung] or not lineage.has_sizes_left
+    def _has_completed_rung(self, family: Family) -> bool:
+        return family.trials >= self._trials_of_rung[family.rung] or not family.has_sizes_left
 
-    def _enter(self, lineage: Lineage) -> None:
-        score = lineage.best
+    def _enter(self, family: Family) -> None:
+        score = family.best
         if score is not None and not self.metric.smaller_is_better:
             score = -score
-        self._rungs[lineage.rung].add(lineage, score)
+        self._rungs[family.rung].add(family, score)
 
-    def _promote(self) -> Lineage | None:
-        """Promotes the best eligible lineage, and returns it. A lineage without a size left completes the rung above at
+    def _promote(self) -> Family | None:
+        """Promotes the best eligible family, and returns it. A family without a size left completes the rung above at
         once, and the next one is promoted.
         """
-        while (lineage := self._promotable()) is not None:
-            lineage.rung += 1
-            if not self._has_completed_rung(lineage):
-                return lineage
-            self._enter(lineage)
+        while (family := self._promotable()) is not None:
+            family.rung += 1
+            if not self._has_completed_rung(family):
+                return family
+            self._enter(family)
         return None
 
-    def _promotable(self) -> Lineage | None:
+    def _promotable(self) -> Family | None:
         below_the_top = list(enumerate(self._rungs))[-2::-1]
         for level, rung in below_the_top:
-            lineage = rung.best_not_promoted(level, among_first=rung.completed // self._divisor)
-            if lineage is not None:
-                return lineage
-        if not any(self._unused.values()):  # every lineage was used
+            family = rung.best_not_promoted(level, among_first=rung.completed // self._divisor)
+            if family is not None:
+                return family
+        if not any(self._unused.values()):  # every family was used
             for level, rung in below_the_top:
-                lineage = rung.best_not_promoted(level, among_first=rung.completed)
-                if lineage is not None:
-                    return lineage
+                family = rung.best_not_promoted(level, among_first=rung.completed)
+                if family is not None:
+                    return family
         return None

@@ -49,7 +49,7 @@ class Knob:
 @dataclass(frozen=True)
 class Arm:
     """One setting of the coarse knobs, which decide memory and mathematics, with the fine knobs that vary within it. A
-    lineage of an arm has an index below `size`. Index 0 has each fine knob at its first value.
+    family of an arm has an index below `size`. Index 0 has each fine knob at its first value.
     """
 
     knobs: Mapping[str, Any]  # the coarse knobs, in the shape of the DeepSpeed configuration, with the ZeRO stage
@@ -71,22 +71,22 @@ class Arm:
         return prod(len(knob.values) for knob in self.fine)
 
     def positions(self, index: int) -> list[tuple[Knob, int]]:
-        """Returns for each fine knob the place of a lineage's value among its values."""
+        """Returns for each fine knob the place of a family's value among its values."""
         positions = []
         for knob in self.fine:
             index, position = divmod(index, len(knob.values))
             positions.append((knob, position))
         return positions
 
-    def lineage(self, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage, in the shape of the DeepSpeed configuration."""
-        lineage = copy.deepcopy(dict(self.knobs))
+    def family(self, index: int) -> dict[str, Any]:
+        """Returns the knobs of one family, in the shape of the DeepSpeed configuration."""
+        family = copy.deepcopy(dict(self.knobs))
         for knob, position in self.positions(index):
-            set_knob(lineage, knob.path, knob.values[position])
-        return lineage
+            set_knob(family, knob.path, knob.values[position])
+        return family
 
     def index(self, knobs: Mapping[str, Any]) -> int | None:
-        """Returns the lineage of some knobs (the inverse of `lineage`); None if they are not of this arm."""
+        """Returns the family of some knobs (the inverse of `family`); None if they are not of this arm."""
         index, weight = 0, 1
         for knob in self.fine:
             value = get_knob(knobs, knob.path)
@@ -94,13 +94,13 @@ class Arm:
                 return None
             index += weight * knob.values.index(value)
             weight *= len(knob.values)
-        return index if self.lineage(index) == knobs else None
+        return index if self.family(index) == knobs else None
 
     def with_fine(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Sets some fine knobs by path (any other is a `KeyError`). The rest have their first value."""
         if unknown := values.keys() - {knob.path for knob in self.fine}:
             raise KeyError(f"no fine knob of {self.label}: {', '.join(sorted(unknown))}")
-        knobs = self.lineage(0)
+        knobs = self.family(0)
         for path, value in values.items():
             set_knob(knobs, path, value)
         return knobs
@@ -108,7 +108,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The lineages that a search may draw from: those of some arms. A lineage has an arm and an index there, or a ZeRO
+    """The families that a search may draw from: those of some arms. A family has an arm and an index there, or a ZeRO
     stage and an index below `size(stage)`. The search chooses its micro-batch size.
     """
 
@@ -143,34 +143,34 @@ class SearchSpace:
     def size(self, stage: int) -> int:
         return sum(arm.size for arm in self.arms if arm.stage == stage)
 
-    def lineage(self, stage: int, index: int) -> dict[str, Any]:
-        """Returns the knobs of one lineage of a stage. An index that it does not have is an `IndexError`."""
+    def family(self, stage: int, index: int) -> dict[str, Any]:
+        """Returns the knobs of one family of a stage. An index that it does not have is an `IndexError`."""
         left = index
         for arm in self.arms:
             if arm.stage != stage:
                 continue
             if left < arm.size:
-                return arm.lineage(left)
+                return arm.family(left)
             left -= arm.size
-        raise IndexError(f"stage {stage} has no lineage {index}")
+        raise IndexError(f"stage {stage} has no family {index}")
 
-    def index(self, lineage: Mapping[str, Any]) -> int | None:
-        """Returns the lineage of some knobs in their stage (the inverse of `lineage`); None if they are of none."""
-        found = self.locate(lineage)
+    def index(self, family: Mapping[str, Any]) -> int | None:
+        """Returns the family of some knobs in their stage (the inverse of `family`); None if they are of none."""
+        found = self.locate(family)
         if found is None:
             return None
         number, index = found
         return sum(arm.size for arm in self.arms[:number] if arm.stage == self.arms[number].stage) + index
 
     def locate(self, knobs: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the number of the arm of some knobs, and their lineage there; None if they are of none."""
+        """Returns the number of the arm of some knobs, and their family there; None if they are of none."""
         for number, arm in enumerate(self.arms):
             if arm.stage == get_knob(knobs, STAGE) and (index := arm.index(knobs)) is not None:
                 return number, index
         return None
 
     def locate_config(self, config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Returns the lineage that a complete DeepSpeed configuration belongs to, as far as the space's knobs go. The
+        """Returns the family that a complete DeepSpeed configuration belongs to, as far as the space's knobs go. The
         arm that sets most of the configuration's coarse knobs is taken. A fine knob that the configuration leaves open
         counts as DeepSpeed's default. A fine knob at a value outside the space counts as the arm's best guess.
         """

@@ -153,7 +153,7 @@ class Described:
     settings: ZeroSettings  # what DeepSpeed's part says
     arm: ArmKey  # its coarse knobs
     switches: Switches  # its coarse switches, without those that count as part of an arm
-    lineage: str  # all of its knobs
+    family: str  # all of its knobs
     foreseen: ForeseenArm | None  # the nearest foreseen arm
     keeps: Keeps  # its activations beside those as typed, or beside those of a foreseen arm
     config: Mapping[str, Any]  # the complete configuration
@@ -164,20 +164,20 @@ class ArmRecord:
     """The trials of an arm."""
 
     measured: int = 0  # completed trials
-    largest: dict[str, int] = field(default_factory=dict)  # the largest completed micro-batch size, by lineage
-    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)  # smallest size out of memory, by lineage
+    largest: dict[str, int] = field(default_factory=dict)  # the largest completed micro-batch size, by family
+    failed: dict[str, tuple[int, Allocations]] = field(default_factory=dict)  # smallest size out of memory, by family
     bound: float | None = None  # bytes that do not fit, including initialisation; None until they are computed again
 
-    def decided(self, lineage: str, size: int) -> float | None:
-        """Returns 1 or 0 if trials of a lineage have shown that a micro-batch size fits or does not; else None."""
-        if size <= self.fits(lineage):
+    def decided(self, family: str, size: int) -> float | None:
+        """Returns 1 or 0 if trials of a family have shown that a micro-batch size fits or does not; else None."""
+        if size <= self.fits(family):
             return 1.0
-        return 0.0 if lineage in self.failed and size >= self.failed[lineage][0] else None
+        return 0.0 if family in self.failed and size >= self.failed[family][0] else None
 
-    def fits(self, lineage: str) -> int:
-        """Returns the largest completed micro-batch size of a lineage below its failed ones."""
-        largest = self.largest.get(lineage, 0)
-        return min(largest, self.failed[lineage][0] - 1) if lineage in self.failed else largest
+    def fits(self, family: str) -> int:
+        """Returns the largest completed micro-batch size of a family below its failed ones."""
+        largest = self.largest.get(family, 0)
+        return min(largest, self.failed[family][0] - 1) if family in self.failed else largest
 
 
 _LOW, _HIGH = 0.05, 0.95
@@ -307,12 +307,12 @@ class MemoryModel:
 
     def probability_fits(self, candidate: Candidate, headroom: float) -> float:
         """Returns the probability that a candidate runs without going out of memory. It is 0 if a trial of its arm with
-        no larger need ran out of memory. It is 1 if a trial of its lineage with no smaller need completed, with or
+        no larger need ran out of memory. It is 1 if a trial of its family with no smaller need completed, with or
         without the headroom. The same holds of trials with switches that keep fewer or more activations, if no trial
         with its own decides. Until one has completed, their expectations are bounds too.
         """
         described = self._describe(candidate.knobs)
-        asked = described.lineage, candidate.micro_batch_size, headroom
+        asked = described.family, candidate.micro_batch_size, headroom
         if asked not in self._known:
             self._known[asked] = self._probability(described, candidate, headroom)
         return self._known[asked]
@@ -336,20 +336,20 @@ class MemoryModel:
         return fits
 
     def _around(self, described: Described) -> list[tuple[Beside, Described]]:
-        if described.lineage not in self._beside:
+        if described.family not in self._beside:
             config, program = described.config, switches_of(described.config)
-            self._beside[described.lineage] = [
+            self._beside[described.family] = [
                 (beside, self._describe({**config, PROGRAM: {**program, **beside.values}}))
                 for beside in self._tried.around(described.switches)
             ]
-        return self._beside[described.lineage]
+        return self._beside[described.family]
 
     def _decided(self, described: Described, candidate: Candidate) -> float | None:
         # Whether a candidate fits, as 1 or 0, if trials with its own switches have shown it.
         record = self._arms.get(described.arm)
         if record is None:
             return None
-        decided = record.decided(described.lineage, candidate.micro_batch_size)
+        decided = record.decided(described.family, candidate.micro_batch_size)
         if decided is not None or not record.failed:
             return decided
         needed = self._allocations(described, candidate)
@@ -388,10 +388,10 @@ class MemoryModel:
         headroom: float,
         confidence: float,
     ) -> int:
-        """The largest micro-batch size (samples) of a lineage that fits with that probability; 0 if none does."""
+        """The largest micro-batch size (samples) of a family that fits with that probability; 0 if none does."""
         described = self._describe(knobs)
         record = self._arms.get(described.arm)
-        fits = min(at_most, 0 if record is None else record.fits(described.lineage))
+        fits = min(at_most, 0 if record is None else record.fits(described.family))
         too_large = at_most + 1
         while too_large - fits > 1:
             size = (fits + too_large) // 2
@@ -426,8 +426,8 @@ class MemoryModel:
                 taken = above + needed.limit_correction
                 self._budget.observe_fit(described.arm, needed.initialize, min(memory.available), taken)
                 self._budget.observe_unusable(described.arm, above, memory.unusable)
-            largest = max(candidate.micro_batch_size, record.largest.get(described.lineage, 0))
-            record.largest[described.lineage] = largest
+            largest = max(candidate.micro_batch_size, record.largest.get(described.family, 0))
+            record.largest[described.family] = largest
         self._forget()
 
     def _observe_failure(self, candidate: Candidate) -> None:
@@ -445,9 +445,9 @@ class MemoryModel:
                 self._moments(needed), described.arm, self._scale(needed), bound, deviation
             )
         record = self._arms.setdefault(described.arm, ArmRecord())
-        smallest = record.failed.get(described.lineage)
+        smallest = record.failed.get(described.family)
         if smallest is None or candidate.micro_batch_size < smallest[0]:
-            record.failed[described.lineage] = candidate.micro_batch_size, needed
+            record.failed[described.family] = candidate.micro_batch_size, needed
         self._forget()
 
     def _bound(self, record: ArmRecord, described: Described) -> float:
@@ -478,8 +478,8 @@ class MemoryModel:
             arm = (*arm_key(config, ()), *switches)
             switches = without_arm_like(switches, self._device)
             beside = Keeps.AS_MUCH if self._is_foreseen(foreseen, config) else keeps(switches, self._typed)
-            lineage = json.dumps(config, sort_keys=True)
-            described = Described(settings, arm, switches, lineage, foreseen, beside, config)
+            family = json.dumps(config, sort_keys=True)
+            described = Described(settings, arm, switches, family, foreseen, beside, config)
             self._described[key] = described
         return described
 

@@ -199,7 +199,7 @@ class FittingSizes:
 
     def sizes(self, knobs: Mapping[str, Any], name: tuple[int, int], at_most: int, risk: float) -> list[int]:
         """Returns the sizes worth weighing, descending: the largest ones that fit, and some of the smaller. The name is
-        the lineage's key in the cache, the risk the highest allowed probability of running out of memory.
+        the family's key in the cache, the risk the highest allowed probability of running out of memory.
         """
         policy = self.policy(knobs)
         sizes = policy.sizes(at_most)
@@ -289,7 +289,7 @@ class ArmLimits:
     # single trial may, if the memory model allows it. None if there is none.
     withdrawn: int | None = None
     failing: int | None = None  # the smallest size that failed where smaller ones had run; None if there is none
-    largest: dict[int, int] = field(default_factory=dict)  # the largest size that ran, by lineage
+    largest: dict[int, int] = field(default_factory=dict)  # the largest size that ran, by family
 
     @property
     def bound(self) -> int | None:
@@ -319,7 +319,7 @@ class ArmLimits:
 
 
 class Failures:
-    """Lineages that failed for another reason than memory, and of which no size has run. Either the settings or the
+    """Families that failed for another reason than memory, and of which no size has run. Either the settings or the
     size are the cause. If two arms failed and nothing has run at such sizes, the size is taken as the cause. Otherwise
     a failure of large batches would rule out one arm after another.
     """
@@ -364,16 +364,16 @@ class Failures:
         were too few, or half of a size that failed or was killed.
         """
         killed = [size for size in self._killed.values() if size > self._largest_run]
-        doubtful = [self._failed[lineage] for lineage in self._blamed_on_size] + (killed if len(killed) > 1 else [])
+        doubtful = [self._failed[family] for family in self._blamed_on_size] + (killed if len(killed) > 1 else [])
         half = max(2, min(doubtful) // 2 + 1) if doubtful else None
         data = self._out_of_data if (self._out_of_data or 0) > self._largest_run else None
         return min((size for size in (half, data) if size is not None), default=None)
 
     def is_out(self, arm: int, index: int) -> bool:
-        failed = [lineage for lineage in self._failed if lineage[0] == arm and lineage not in self._blamed_on_size]
+        failed = [family for family in self._failed if family[0] == arm and family not in self._blamed_on_size]
         return (arm, index) in failed or len(failed) >= _FAILURES_OF_AN_ARM
 
     @property
     def _blamed_on_size(self) -> list[tuple[int, int]]:
-        doubtful = [lineage for lineage, size in self._failed.items() if size > self._largest_run]
+        doubtful = [family for family, size in self._failed.items() if size > self._largest_run]
         return doubtful if len({arm for arm, _ in doubtful}) > 1 else []

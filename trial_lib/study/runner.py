@@ -323,7 +323,7 @@ class MeasuredConfigs:
             return
         self._first.setdefault(result.config_hash, result.number)
         if result.purpose is Purpose.SEARCH:
-            self._searched.add((result.config_hash, candidate.lineage))
+            self._searched.add((result.config_hash, candidate.family))
 
     def known(self, config_hash: str, candidate: Candidate) -> int | None:
         """The number of the trial that has measured a candidate of the search already.
@@ -331,7 +331,7 @@ class MeasuredConfigs:
         None if the candidate has to run: no trial had its configuration, or the search asks for it again by the same
         name to measure it once more.
         """
-        is_asked_again = (config_hash, candidate.lineage) in self._searched
+        is_asked_again = (config_hash, candidate.family) in self._searched
         return None if is_asked_again else self._first.get(config_hash)
 
 

@@ -124,6 +124,6 @@ def test_a_plan_of_a_cluster_is_off_by_some_percent_and_orders_the_arms():
     first = max(expected, key=lambda arm: arm.samples_per_s)
     assert [arm for arm in expected if arm.is_first] == [first]
     for arm, planned in zip(arms, expected, strict=True):
-        real = world.truth(world.candidate(arm.lineage(0), max(1, planned.micro_batch // 2)))
+        real = world.truth(world.candidate(arm.family(0), max(1, planned.micro_batch // 2)))
         assert real is not None
         assert 0.5 * real < planned.samples_per_s < 2 * real

@@ -11,14 +11,14 @@ NOISE = 0.08
 SIZES = (2, 4, 8, 16, 32)
 
 
-def true_log(lineage, size):
-    return math.log(100 / (1 + 6 / size)) + 0.03 * (lineage % 3)
+def true_log(family, size):
+    return math.log(100 / (1 + 6 / size)) + 0.03 * (family % 3)
 
 
-def cells_of(draws, lineages=12):
+def cells_of(draws, families=12):
     return [
-        Cell(lineage // 6, lineage, size, tuple(true_log(lineage, size) + draws.gauss(0, NOISE) for _ in range(2)))
-        for lineage in range(lineages)
+        Cell(family // 6, family, size, tuple(true_log(family, size) + draws.gauss(0, NOISE) for _ in range(2)))
+        for family in range(families)
         for size in SIZES
     ]
 
@@ -30,7 +30,7 @@ def test_without_noise_the_mean_of_the_repeats_is_the_truth():
 
 def test_the_expected_is_nearer_to_the_truth_than_the_mean_of_the_repeats():
     cells = cells_of(random.Random(0))
-    truths = [true_log(cell.lineage, cell.size) for cell in cells]
+    truths = [true_log(cell.family, cell.size) for cell in cells]
     means = [sum(cell.logs) / 2 for cell in cells]
 
     def error(values):
@@ -41,7 +41,7 @@ def test_the_expected_is_nearer_to_the_truth_than_the_mean_of_the_repeats():
 
 def test_the_best_is_not_the_luckiest():
     cells = cells_of(random.Random(1))
-    best = max(true_log(cell.lineage, cell.size) for cell in cells)
+    best = max(true_log(cell.family, cell.size) for cell in cells)
     luckiest = max(sum(cell.logs) / 2 for cell in cells)
     assert abs(max(expected_logs(cells, NOISE)) - best) < 0.5 * (luckiest - best)
 
@@ -49,13 +49,13 @@ def test_the_best_is_not_the_luckiest():
 def test_what_stands_out_of_the_noise_stays():
     draws = random.Random(2)
     cells = [
-        Cell(cell.arm, cell.lineage, cell.size, tuple(value + (0.5 if cell.lineage == 3 else 0) for value in cell.logs))
+        Cell(cell.arm, cell.family, cell.size, tuple(value + (0.5 if cell.family == 3 else 0) for value in cell.logs))
         for cell in cells_of(draws)
     ]
     expected = expected_logs(cells, NOISE)
     gaps = [
-        value - true_log(cell.lineage, cell.size)
+        value - true_log(cell.family, cell.size)
         for cell, value in zip(cells, expected, strict=True)
-        if cell.lineage == 3
+        if cell.family == 3
     ]
     assert min(gaps) > 0.35

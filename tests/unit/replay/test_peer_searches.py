@@ -44,7 +44,7 @@ def test_the_same_seed_searches_the_same_way(method, cluster):
 @pytest.mark.parametrize("method", ["tpe", "deepspeed"])
 def test_no_peer_runs_a_trial_twice(method, cluster):
     candidates = asked(method, cluster, max_trials=60)
-    assert len({(candidate.lineage, candidate.micro_batch_size) for candidate in candidates}) == len(candidates)
+    assert len({(candidate.family, candidate.micro_batch_size) for candidate in candidates}) == len(candidates)
 
 
 class TestDeepSpeedRule:
@@ -61,7 +61,7 @@ class TestDeepSpeedRule:
         ran = [
             candidate.micro_batch_size
             for candidate in candidates
-            if candidate.lineage == default.lineage and cluster.truth(candidate) is not None
+            if candidate.family == default.family and cluster.truth(candidate) is not None
         ]
         assert candidates[stages.index(3)].micro_batch_size == max(ran)
 

@@ -19,10 +19,10 @@ def run(world, knobs, size, seed=0):
     return world.run(candidate(knobs, size), random.Random(seed))
 
 
-def test_the_space_is_that_of_the_recorded_lineages_with_deepspeeds_default_first(world):
+def test_the_space_is_that_of_the_recorded_families_with_deepspeeds_default_first(world):
     plain, one = world.problem.space.arms
-    assert [plain.lineage(0), plain.size] == [PLAIN, 1]
-    assert [one.lineage(index) for index in range(one.size)] == [LARGE_BUCKET, SMALL_BUCKET]
+    assert [plain.family(0), plain.size] == [PLAIN, 1]
+    assert [one.family(index) for index in range(one.size)] == [LARGE_BUCKET, SMALL_BUCKET]
 
 
 def test_a_table_that_is_no_grid_is_refused():
@@ -42,7 +42,7 @@ def test_searches_get_the_accumulation_of_the_table_and_a_free_batch(world):
     assert HEAD.base_config["gradient_accumulation_steps"] == 2
 
 
-def test_the_submitted_configuration_is_the_nearest_lineage_of_its_stage(world):
+def test_the_submitted_configuration_is_the_nearest_family_of_its_stage(world):
     assert world.submitted == candidate(LARGE_BUCKET, 4)
 
 
@@ -80,7 +80,7 @@ def test_what_grows_out_of_the_memory_before_the_size_that_failed_does_not_fit(w
     assert run(world, PLAIN, 12).outcome is Outcome.OUT_OF_MEMORY
 
 
-def test_what_one_lineage_of_an_arm_had_the_others_may_have():
+def test_what_one_family_of_an_arm_had_the_others_may_have():
     def fits(others_need, knobs, size):
         growing = [(4, 100), (8, 200)]  # 25 a sample; 300 are available
         world = TableWorld(
@@ -143,7 +143,7 @@ def test_layouts_are_arms_and_each_has_its_own_replicas():
         assert metrics["throughput"] * metrics["latency"] == pytest.approx(8 * replicas)
 
 
-def test_a_lineage_whose_every_trial_ended_with_an_error_does_so_at_all_sizes():
+def test_a_family_whose_every_trial_ended_with_an_error_does_so_at_all_sizes():
     broken = [failed(SMALL_BUCKET, size).model_copy(update={"outcome": Outcome.CRASHED}) for size in (4, 8)]
     world = TableWorld(table(*(ran(LARGE_BUCKET, size, 80.0, 100) for size in (4, 8)), *broken))
     assert {run(world, SMALL_BUCKET, size).outcome for size in (1, 4, 6, 8)} == {Outcome.CRASHED}

@@ -71,7 +71,7 @@ def test_workers_take_the_wait_away(world: WholeClusterWorld) -> None:
 
 
 def test_the_best_is_found_among_the_arms_that_may_have_it(world: WholeClusterWorld) -> None:
-    guesses = (world.truth(world.candidate(arm.lineage(0), 8)) or 0.0 for arm in world.problem.space.arms)
+    guesses = (world.truth(world.candidate(arm.family(0), 8)) or 0.0 for arm in world.problem.space.arms)
     assert world.best >= max(guesses)
 
 

@@ -83,7 +83,7 @@ class SimulatedModel:
     def run(self, candidate: Candidate) -> TrialResult:
         if self.need(candidate) > self.memory:
             return ended(Outcome.OUT_OF_MEMORY)
-        draws = random.Random(f"{candidate.lineage}:{candidate.micro_batch_size}")
+        draws = random.Random(f"{candidate.family}:{candidate.micro_batch_size}")
         value = self.throughput(candidate) * (1 + draws.gauss(0, self.noise))
         samples = candidate.micro_batch_size * candidate.gradient_accumulation_steps * 2
         need = int(self.need(candidate) * MB)

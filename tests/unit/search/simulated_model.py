@@ -65,7 +65,7 @@ class Model:
             return failed()
         if size > self.data:
             return failed(Outcome.OUT_OF_DATA)
-        knobs_matter = 1 + int(candidate.lineage, 16) % 7 / 20
+        knobs_matter = 1 + int(candidate.family, 16) % 7 / 20
         return ran(knobs_matter * size / (size + 8) * (1.1 - candidate.zero_stage / 10))
 
 
@@ -108,8 +108,8 @@ def told(history):
     return [(candidate, trial_result) for call, candidate, trial_result in history if call == "tell"]
 
 
-def sizes_by_lineage(history):
+def sizes_by_family(history):
     sizes = {}
     for candidate in asked(history):
-        sizes.setdefault(candidate.lineage, []).append(candidate.micro_batch_size)
+        sizes.setdefault(candidate.family, []).append(candidate.micro_batch_size)
     return sizes

@@ -47,7 +47,7 @@ def arm_of(candidate):
         rest = copy.deepcopy(candidate.knobs)
         for knob in arm.fine:
             set_knob(rest, knob.path, knob.values[0])
-        if rest == arm.lineage(0):
+        if rest == arm.family(0):
             return arm.label
     raise AssertionError(f"of no arm: {candidate.knobs}")
 
@@ -64,7 +64,7 @@ def test_it_comes_within_three_percent_of_the_best_and_ends_by_itself(concurrenc
         for arm in SPACE.arms
         for index in range(arm.size)
         for size in range(1, 80)
-        if headroom.need(candidate := Candidate(knobs=arm.lineage(index), micro_batch_size=size)) <= headroom.memory
+        if headroom.need(candidate := Candidate(knobs=arm.family(index), micro_batch_size=size)) <= headroom.memory
     )
     assert model.throughput(search.best[0]) >= 0.97 * best
     assert len(trials(history)) < 49
@@ -151,7 +151,7 @@ def test_nothing_at_or_above_a_size_for_which_the_data_do_not_last_is_asked_in_a
 
 
 @pytest.mark.parametrize("outcome", FAILURES)
-def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
+def test_a_failing_family_is_out_and_after_two_its_arm(outcome):
     model = SimulatedModel()
 
     def run(candidate):
@@ -160,8 +160,8 @@ def test_a_failing_lineage_is_out_and_after_two_its_arm(outcome):
     history = drive(adaptive(min_gain=0, max_trials=41), run)
     failed = [candidate for candidate, result in trials(history) if result.outcome is outcome]
     for label in {arm_of(candidate) for candidate in failed}:
-        lineages = [candidate.lineage for candidate in failed if arm_of(candidate) == label]
-        assert len(lineages) == len(set(lineages)) <= 2
+        families = [candidate.family for candidate in failed if arm_of(candidate) == label]
+        assert len(families) == len(set(families)) <= 2
 
 
 def test_sizes_that_fail_in_two_arms_are_left_alone_in_all():
@@ -182,7 +182,7 @@ def test_a_trial_too_slow_to_win_is_not_the_best_and_counts_as_worse():
     second = search.ask()
     search.tell(second, ended(Outcome.TOO_SLOW))
     assert search.best[0] == first
-    assert (second.lineage, second.micro_batch_size) != (search.ask().lineage, second.micro_batch_size)
+    assert (second.family, second.micro_batch_size) != (search.ask().family, second.micro_batch_size)
 
 
 def test_a_kept_batch_is_kept_exactly():
@@ -219,7 +219,7 @@ def test_where_sweeps_are_possible_a_sweep_begins_with_what_surely_fits_and_asce
     for sweep in sweeps:
         sizes = [candidate.micro_batch_size for candidate in sweep.candidates]
         assert sizes == sorted(set(sizes))
-        assert len({candidate.lineage for candidate in sweep.candidates}) == 1
+        assert len({candidate.family for candidate in sweep.candidates}) == 1
         assert sweep.bytes_per_sample > 0
 
 
@@ -236,9 +236,9 @@ def test_a_sweep_is_worth_what_it_may_come_to():
         asked.append(search.ask())
     alone, sweep = asked
     ran, _ = known[-1]
-    assert (alone.lineage != ran.lineage, alone.micro_batch_size < 2 * ran.micro_batch_size) == (True, True)
+    assert (alone.family != ran.family, alone.micro_batch_size < 2 * ran.micro_batch_size) == (True, True)
     assert isinstance(sweep, Sweep)
-    assert {each.lineage for each in sweep.candidates} == {ran.lineage}
+    assert {each.family for each in sweep.candidates} == {ran.family}
     assert sweep.candidates[-1].micro_batch_size > 4 * ran.micro_batch_size
 
 
@@ -381,7 +381,7 @@ def candidate_of(knobs, size):
 
 def test_a_lucky_reading_against_all_that_is_known_is_not_believed():
     search, model = adaptive(max_trials=40), SimulatedModel()
-    knobs = SPACE.arms[1].lineage(0)
+    knobs = SPACE.arms[1].family(0)
     for size in (2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40):
         candidate = candidate_of(knobs, size)
         result = model.run(candidate)

@@ -16,7 +16,7 @@ from trial_lib.search.sizes import BatchPolicy, FittingSizes
 LARGE = Arm({"zero_optimization": {"stage": 2}}, tuple(Knob(f"zero_optimization.k{i}", (0, 1, 2, 3)) for i in range(4)))
 
 
-def test_proposals_are_lineages_of_the_arm_and_depend_on_seed_and_history_alone():
+def test_proposals_are_families_of_the_arm_and_depend_on_seed_and_history_alone():
     tried = [FineTrial(index, float(index % 4)) for index in range(0, 60, 5)]
     assert propose(LARGE, tried, 1, 8) == propose(LARGE, tried, 1, 8)
     assert all(0 <= index < LARGE.size for index in propose(LARGE, tried, 1, 8))
@@ -44,7 +44,7 @@ def test_a_knob_whose_best_value_is_expected_changes_alone_and_keeps_the_leaders
     assert leader in kept
 
 
-def test_an_arm_without_fine_knobs_has_one_lineage():
+def test_an_arm_without_fine_knobs_has_one_family():
     assert propose(SPACE.arms[0], [], 1, 8) == [0]
 
 

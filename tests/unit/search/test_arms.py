@@ -125,7 +125,7 @@ def test_the_best_guess_is_deepspeeds_default_or_the_users_own() -> None:
     assert fine(own, "z3")["overlap_comm"] == (False, True)
     assert fine(own, "z3")["reduce_bucket_size"][:2] == (123_456, 500_000_000)
     assert fine(own, "z3")["sub_group_size"][0] == 1_000_000_000
-    assert own.arms[-1].lineage(0)[ZERO]["reduce_bucket_size"] == 123_456
+    assert own.arms[-1].family(0)[ZERO]["reduce_bucket_size"] == 123_456
 
 
 def test_on_a_cpu_gradients_are_best_not_copied_unless_the_user_says_so() -> None:
@@ -191,7 +191,7 @@ MATHEMATICS = (
 
 def test_what_changes_the_mathematics_is_varied_on_request_only() -> None:
     space = adaptive()
-    assert not any(path in MATHEMATICS for arm in space.arms for path, _ in leaves(arm.lineage(0)))
+    assert not any(path in MATHEMATICS for arm in space.arms for path, _ in leaves(arm.family(0)))
     space = adaptive(RequestedKnob("bf16.enabled", (False, True)), stages=(2,))
     assert set(labels(space)) == {"z2", "z2-bf16", "z2-offload-optimizer", "z2-offload-optimizer-bf16"}
     changed = [(path, value) for path, value in leaves(arm(space, "z2-bf16").knobs) if path in MATHEMATICS]
@@ -368,14 +368,14 @@ def test_a_stage_3_knob_is_told_of_where_stage_3_is_not_searched() -> None:
     assert sentence == f"{request.path} has no effect: DeepSpeed reads it at ZeRO stage 3 only."
 
 
-def test_a_lineage_belongs_to_its_arm() -> None:
+def test_a_family_belongs_to_its_arm() -> None:
     space = adaptive()
     rng = random.Random(1)
     for stage in space.stages:
         for _ in range(20):
-            knobs = space.lineage(stage, rng.randrange(space.size(stage)))
+            knobs = space.family(stage, rng.randrange(space.size(stage)))
             assert [each.stage for each in space.arms if each.index(knobs) is not None] == [stage]
-            assert space.lineage(stage, space.index(knobs)) == knobs
+            assert space.family(stage, space.index(knobs)) == knobs
 
 
 def test_every_effect_names_its_place_and_every_reason_reads_as_one() -> None:
@@ -389,13 +389,13 @@ def test_an_arm_sets_fine_knobs_by_path() -> None:
     some = Arm(
         {ZERO: {"stage": 2}}, (Knob(f"{ZERO}.overlap_comm", (True, False)), Knob(f"{ZERO}.reduce_bucket_size", (5, 6)))
     )
-    assert some.lineage(0) == {ZERO: {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5}}
-    assert some.with_fine({f"{ZERO}.reduce_bucket_size": 6}) == some.lineage(2)
-    assert [some.index(some.lineage(index)) for index in range(some.size)] == [0, 1, 2, 3]
+    assert some.family(0) == {ZERO: {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5}}
+    assert some.with_fine({f"{ZERO}.reduce_bucket_size": 6}) == some.family(2)
+    assert [some.index(some.family(index)) for index in range(some.size)] == [0, 1, 2, 3]
     with pytest.raises(KeyError, match="no fine knob of z2: bf16"):
         some.with_fine({"bf16.enabled": True})
 
 
-def test_knobs_with_another_value_of_a_fine_knob_are_no_lineage() -> None:
+def test_knobs_with_another_value_of_a_fine_knob_are_no_family() -> None:
     space = adaptive(stages=(1, 2))
     assert space.index(arm(space, "z2").with_fine({f"{ZERO}.reduce_bucket_size": 77})) is None

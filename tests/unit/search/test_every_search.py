@@ -1,4 +1,4 @@
-"""The cases that every method over lineages goes through alike."""
+"""The cases that every method over families goes through alike."""
 
 import random
 
@@ -64,10 +64,10 @@ def test_a_search_whose_every_trial_failed_has_no_best(method, concurrency):
     assert tuner.best is None
 
 
-def test_after_the_profile_as_many_random_lineages_start_as_trials_may_run_at_once(method):
+def test_after_the_profile_as_many_random_families_start_as_trials_may_run_at_once(method):
     tuner = search(method, concurrency=4)
     first = [tuner.ask() for _ in range(4)]
-    assert len({candidate.lineage for candidate in first}) == 4
+    assert len({candidate.family for candidate in first}) == 4
     assert tuner.ask() is None
     assert not tuner.finished
 
@@ -75,20 +75,20 @@ def test_after_the_profile_as_many_random_lineages_start_as_trials_may_run_at_on
 def test_no_candidate_is_proposed_twice(method):
     for seed in range(10):
         history = drive(search(method, seed=seed, max_trials=400, concurrency=4), Model().run, 4, random.Random(seed))
-        proposals = [(candidate.lineage, candidate.micro_batch_size) for candidate in asked(history)]
+        proposals = [(candidate.family, candidate.micro_batch_size) for candidate in asked(history)]
         assert len(proposals) == len(set(proposals))
 
 
-def test_when_every_lineage_was_used_the_search_finishes(method):
+def test_when_every_family_was_used_the_search_finishes(method):
     space = SearchSpace.for_model((1, 2), SMALL.num_params)
     tuner = search(method, profile=SMALL, zero_stages=(1, 2), max_trials=10_000, concurrency=4)
     history = drive(tuner, Model(limits={1: 24, 2: 30}).run, 4)
     assert tuner.finished
     assert len(asked(history)) < 9_999
-    assert len({candidate.lineage for candidate in asked(history)}) == space.size(1) + space.size(2) == 9
+    assert len({candidate.family for candidate in asked(history)}) == space.size(1) + space.size(2) == 9
 
 
-def test_a_size_for_which_the_data_do_not_last_bounds_every_lineage(method):
+def test_a_size_for_which_the_data_do_not_last_bounds_every_family(method):
     tuner, most = search(method, max_trials=200), 10**9
     for candidate, ended in told(drive(tuner, Model(data=9).run)):
         assert candidate.micro_batch_size < most
@@ -105,12 +105,12 @@ def test_data_that_do_not_last_for_the_smallest_size_end_the_search(method):
 
 
 @pytest.mark.parametrize("outcome", FAILURES)
-def test_a_failure_that_is_not_out_of_memory_ends_the_lineage(method, outcome):
+def test_a_failure_that_is_not_out_of_memory_ends_the_family(method, outcome):
     tuner = search(method, max_trials=1000)
     first = tuner.ask()
     tuner.tell(first, failed(outcome))
     history = drive(tuner, lambda candidate: ran())
-    assert first.lineage not in {candidate.lineage for candidate in asked(history)}
+    assert first.family not in {candidate.family for candidate in asked(history)}
 
 
 def test_a_completed_trial_without_the_metric_counts_as_failed(method):
@@ -171,12 +171,12 @@ def test_the_batch_size_is_derived_from_the_users_accumulation(method, submitted
 
 
 def test_another_seed_searches_elsewhere(method):
-    def first_lineages(seed):
+    def first_families(seed):
         tuner = search(method, seed=seed, concurrency=10)
-        return [tuner.ask().lineage for _ in range(10)]
+        return [tuner.ask().family for _ in range(10)]
 
-    assert first_lineages(1) == first_lineages(1)
-    assert first_lineages(1) != first_lineages(2)
+    assert first_families(1) == first_families(1)
+    assert first_families(1) != first_families(2)
 
 
 @settings(max_examples=25, deadline=None)
@@ -224,21 +224,19 @@ def test_a_recorded_ask_is_taken_as_recorded_where_the_search_would_have_asked_o
     assert tuner.best[0] == foreign
     history = drive(tuner, Model().run)
     assert tuner.finished
-    proposals = [
-        (candidate.lineage, candidate.micro_batch_size) for candidate in [*asked(history), other_size, foreign]
-    ]
+    proposals = [(candidate.family, candidate.micro_batch_size) for candidate in [*asked(history), other_size, foreign]]
     assert len(proposals) == len(set(proposals))
 
 
-def test_a_lineage_of_which_a_recorded_trial_still_runs_is_not_continued(method):
+def test_a_family_of_which_a_recorded_trial_still_runs_is_not_continued(method):
     tuner = search(method, concurrency=3)
     first = tuner.ask()
     larger = first.model_copy(update={"micro_batch_size": first.micro_batch_size + 1})
     tuner.apply(larger)
     tuner.tell(first, ran())
-    assert tuner.ask().lineage != first.lineage
+    assert tuner.ask().family != first.family
     tuner.tell(larger, ran())
-    assert tuner.ask().lineage == first.lineage
+    assert tuner.ask().family == first.family
 
 
 @settings(max_examples=25, deadline=None)
@@ -248,7 +246,7 @@ def test_a_history_recorded_under_other_settings_still_replays(method, seed, cut
     history = history[: round(cut * len(history))]
     tuner = replay(search(method, seed=seed + 1, concurrency=4, max_trials=100), history)
     whole = drive(tuner, Model().run, 4, history=history)
-    proposals = [(candidate.lineage, candidate.micro_batch_size) for candidate in asked(whole)]
+    proposals = [(candidate.family, candidate.micro_batch_size) for candidate in asked(whole)]
     assert len(proposals) == len(set(proposals))
     assert tuner.finished
 

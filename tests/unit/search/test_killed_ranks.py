@@ -17,8 +17,8 @@ def test_a_trial_that_is_killed_from_outside_rules_nothing_out():
         return model.run(candidate)
 
     history = drive(adaptive(min_gain=0, max_trials=41), run)
-    lineage, size = killed[0]
-    assert any(each == lineage and other >= size for each, other in [each.key for each, _ in trials(history)[1:]])
+    family, size = killed[0]
+    assert any(each == family and other >= size for each, other in [each.key for each, _ in trials(history)[1:]])
 
 
 def test_a_candidate_that_is_killed_each_time_is_not_asked_for_a_third_time():
@@ -41,7 +41,7 @@ def test_an_arm_whose_ranks_are_killed_at_large_sizes_is_tried_at_smaller_ones()
 
     history = trials(drive(adaptive(min_gain=0, max_trials=41), run))
     killed, ran = (
-        {candidate.lineage for candidate, result in history if result.outcome is outcome}
+        {candidate.family for candidate, result in history if result.outcome is outcome}
         for outcome in (Outcome.CRASHED, Outcome.COMPLETED)
     )
     assert killed & ran

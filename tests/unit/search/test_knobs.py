@@ -13,7 +13,7 @@ def paths(stage, num_params=LARGE):
 def test_stage_0_varies_nothing_but_the_size():
     space = SearchSpace.for_model([0], LARGE)
     assert space.size(0) == 1
-    assert space.lineage(0, 0) == {"zero_optimization": {"stage": 0}}
+    assert space.family(0, 0) == {"zero_optimization": {"stage": 0}}
 
 
 def test_stage_1_varies_the_two_buckets_and_stage_2_adds_three_switches():
@@ -44,17 +44,17 @@ def test_stages_are_ascending_and_distinct():
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_stage_has_as_many_distinct_lineages_as_its_size(stage):
+def test_a_stage_has_as_many_distinct_families_as_its_size(stage):
     space = SearchSpace.for_model([stage], LARGE)
-    lineages = [space.lineage(stage, index) for index in range(space.size(stage))]
-    assert len({repr(lineage) for lineage in lineages}) == space.size(stage)
-    assert [space.index(lineage) for lineage in lineages] == list(range(space.size(stage)))
+    families = [space.family(stage, index) for index in range(space.size(stage))]
+    assert len({repr(family) for family in families}) == space.size(stage)
+    assert [space.index(family) for family in families] == list(range(space.size(stage)))
 
 
-def test_knobs_of_no_lineage_have_no_index():
+def test_knobs_of_no_family_have_no_index():
     space = SearchSpace.for_model([1, 2], LARGE)
-    lineage = space.lineage(1, 3)
+    family = space.family(1, 3)
     assert space.index({}) is None
     assert space.index({"zero_optimization": {"stage": 3}}) is None
     assert space.index({"zero_optimization": {"stage": 1}}) is None
-    assert space.index({**lineage, "optimizer": {"type": "SGD"}}) is None
+    assert space.index({**family, "optimizer": {"type": "SGD"}}) is None

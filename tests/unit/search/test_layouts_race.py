@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.search.adaptive_world import PROFILE, SPACE, SimulatedModel, adaptive, drive, problem, repeat, trials
-from tests.unit.search.simulated_model import drive as drive_lineages
+from tests.unit.search.simulated_model import drive as drive_families
 from tests.unit.search.simulated_model import told
 from trial_lib.deepspeed_config.layout import AUTOTP
 from trial_lib.records.candidate import Candidate
@@ -63,10 +63,10 @@ def test_a_search_over_layouts_replays() -> None:
 
 
 @pytest.mark.parametrize("method", ["random", "asha", "binary"])
-def test_the_other_methods_count_the_replicas_of_each_lineage(method: str) -> None:
+def test_the_other_methods_count_the_replicas_of_each_family(method: str) -> None:
     found = METHODS[method]
     search = found.load()(found.settings(metric="throughput", max_trials=30), problem(space=LAYOUTS))
-    ran = [candidate for candidate, _ in told(drive_lineages(search, Divided().run))]
+    ran = [candidate for candidate, _ in told(drive_families(search, Divided().run))]
     assert {(get_knob(each.knobs, AUTOTP), each.data_parallel_size) for each in ran} == {(None, 2), (2, 1)}
 
 

@@ -82,7 +82,7 @@ def test_a_reading_that_fails_another_time_costs_its_size_and_not_what_ran_besid
             return ended(Outcome.CRASHED)
         return read(candidate)
 
-    # Of a space of one lineage whatever runs after that is what ran beside it.
+    # Of a space of one family whatever runs after that is what ran beside it.
     only = SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}})])
     history = drive(adaptive(problem(space=only), max_trials=41, min_gain=0), run)
     ran = [candidate.key for candidate, _ in trials(history)]

@@ -166,7 +166,7 @@ def test_a_failure_that_was_expected_changes_little():
     assert model.above_initialize(candidate(12)).value == pytest.approx(before, rel=0.01)
 
 
-def test_what_needs_no_more_than_a_completed_trial_of_its_lineage_fits():
+def test_what_needs_no_more_than_a_completed_trial_of_its_family_fits():
     model = new_model()
     model.observe(candidate(30), ran(19.9 * GIB))
     assert all(model.probability_fits(candidate(size), HEADROOM) > 0.99 for size in (1, 15, 30))
@@ -181,13 +181,13 @@ def test_what_completed_once_and_ran_out_of_memory_another_time_does_not_fit():
     assert model.largest_micro_batch(candidate(1).knobs, candidate, 100, HEADROOM, 0.9) == 29
 
 
-def test_the_users_own_configuration_and_knobs_that_say_it_again_are_one_lineage():
+def test_the_users_own_configuration_and_knobs_that_say_it_again_are_one_family():
     model = new_model(base={**BASE, "zero_optimization": {"stage": 2, "reduce_bucket_size": 50_000_000}})
     model.observe(Candidate(micro_batch_size=30, slots=4), ran(19.9 * GIB))
     assert model.probability_fits(candidate(30), HEADROOM) > 0.99
 
 
-def test_a_smaller_size_of_a_lineage_is_never_less_likely_to_fit():
+def test_a_smaller_size_of_a_family_is_never_less_likely_to_fit():
     rng = random.Random(0)
     for _ in range(20):
         model = new_model()

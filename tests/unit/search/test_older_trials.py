@@ -60,9 +60,9 @@ def test_a_search_that_is_told_all_of_an_earlier_one_repeats_nothing_and_is_soon
     search.apply(winner)
     search.tell(winner, model.run(winner))
     history = drive(search, model.run)
-    before = {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in trials(earlier)}
-    before.remove((winner.lineage, winner.micro_batch_size))
-    assert not before & {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in trials(history)}
+    before = {(candidate.family, candidate.micro_batch_size) for candidate, _ in trials(earlier)}
+    before.remove((winner.family, winner.micro_batch_size))
+    assert not before & {(candidate.family, candidate.micro_batch_size) for candidate, _ in trials(history)}
     assert len(trials(history)) < len(trials(earlier)) / 2
     assert search.best[1].metrics["throughput"] >= result.metrics["throughput"]
 
@@ -74,7 +74,7 @@ def test_a_search_that_begins_with_a_candidate_goes_on_as_usual(method, stage):
     settings = {"metric": "throughput", "max_trials": 12}
     found = OWN[method].load()
     search = found(OWN[method].settings(**settings, zero_stages=(1, 2, 3)), problem())
-    first = Candidate(knobs=arm.lineage(0), micro_batch_size=16, slots=2, data_parallel_size=2)
+    first = Candidate(knobs=arm.family(0), micro_batch_size=16, slots=2, data_parallel_size=2)
     search.apply(first)
     model = SimulatedModel()
     search.tell(first, model.run(first))

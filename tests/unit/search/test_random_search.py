@@ -2,14 +2,14 @@ import random
 
 import pytest
 from pydantic import ValidationError
-from simulated_model import SMALL, Model, asked, drive, failed, ran, search, sizes_by_lineage, told
+from simulated_model import SMALL, Model, asked, drive, failed, ran, search, sizes_by_family, told
 
 from trial_lib.search.dsat import _heads
 
 STAGE_1_GUESS = 39  # (80 - 40 - 0.4 - 0.8 / 4) GB / 1 GB
 
 
-def range_of_new_lineages(prepare):
+def range_of_new_families(prepare):
     """The least, mean and largest size of the first trial that follows `prepare(tuner)`, over many seeds."""
     sizes = []
     for seed in range(300):
@@ -74,24 +74,24 @@ def test_a_range_that_has_failed_above_does_not_double():
         assert out_of_memory == sorted(set(out_of_memory), reverse=True)
 
 
-def test_a_new_lineage_starts_above_the_best_trial_of_its_stage_and_below_that_trials_upper_end():
-    least, mean, largest = range_of_new_lineages(lambda tuner: run_at(tuner, 9, 1.0))
+def test_a_new_family_starts_above_the_best_trial_of_its_stage_and_below_that_trials_upper_end():
+    least, mean, largest = range_of_new_families(lambda tuner: run_at(tuner, 9, 1.0))
     assert least >= 10
     assert mean == pytest.approx((10 + STAGE_1_GUESS) / 2, abs=1)
     assert largest <= STAGE_1_GUESS
 
 
-def test_a_new_lineages_range_reaches_at_least_twice_its_lower_end():
-    _, mean, _ = range_of_new_lineages(lambda tuner: run_at(tuner, 99, 1.0))
+def test_a_new_families_range_reaches_at_least_twice_its_lower_end():
+    _, mean, _ = range_of_new_families(lambda tuner: run_at(tuner, 99, 1.0))
     assert mean == pytest.approx((100 + 200) / 2, abs=2)
 
 
-def test_a_new_lineages_range_reaches_the_largest_size_that_ran_at_its_stage():
+def test_a_new_families_range_reaches_the_largest_size_that_ran_at_its_stage():
     def a_small_best_and_a_large_other(tuner):
         run_at(tuner, 9, 2.0)
         run_at(tuner, 400, 1.0)
 
-    _, mean, _ = range_of_new_lineages(a_small_best_and_a_large_other)
+    _, mean, _ = range_of_new_families(a_small_best_and_a_large_other)
     assert mean == pytest.approx((10 + 400) / 2, abs=3)
 
 
@@ -100,29 +100,29 @@ def test_a_stage_without_a_best_trial_starts_from_1_to_the_first_guess():
         for _ in range(3):
             tuner.tell(tuner.ask(), failed())
 
-    least, mean, largest = range_of_new_lineages(all_fail)
+    least, mean, largest = range_of_new_families(all_fail)
     assert mean == pytest.approx((1 + STAGE_1_GUESS) / 2, abs=1)
     assert 1 <= least <= largest <= STAGE_1_GUESS
 
 
-def test_a_lineage_that_failed_at_its_lower_end_stops():
+def test_a_family_that_failed_at_its_lower_end_stops():
     tuner = search("random", zero_stages=(1,), profile=SMALL.model_copy(update={"gpu_mem": 1, "num_params": 10**8}))
     first = tuner.ask()
     assert first.micro_batch_size == 1
     tuner.tell(first, failed())
-    assert tuner.ask().lineage != first.lineage
+    assert tuner.ask().family != first.family
 
 
 @pytest.mark.parametrize("limit", [1, 3, 5])
-def test_a_lineage_stops_after_trials_per_random_config(limit):
+def test_a_family_stops_after_trials_per_random_config(limit):
     history = drive(search("random", zero_stages=(1,), trials_per_random_config=limit), lambda candidate: ran())
-    lengths = [len(sizes) for sizes in sizes_by_lineage(history).values()]
+    lengths = [len(sizes) for sizes in sizes_by_family(history).values()]
     assert max(lengths) == limit
 
 
 def test_trials_per_random_config_is_5():
     history = drive(search("random", zero_stages=(1,)), lambda candidate: ran())
-    assert max(len(sizes) for sizes in sizes_by_lineage(history).values()) == 5
+    assert max(len(sizes) for sizes in sizes_by_family(history).values()) == 5
 
 
 def test_stage_3_stops_once_stage_1_or_2_has_worked_and_queued_trials_are_checked_again():
@@ -138,28 +138,28 @@ def test_stage_3_stops_once_stage_1_or_2_has_worked_and_queued_trials_are_checke
     assert all(candidate.zero_stage == cheaper.zero_stage for candidate in later)
 
 
-def test_new_lineages_come_from_the_cheaper_stages_that_have_worked():
+def test_new_families_come_from_the_cheaper_stages_that_have_worked():
     model = Model({0: 50, 1: 0, 2: 30, 3: 45})
     history = drive(search("random", zero_stages=(0, 1, 2, 3)), model.run)
     calls = [(call, candidate) for call, candidate, outcome in history if call == "ask" or outcome.metrics]
     worked = next(
         index for index, (call, candidate) in enumerate(calls) if call == "tell" and candidate.zero_stage == 2
     )
-    seen = {candidate.lineage for _, candidate in calls[:worked]}
-    new = [candidate for call, candidate in calls[worked:] if call == "ask" and candidate.lineage not in seen]
+    seen = {candidate.family for _, candidate in calls[:worked]}
+    new = [candidate for call, candidate in calls[worked:] if call == "ask" and candidate.family not in seen]
     assert new
     assert {candidate.zero_stage for candidate in new} == {2}
 
 
-def test_a_stopped_lineage_is_replaced_by_one_of_a_stage_that_the_user_allows():
+def test_a_stopped_family_is_replaced_by_one_of_a_stage_that_the_user_allows():
     history = drive(search("random", zero_stages=(1, 3)), Model().run)
     assert {candidate.zero_stage for candidate in asked(history)} <= {1, 3}
 
 
-def test_other_stages_follow_when_a_stages_lineages_are_used_up():
-    tuner = search("random", profile=SMALL, max_trials=1000)  # so small a model has one lineage at stage 1, 8 at 2
+def test_other_stages_follow_when_a_stages_families_are_used_up():
+    tuner = search("random", profile=SMALL, max_trials=1000)  # so small a model has one family at stage 1, 8 at 2
     history = drive(tuner, lambda candidate: ran() if candidate.zero_stage == 1 else failed())
-    stage_of = {candidate.lineage: candidate.zero_stage for candidate in asked(history)}
+    stage_of = {candidate.family: candidate.zero_stage for candidate in asked(history)}
     assert list(stage_of.values()).count(1) == 1
     assert list(stage_of.values()).count(2) == 8
 
@@ -171,7 +171,7 @@ def test_when_stages_1_and_2_are_used_up_and_one_worked_stage_3_does_not_follow(
     assert ("ask", 3) not in calls[calls.index(("tell", 1)) :]
 
 
-def test_a_lineage_that_failed_stops_where_another_of_its_stage_ran_as_large_a_size():
+def test_a_family_that_failed_stops_where_another_of_its_stage_ran_as_large_a_size():
     tuner = search("random", zero_stages=(1,), concurrency=2)
     first, second = tuner.ask(), tuner.ask()
     tuner.tell(first, failed())  # waits
@@ -179,14 +179,14 @@ def test_a_lineage_that_failed_stops_where_another_of_its_stage_ran_as_large_a_s
     tuner.apply(larger)
     tuner.tell(larger, ran())
     tuner.tell(second, ran())
-    assert tuner.ask().lineage != first.lineage
+    assert tuner.ask().family != first.family
 
 
-def test_a_lineage_that_failed_goes_on_while_none_of_its_stage_ran_as_large_a_size():
+def test_a_family_that_failed_goes_on_while_none_of_its_stage_ran_as_large_a_size():
     tuner = search("random", zero_stages=(1,))
     first = tuner.ask()
     tuner.tell(first, failed())
-    assert tuner.ask().lineage == first.lineage
+    assert tuner.ask().family == first.family
 
 
 def test_early_stopping_ends_the_search_after_so_many_trials_without_a_new_best():

@@ -146,7 +146,7 @@ def test_adaptive_spends_no_more_than_three_of_its_trials_on_one_reason() -> Non
 
 @pytest.mark.parametrize("method", ["random", "binary", "asha"])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_the_other_methods_draw_no_lineage_of_a_stage_that_is_left_out(method: str, concurrency: int) -> None:
+def test_the_other_methods_draw_no_family_of_a_stage_that_is_left_out(method: str, concurrency: int) -> None:
     tuner = simulated_model.search(method, max_trials=30, seed=2, concurrency=concurrency, base_config=knobs(1))
     tuner.observe(Candidate(micro_batch_size=64, slots=4), ended(1))
     run = fails_from_stage_2(simulated_model.Model().run)

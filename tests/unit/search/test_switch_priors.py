@@ -46,22 +46,22 @@ def test_fine_switches_of_one_direction_cost_more_at_their_wrong_end() -> None:
 
 
 @pytest.mark.parametrize("workers", [(4, 1, 0), (4, None)])
-def test_a_search_expects_the_cost_of_every_fine_switch_of_a_lineage(workers: tuple[int | None, ...]) -> None:
+def test_a_search_expects_the_cost_of_every_fine_switch_of_a_family(workers: tuple[int | None, ...]) -> None:
     fine = (Knob(path_of(FUSED), (True, False)), Knob(path_of(WORKERS), workers))
     coordinates = SpaceCoordinates(SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}}, fine)]))
-    lineages = [(0, index) for index in range(2 * len(workers))]
-    costs = coordinates.fine_costs(lineages)
+    families = [(0, index) for index in range(2 * len(workers))]
+    costs = coordinates.fine_costs(families)
     assert costs[0] == 0.0
     assert costs[1] == fine_cost(path_of(FUSED), False, (True, False), "cuda")
     assert costs[-1] == costs[1] + fine_cost(path_of(WORKERS), workers[-1], workers, "cuda")
-    assert coordinates.fine(lineages).shape == (len(lineages), 2)
+    assert coordinates.fine(families).shape == (len(families), 2)
 
 
 def test_on_a_cpu_neither_form_of_adam_is_expected_to_be_the_faster() -> None:
     space = SearchSpace.of_arms([Arm({"zero_optimization": {"stage": 1}}, (Knob(path_of(FUSED), (True, False)),))])
     cpu, gpu = (SpaceCoordinates(space, device) for device in ("cpu", "cuda"))
-    fused, written = lineages = [(0, 0), (0, 1)]
-    assert cpu.fine_costs(lineages).tolist() == [0.0, 0.0]
+    fused, written = families = [(0, 0), (0, 1)]
+    assert cpu.fine_costs(families).tolist() == [0.0, 0.0]
     assert gpu.fine_costs([written])[0] > gpu.fine_costs([fused])[0]
     # So the search has to expect surprises of the other form.
     near, far = (abs(float(each.fine([fused])[0, 0] - each.fine([written])[0, 0])) for each in (gpu, cpu))

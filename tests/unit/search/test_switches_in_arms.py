@@ -31,12 +31,12 @@ def test_a_coarse_switch_makes_arms_and_a_fine_one_varies_within_each(catalogue:
     assert space.coarse_switches == {"--gc"}
 
 
-def test_every_lineage_has_the_switches_and_is_found_again() -> None:
+def test_every_family_has_the_switches_and_is_found_again() -> None:
     space = space_of(GC, THREADS)
     found = set()
     for number, each in enumerate(space.arms):
         for index in range(each.size):
-            knobs = each.lineage(index)
+            knobs = each.family(index)
             assert space.locate(knobs) == (number, index)
             found.add((knobs["program"]["--gc"], knobs["program"]["OMP_NUM_THREADS"]))
     assert found == {(True, 1), (True, 2), (False, 1), (False, 2)}
@@ -45,7 +45,7 @@ def test_every_lineage_has_the_switches_and_is_found_again() -> None:
 def test_the_users_configuration_is_a_place_in_the_space_and_has_the_hash_of_the_candidate_that_repeats_it() -> None:
     space = space_of(GC, THREADS)
     number, index = space.locate_config(BASE) or (-1, -1)
-    knobs = space.arms[number].lineage(index)
+    knobs = space.arms[number].family(index)
     assert (knobs["program"], space.arms[number].label) == (BASE["program"], "z1")
     other = Candidate(knobs={"program": {"--gc": True}}, micro_batch_size=1)
     repeats = Candidate(knobs={"program": dict(BASE["program"])}, micro_batch_size=1)
@@ -53,11 +53,11 @@ def test_the_users_configuration_is_a_place_in_the_space_and_has_the_hash_of_the
     assert repeats.config_hash(BASE) == own.config_hash(BASE) != other.config_hash(BASE)
 
 
-def test_deepspeed_gets_no_switches_and_the_lineage_has_them() -> None:
+def test_deepspeed_gets_no_switches_and_the_family_has_them() -> None:
     one, other = (Candidate(knobs={"program": {"--a.b": value}}, micro_batch_size=2) for value in (1, 2))
     assert "program" not in one.overrides
     assert one.switches == {"--a.b": 1}
-    assert one.lineage != other.lineage
+    assert one.family != other.family
     assert Candidate.model_validate_json(one.model_dump_json()) == one
 
 

@@ -103,14 +103,14 @@ def test_code_that_needs_other_memory_is_told_nothing_of_it(tuned: Experiment) -
 
 
 def test_a_larger_budget_goes_on_where_the_earlier_search_ended(tuned: Experiment) -> None:
-    before = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched}
+    before = {(candidate.family, candidate.micro_batch_size) for candidate in tuned.searched}
     with tuned.opened(max_trials=20) as study:
         tuned.finish(study)
         told = study.driver.advice.head_start.trials()
         assert starting_from(study.driver).endswith("Changed since: max_trials 8 -> 20.")
-    assert before <= {(candidate.lineage, candidate.micro_batch_size) for candidate, _ in told}
+    assert before <= {(candidate.family, candidate.micro_batch_size) for candidate, _ in told}
     assert any(result.metrics for _, result in told)
-    again = {(candidate.lineage, candidate.micro_batch_size) for candidate in tuned.searched[1:]}
+    again = {(candidate.family, candidate.micro_batch_size) for candidate in tuned.searched[1:]}
     assert not again & before
 
 

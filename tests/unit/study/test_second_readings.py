@@ -21,7 +21,7 @@ def unsteady(folder: Path) -> Experiment:
 
 
 def name(candidate: Candidate) -> tuple[str, int]:
-    return candidate.lineage, candidate.micro_batch_size
+    return candidate.family, candidate.micro_batch_size
 
 
 def named(team: Experiment) -> list[tuple[int, Purpose, tuple[str, int]]]:
