@@ -22,7 +22,7 @@ from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.search.base import SearchProblem
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.confirmation import Confirmed, Estimate, Finding
+from trial_lib.study.confirmation import Confirmed, Estimate, Finding, is_good
 from trial_lib.study.fingerprint import Fingerprint
 from trial_lib.study.history import StudyState, read_history
 
@@ -166,15 +166,10 @@ def _read(paths: StudyPaths, record: StudyRecord, with_trials: bool) -> EarlierS
 
 def _measured(confirmed: Confirmed, trials: dict[int, KnownTrial]) -> EarlierConfirmed | None:
     known = [trials[number] for number in confirmed.trials if number in trials]
-    completed = [trial for trial in known if is_measured(trial.result)]
+    completed = [trial for trial in known if is_good(trial.result, "throughput")]
     if not completed:
         return None
     return EarlierConfirmed(candidate=known[0].candidate, trials=tuple(_brief(trial).result for trial in completed))
-
-
-def is_measured(result: TrialResult) -> bool:
-    """Whether a trial has a throughput."""
-    return result.outcome is Outcome.COMPLETED and result.metrics.get("throughput", 0.0) > 0.0
 
 
 def _brief(trial: KnownTrial) -> KnownTrial:
@@ -369,7 +364,7 @@ def since_last(
     On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
     else, because the training waits, the wall clock is compared.
     """
-    now = [results[number] for number in winner.trials if is_measured(results[number])]
+    now = [results[number] for number in winner.trials if is_good(results[number], "throughput")]
     if not earlier or not now:
         return None
     *before, last = levels_of(earlier)

@@ -67,6 +67,7 @@ def followed(
     Raises InputError if the command ended without a training, starts it where ZeroTune does not see it, or starts its
     ranks as no launcher does, or if only a wrapper reads a mapped file.
     """
+    # A command that starts its ranks itself is tuned as it was typed.
     words = list(command)
     as_typed = Followed(tuple(words), folder)
     assigned = _take_assignments(words)
@@ -76,9 +77,9 @@ def followed(
         raise _starts_elsewhere(found)
     if not words or not _is_wrapper(words, folder, environment):
         return as_typed
+    # Any other one is run up to the point where it starts them.
     shown = _shown(words)
     in_python = is_python(words[0])
-
     has_waited = False
 
     def still_waiting(seconds: float) -> None:
@@ -90,6 +91,7 @@ def followed(
     began = time.monotonic()
     tell(f"{shown} is run up to the point where it starts its training.")
     end = follow_wrapper(words, folder, environment, still_waiting, check)
+    # It may have started none that can be tuned, or have been the training itself.
     if isinstance(end, StartedElsewhere):
         raise _starts_elsewhere(end, shown)
     if isinstance(end, NoLaunch):
@@ -106,6 +108,7 @@ def followed(
         )
     if in_python and end.ranks == 1 and list(end.words[1:]) == words[1:]:
         return as_typed
+    # A mapped file has to be an argument of a command that each trial starts.
     files = [file for file in map(FileTarget.read, mapped) if file is not None]
     for file in files:
         is_handed_over = file.positions(end.words, end.folder)
@@ -117,6 +120,7 @@ def followed(
                 "To tune the micro-batch too, let the training script read its size from the engine "
                 "(engine.train_micro_batch_size_per_gpu()).",
             )
+    # From here on the started command is the user's.
     set_ = {name: value for name, value in {**assigned, **end.variables}.items() if name not in end.unset}
     typed = [*(f"{name}={value}" for name, value in set_.items()), *_command_of(end, shown)]
     notes = [f"{shown} starts `{_joined(typed)}`. ZeroTune tunes that command."]
@@ -225,11 +229,12 @@ def _shown(words: Sequence[str]) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    return " ".join(
-        f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)
-        for word in words
-        for name, equals, value in [word.partition("=")]
-    )
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)
 
 
 # A wrapper once more: for a trial that changes a file of the wrapper's, and for the answer in the user's own words.
@@ -315,7 +320,7 @@ def wrapped_command(
     words = [*(f"{name}={value}" for name, value in typed.items()), *wrapper[:kept], *changed]
     assigned = [f"{name}={value}" for name, value in trained.items()]
     is_same = _comes_to(words, [*assigned, *entrypoint.launcher, *changed], folder, began)
-    return " ".join(map(_quoted, words)) if is_same else ""
+    return _joined(words) if is_same else ""
 
 
 def _comes_to(words: Sequence[str], expected: Sequence[str], folder: Path, environment: Mapping[str, str]) -> bool:
@@ -364,8 +369,3 @@ def _typed_before(began: Mapping[str, str], ranks: str) -> dict[str, str]:
     }
     shown = redact(set_)
     return {name: value for name, value in set_.items() if shown[name] == value}
-
-
-def _quoted(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name}={shlex.quote(value)}" if equals and ASSIGNMENT.match(word) else shlex.quote(word)

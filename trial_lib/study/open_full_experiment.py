@@ -127,10 +127,12 @@ def full_experiment_of(study: OpenStudy) -> FullExperiment | None:
         config_path = study.paths.best_experiment
         submitted = read_experiment(config_path, submitted.model_dir, include=include)
         environment = environment_of(submitted, include, driver.setup.device)
+    # What the command's own mappings set goes before what the profile trial has found.
     own = {str(key): target for key, target in submitted.config.arg_mappings.items()}
     mappings = {**known, **own}
     experiment = dataclasses.replace(submitted, config=submitted.config.model_copy(update={"arg_mappings": mappings}))
     check_length(experiment)
+    # It goes on from an earlier attempt, or begins.
     ds_config = json.loads(study.paths.best_ds_config.read_text())
     if paths.record.exists():
         record = _read_record(paths)

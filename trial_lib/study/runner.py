@@ -202,6 +202,7 @@ class Runner:
             for plan in plans[1:]:
                 put(Withdrawn(plan.number, Withdrawal.ENDED))
             return
+        # A refused size and all larger ones are not part of the group.
         self._starting(plans[0])
         runnable = list(takewhile(lambda plan: plan.refused is None, plans))
         plans, left = runnable, plans[len(runnable) :]
