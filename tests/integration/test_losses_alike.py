@@ -37,18 +37,18 @@ def test_a_program_s_own_way_to_reduce_its_losses_is_no_difference_of_the_candid
 ) -> None:
     own, other = {"micro_batch": 2, "accumulation": 4}, {"micro_batch": 4, "accumulation": 2}
     found = agreement(trials, "own_reduction.py", "--reduction", reduction, own=own, other=other)
-    assert (found.is_compared, found.agrees) == (True, True), found.said
+    assert (found.is_compared, found.agrees) == (True, True), found.sentence
     factor = {"sum": 2.0, "undivided": 0.5, "divided_twice": 2.0}.get(reduction)
-    assert found.said.startswith("the losses of the first 8 steps agree")
-    assert (factor is None) == ("factor" not in found.said)
-    assert factor is None or f"but for the factor {factor:g}," in found.said
+    assert found.sentence.startswith("the losses of the first 8 steps agree")
+    assert (factor is None) == ("factor" not in found.sentence)
+    assert factor is None or f"but for the factor {factor:g}," in found.sentence
 
 
 def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(trials: Any) -> None:
     own, other = ({"micro_batch": 4, "zero": {"stage": stage}} for stage in (3, 1))
     found = agreement(trials, "partitioned_init.py", own=own, other=other)
-    assert found.agrees, found.said
-    assert found.said.startswith("the program's initial weights are others than with your configuration (loss ")
+    assert found.agrees, found.sentence
+    assert found.sentence.startswith("the program's initial weights are others than with your configuration (loss ")
 
 
 @pytest.mark.long
@@ -56,4 +56,4 @@ def test_a_model_made_within_zero_init_may_start_from_other_weights_at_stage_3(t
 def test_the_same_weights_are_known_as_such_however_they_are_partitioned(trials: Any, stage: int) -> None:
     own, other = ({"micro_batch": 4, "zero": {"stage": each}} for each in (1, stage))
     found = agreement(trials, "own_reduction.py", own=own, other=other)
-    assert found.said == "the losses of the first 8 steps agree"
+    assert found.sentence == "the losses of the first 8 steps agree"

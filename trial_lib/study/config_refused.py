@@ -60,7 +60,7 @@ class ConfigCheck:
             self._thread.join()
         if self._judgement is None or not self._judgement["refusals"]:
             return None
-        experiment, errors = self._experiment, told(self._experiment, self._judgement)
+        experiment, errors = self._experiment, refusals_shown(self._experiment, self._judgement)
         if is_handed_over(experiment.entrypoint, experiment.model_dir):
             return one_error(errors, experiment.config_source)
         if not self.warned:
@@ -79,7 +79,7 @@ def _judged_part(experiment: Experiment) -> dict[str, Any]:
     return config
 
 
-def told(experiment: Experiment, judgement: Judgement) -> list[InputError]:
+def refusals_shown(experiment: Experiment, judgement: Judgement) -> list[InputError]:
     """The refusals of a configuration, as the user reads them."""
     deepspeed, slots = f"DeepSpeed {judgement['deepspeed']}", experiment.config.resources.slots_per_trial
     errors = []

@@ -93,10 +93,10 @@ class Others:
         for result in self.failed:
             groups.setdefault((result.outcome, cause_of(without_log(result.reason))), []).append(result)
         alike = max(groups.values(), key=len)
-        said = as_sentence(without_log(alike[0].reason)) or f"Its outcome is {alike[0].outcome.value}."
+        reason = as_sentence(without_log(alike[0].reason)) or f"Its outcome is {alike[0].outcome.value}."
         count = "" if len(self.failed) == 1 else f"{len(alike)} of {len(self.failed)} ended like this one: "
         count = "All ended like this one: " if 1 < len(self.failed) == len(alike) else count
-        return f"{count}{said} {self._remedy(alike[0])}".rstrip()
+        return f"{count}{reason} {self._remedy(alike[0])}".rstrip()
 
     @property
     def note(self) -> str:
@@ -490,10 +490,10 @@ def step_accounts(driver: StudyDriver, best: TrialResult) -> tuple[StepAccount, 
     found = [_of_trial(driver, best, "own" if is_own else "winner")]
     if own is not None and not is_own:
         found.append(_of_trial(driver, own, "own"))
-    told = {best.config_hash, *(() if own is None else (own.config_hash,))}
+    accounted = {best.config_hash, *(() if own is None else (own.config_hash,))}
     for result in driver.state.results.values():
-        if result.config_hash not in told and result.traced is not None and result.traced.shares:
-            told.add(result.config_hash)
+        if result.config_hash not in accounted and result.traced is not None and result.traced.shares:
+            accounted.add(result.config_hash)
             found.append(_of_trial(driver, result, "other"))
     return (*found, *_foreseen(driver, found))
 
@@ -530,7 +530,7 @@ def _measured_stages(driver: StudyDriver) -> set[int]:
     return {ZeroSettings.of(config).stage for config in configs}
 
 
-def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAccount]:
+def _foreseen(driver: StudyDriver, accounts: list[StepAccount]) -> Iterator[StepAccount]:
     # Of the arms that were tried and not traced, if the study began with a plan for its devices. The plan's figures are
     # those of the arm's best micro-batch.
     plan, state, base = driver.advice.plan, driver.state, driver.known.base_config
@@ -539,7 +539,7 @@ def _foreseen(driver: StudyDriver, told: list[StepAccount]) -> Iterator[StepAcco
     foreseen = switches_in(plan.expected)
     candidates = state.candidates.items()
     keys = {number: key_in_plan(candidate.complete(base), base, foreseen) for number, candidate in candidates}
-    traced = {keys[account.trial] for account in told if account.trial is not None}
+    traced = {keys[account.trial] for account in accounts if account.trial is not None}
     tried = {keys[number] for number, result in state.results.items() if result.purpose is not Purpose.PROFILE}
     for arm in plan.devices.arms:
         total = sum(arm.seconds.values())

@@ -118,8 +118,8 @@ class Finding(FrozenRecord):
             return f"{none.removesuffix('.')}{self._by}."
         if self.winner.gain is None:
             value, unit, level = self.winner.value, SEARCH_METRICS[self.metric].unit, confidence_level(self.error)
-            said = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
-            return f"{self.winner.name}{said}. There is no measurement of your configuration to compare it with."
+            value_shown = "" if value is None else f": {interval(value.value, value.low, value.high, unit, level)}"
+            return f"{self.winner.name}{value_shown}. There is no measurement of your configuration to compare it with."
         gain = self.winner.gain
         return gain_line(gain.value, self.winner.name, (gain.low, gain.high), self.error, self._by)
 
@@ -136,20 +136,20 @@ class Finding(FrozenRecord):
     @property
     def lines(self) -> list[str]:
         """Notes on the answer: how it was measured, and what else a person needs to know, a sentence each."""
-        said = [self.instead] if self.instead else []
+        lines = [self.instead] if self.instead else []
         if self.rounds:
-            said.append(
+            lines.append(
                 f"Measured in {self.rounds} rounds of fresh processes, in turn, and compared by {self.quantity}. In "
                 f"{percent(1 - self.error)} of such comparisons all intervals contain the true values."
             )
         if self.winner is not None and self.winner.clock_gain is not None:
-            said.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
-        said += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
+            lines.append(f"By the wall clock, which varies more, the gain is {self.winner.clock_gain.times}.")
+        lines += [_about(candidate) for candidate in self.candidates if candidate != self.winner]
         if self.winner is not None and self.winner.losses:
-            said.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
-        said += self.on_devices
+            lines.append(f"{self.winner.losses[:1].upper()}{self.winner.losses[1:]}.")
+        lines += self.on_devices
         more = (self.left_unmeasured, self.in_code, self.advice, self.freeing, self.others)
-        return [*said, *filter(None, more), *self.left_out]
+        return [*lines, *filter(None, more), *self.left_out]
 
     def document(self) -> dict[str, Any]:
         return {"sentence": self.sentence, "notes": self.lines, **self.model_dump(mode="json")}
@@ -265,28 +265,28 @@ def is_good(result: TrialResult, metric: str) -> bool:
 
 def device_notes(results: Sequence[TrialResult]) -> list[str]:
     """A sentence for each difference between devices that matters for the compared trials."""
-    said = []
+    notes = []
     beside = [result for result in results if result.had_company]
     if beside:
         names = sorted(
             {each.name or "a process" for one in beside for device in one.devices for each in device.company}
         )
-        said.append(
+        notes.append(
             f"In {len(beside)} of {len(results)} of these trials other processes computed on the same devices "
             f"({', '.join(names)}). These trials are slower than they would be alone."
         )
     # Cores are alike, and are chosen again for each trial.
     sets = {tuple(sorted(device.device for device in one.devices if device.model)) for one in results if one.devices}
     if len(sets) > 1:
-        said.append(
+        notes.append(
             f"These trials ran on {len(sets)} different sets of devices, because other processes held some meanwhile. "
             "Cards of one model differ by a few percent."
         )
     held = [one for one in results if _reasons_of(one)]
     if held:
         reasons = sorted({reason for one in held for reason in _reasons_of(one)})
-        said.append(f"In {len(held)} of {len(results)} of these trials a clock was held down by {', '.join(reasons)}.")
-    return said
+        notes.append(f"In {len(held)} of {len(results)} of these trials a clock was held down by {', '.join(reasons)}.")
+    return notes
 
 
 def _reasons_of(result: TrialResult) -> list[str]:
@@ -318,7 +318,7 @@ _NO_CHANCE = (Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_DATA)
 class Confirmation:
     """Which configuration is measured next, and the finding.
 
-    It depends only on its arguments and on the results that it is told. A resumed study tells it the same results.
+    It depends only on its arguments and on the results that `tell` gets. A resumed study gives it the same ones.
     `own` is the user's configuration, None if it did not complete; `submitted` is that one, completed or not.
     """
 
@@ -475,7 +475,7 @@ class Confirmation:
         for contender in self._live:
             agreement = self._agreement(contender)
             if not agreement.agrees:
-                self._out[contender.key] = ("disagrees", agreement.said)
+                self._out[contender.key] = ("disagrees", agreement.sentence)
 
     def _is_settled(self) -> bool:
         if self._round == self._looks[-1]:
@@ -533,7 +533,7 @@ class Confirmation:
     def _agreement(self, contender: Contender) -> LossAgreement:
         own = self._living_own
         if own is None:
-            return LossAgreement(is_compared=False, agrees=True, said="")
+            return LossAgreement(is_compared=False, agrees=True, sentence="")
         return compare(self._course(own), self._course(contender))
 
     def _course(self, contender: Contender) -> LossCourse:
@@ -551,10 +551,10 @@ class Confirmation:
         confirmed = [
             (self._confirmed(one, gains.get(one.key), clock_gains.get(one.key)), one)
             for one in self._tried
-            if self._told(one)
+            if self._trials_of(one)
         ]
         confirmed.sort(key=lambda pair: self._rank(pair[0]))
-        own_confirmed = None if self._own is None or not self._told(self._own) else self._confirmed(self._own)
+        own_confirmed = None if self._own is None or not self._trials_of(self._own) else self._confirmed(self._own)
         winner, chosen = next((pair for pair in confirmed if pair[0].verdict in _WINS), (None, None))
         if winner is None and own is not None and any(one.verdict != "failed" for one, _ in confirmed):
             winner = own_confirmed
@@ -570,11 +570,11 @@ class Confirmation:
             advice="" if self._submitted is None or chosen is None else _advice(self._submitted, chosen.candidate),
         )
 
-    def _told(self, contender: Contender) -> list[TrialResult]:
+    def _trials_of(self, contender: Contender) -> list[TrialResult]:
         return self._results.get(contender.key, [])
 
     def _confirmed(self, contender: Contender, gain: Ratio | None = None, clock: Ratio | None = None) -> Confirmed:
-        results = self._told(contender)
+        results = self._trials_of(contender)
         measured = [result for result in results if self._is_measured(result)]
         names = measured[0].metrics.keys() if measured else ()
         values = [result.metrics[self._metric] for result in measured]
@@ -599,7 +599,7 @@ class Confirmation:
             if verdict == "disagrees"
             else ""
             if is_own or verdict == "failed"
-            else self._agreement(contender).said,
+            else self._agreement(contender).sentence,
         )
 
     def _rank(self, confirmed: Confirmed) -> tuple[bool, float]:

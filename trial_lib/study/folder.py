@@ -202,8 +202,8 @@ def read_own_text(path: Path, what: str, remedy: str) -> str:
     except FileNotFoundError:
         raise
     except UnicodeDecodeError as error:
-        said = f"{what} is damaged: not UTF-8 (byte {error.start})."
-        raise InputError(said, where=str(path), remedy=remedy) from None
+        sentence = f"{what} is damaged: not UTF-8 (byte {error.start})."
+        raise InputError(sentence, where=str(path), remedy=remedy) from None
     except OSError as error:
         raise InputError(f"{what} cannot be read ({error.strerror}).", where=str(path), remedy=remedy) from None
 

@@ -215,11 +215,11 @@ def _starts_elsewhere(found: StartedElsewhere, wrapper: str = "") -> InputError:
 
 
 def _came_to_nothing(shown: str, end: NoLaunch) -> InputError:
-    said = f" It said last: {end.last_words}" if end.last_words else ""
+    last_words = f" It said last: {end.last_words}" if end.last_words else ""
     if end.status is None:
-        what = f"{shown} has started no training within ten minutes.{said}"
+        what = f"{shown} has started no training within ten minutes.{last_words}"
     else:
-        what = f"{shown} ended (exit code {end.status}) before it started a launcher or a training.{said}"
+        what = f"{shown} ended (exit code {end.status}) before it started a launcher or a training.{last_words}"
     return InputError(what, where=_WHERE, remedy=_INSTEAD)
 
 

@@ -77,16 +77,16 @@ class SystemMonitor:
 
     def _run(self) -> None:
         psutil.cpu_percent()  # the first call of a thread has no earlier value to compare with
-        told = False
+        is_logged = False
         is_last = False
         while not is_last:
             is_last = self._done.wait(_PERIOD_S)
             try:
                 self._sample()
             except Exception as error:  # noqa: BLE001 - nothing that a training has to end for
-                if not told:
+                if not is_logged:
                     self._log.warning("system metrics are missing: %s: %s", type(error).__name__, error)
-                told = True
+                is_logged = True
 
     def _sample(self) -> None:
         metrics = {

@@ -45,7 +45,7 @@ class LossAgreement(FrozenRecord):
 
     is_compared: bool  # whether they were compared. They are not if the candidate is meant to change the training.
     agrees: bool  # False if they were compared and differ, or if a loss is not finite
-    said: str  # one or two sentences, with both numbers if they differ
+    sentence: str  # one or two sentences, with both numbers if they differ
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ _Steps = Sequence[Sequence[float]]
 def changes_of_mathematics(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The settings by which one complete DeepSpeed configuration computes other numbers than another."""
     zero, own_zero = (config.get("zero_optimization") or {} for config in (other, own))
-    changed = [key for key in _OTHER_NUMBERS if _said(other.get(key)) != _said(own.get(key))]
+    changed = [key for key in _OTHER_NUMBERS if _enabled(other.get(key)) != _enabled(own.get(key))]
     changed += [key for key in _QUANTISED if bool(zero.get(key)) != bool(own_zero.get(key))]
     return changed + [key for key in _UPDATED_LATER if zero.get(key) != own_zero.get(key)]
 
 
-def _said(section: Any) -> Any:
+def _enabled(section: Any) -> Any:
     # A section of a configuration; None if it is not enabled.
     return None if isinstance(section, Mapping) and not section.get("enabled", True) else section
 
@@ -140,11 +140,11 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     if batches[0] != batches[1]:
         changed.append(f"train_batch_size ({batches[0]} -> {batches[1]})")
     if changed:
-        said = f"the losses were not compared with yours: {', '.join(changed)} changes them"
-        return LossAgreement(is_compared=False, agrees=True, said=said)
+        sentence = f"the losses were not compared with yours: {', '.join(changed)} changes them"
+        return LossAgreement(is_compared=False, agrees=True, sentence=sentence)
     steps = min((len(repeat) for repeat in (*own.losses, *other.losses)), default=0)
     if steps == 0:
-        return LossAgreement(is_compared=False, agrees=True, said="the code shows no losses to compare")
+        return LossAgreement(is_compared=False, agrees=True, sentence="the code shows no losses to compare")
     tolerance = _tolerance(other)
     # So many of the first steps had equal numbers of updates before them, in all repeats of both.
     counts = zip(*own.updates_before(steps), *other.updates_before(steps), strict=True)
@@ -161,13 +161,13 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
     apart = [_first_apart(_times(theirs, factor), ours, tolerance) for factor in factors]
     if None in apart:
         factor = factors[apart.index(None)]
-        said = f"the losses of the first {alike} steps agree"
+        sentence = f"the losses of the first {alike} steps agree"
         if alike == steps:
-            return _agree(said, factor)
-        said += "; then the loss scaling skips other steps, and those after as many updates"
+            return _agree(sentence, factor)
+        sentence += "; then the loss scaling skips other steps, and those after as many updates"
         if _means_agree(_times(drawn[0], factor), drawn[1], tolerance):
-            return _agree(f"{said} agree as far as their noise shows", factor)
-        return _differ(f"{said} do not agree")
+            return _agree(f"{sentence} agree as far as their noise shows", factor)
+        return _differ(f"{sentence} do not agree")
     # Other random numbers: the means, with their noise.
     is_cut_alike = cuts_alike(own.candidate, other.candidate)
     for factor in factors if not is_cut_alike else ():
@@ -175,18 +175,18 @@ def compare(own: LossCourse, other: LossCourse) -> LossAgreement:
         if _means_agree(expected, drawn[1], tolerance) and (factor == 1.0 or _step_agrees(expected, drawn[1])):
             return _agree(f"the losses of the first {steps} steps agree as far as their noise shows", factor)
     step, wanted, found = max(filter(None, apart), key=lambda each: each[0])
-    said = f"the loss of step {step} is {found:.6g}, with your configuration {wanted:.6g}"
+    sentence = f"the loss of step {step} is {found:.6g}, with your configuration {wanted:.6g}"
     if step == 1 and not is_cut_alike:
-        said += ", before any update: the loss depends on the micro-batch itself"
+        sentence += ", before any update: the loss depends on the micro-batch itself"
     elif factors[-1] != 1.0 and step > 1:
-        said += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
-    return _differ(said)
+        sentence += f" (times {factors[-1]:.3g}, by which the program's own way to accumulate changes it)"
+    return _differ(sentence)
 
 
 def _tolerance(course: LossCourse) -> float:
     # The largest share of a loss that rounding may change. The code may round more than the configuration.
     narrow = any(each not in _WIDE for each in course.formats)
-    if narrow or any(_said(course.config.get(key)) for key in _HALF_PRECISION):
+    if narrow or any(_enabled(course.config.get(key)) for key in _HALF_PRECISION):
         return _TOLERANCE_HALF
     return _TOLERANCE_TF32 if "tf32" in course.formats else _TOLERANCE
 
@@ -199,16 +199,18 @@ def _from_other_weights(
     gap = abs(fmean(expected[0]) - fmean(ours[0]))
     faster = max(_learnt(expected), _learnt(ours)) / 2.0
     if _start_alike(own.weights) and _start_alike(other.weights):
-        said = "the program's initial weights are others than with your configuration"
+        sentence = "the program's initial weights are others than with your configuration"
     else:
-        said = "the program draws other initial weights in each trial"
-    said += f" (loss {fmean(ours[0]):.6g} at step 1, with your configuration {fmean(theirs[0]):.6g})"
+        sentence = "the program draws other initial weights in each trial"
+    sentence += f" (loss {fmean(ours[0]):.6g} at step 1, with your configuration {fmean(theirs[0]):.6g})"
     larger, smaller = sorted((abs(fmean(expected[0])), abs(fmean(ours[0]))), reverse=True)
     if larger > _MOST_APART * smaller and gap > _noise_of_a_step(expected, ours):
-        return _differ(f"{said}: that far apart they are no draws of one initialisation")
+        return _differ(f"{sentence}: that far apart they are no draws of one initialisation")
     if _means_agree(expected, ours, tolerance, gap + faster):
-        return _agree(f"{said}; from there the losses of {len(ours)} steps agree as far as their noise shows", factor)
-    return _differ(f"{said}, and from there the losses of {len(ours)} steps do not agree")
+        return _agree(
+            f"{sentence}; from there the losses of {len(ours)} steps agree as far as their noise shows", factor
+        )
+    return _differ(f"{sentence}, and from there the losses of {len(ours)} steps do not agree")
 
 
 def _learnt(course: _Steps) -> float:
@@ -216,17 +218,17 @@ def _learnt(course: _Steps) -> float:
     return abs(fmean(fmean(step) for step in course) - fmean(course[0]))
 
 
-def _agree(said: str, factor: float) -> LossAgreement:
+def _agree(sentence: str, factor: float) -> LossAgreement:
     if factor != 1.0:
-        said += (
+        sentence += (
             f", but for the factor {factor:.3g}, which the program gives them by its own way to accumulate. Its "
             "gradients have it too: Adam passes over that, plain SGD and clipping do not"
         )
-    return LossAgreement(is_compared=True, agrees=True, said=said)
+    return LossAgreement(is_compared=True, agrees=True, sentence=sentence)
 
 
-def _differ(said: str) -> LossAgreement:
-    return LossAgreement(is_compared=True, agrees=False, said=said)
+def _differ(sentence: str) -> LossAgreement:
+    return LossAgreement(is_compared=True, agrees=False, sentence=sentence)
 
 
 def _start_alike(weights: Sequence[Sequence[float]]) -> bool:

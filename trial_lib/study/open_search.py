@@ -81,8 +81,8 @@ def open_search(
         expected=expected,
     )
     of_data = largest_of_data(base_config, profile, program)
-    told = _settings(setup, metric_with(arguments.metric, profile_trial), of_data)
-    search: Search = method.load()(method.settings(**told), problem)
+    fields = _settings(setup, metric_with(arguments.metric, profile_trial), of_data)
+    search: Search = method.load()(method.settings(**fields), problem)
     for candidate, result in known:
         search.observe(candidate, result)
     return search
@@ -92,18 +92,18 @@ def _only_micro_batch(arguments: StudyArguments, program: ProgramProfile | None,
     # The one micro-batch size, if the program sets the samples of its batches by itself.
     if program is None or program.typed_batch is None or not (program.batch_varies or program.fixed_batch):
         return None
-    said = program.fixed_batch or (
+    reason = program.fixed_batch or (
         "The number of samples differs from micro-batch to micro-batch, because the program sets it by another rule, "
         "such as a number of tokens."
     )
     if not METHODS[arguments.method].has_batch_policy:
         raise InputError(
-            f"this method varies only the micro-batch. {said}",
+            f"this method varies only the micro-batch. {reason}",
             where=arguments.method,
             remedy="Use `zerotune tune` or `zerotune adaptive`, which leave the batches as they are, or map the flag "
             "that sets them.",
         )
-    log.info("%s Batches stay as they are, and everything else is tuned.", said)
+    log.info("%s Batches stay as they are, and everything else is tuned.", reason)
     return program.typed_batch.micro_batch_size
 
 

@@ -93,8 +93,8 @@ def _noted(result: TrialResult, plan: TrialPlan, failed: TrialResult | None) -> 
         return result
     size, accumulation = plan.candidate.micro_batch_size, plan.candidate.gradient_accumulation_steps
     why = as_sentence(without_log(failed.reason))
-    said = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
-    return result.model_copy(update={"note": " ".join(filter(None, (result.note, said.rstrip())))})
+    note = f"The profile is of a micro-batch of {size} x {accumulation}, because a run of a smaller batch failed. {why}"
+    return result.model_copy(update={"note": " ".join(filter(None, (result.note, note.rstrip())))})
 
 
 def sizes_below(own: int) -> Iterator[int]:
@@ -372,8 +372,8 @@ def own_reading(plan: TrialPlan, profile: TrialResult, paths: TrialPaths) -> Tri
     make_own_folder(plan.paths.root)
     for rank in ranks:
         # The program has printed the beginning before.
-        said = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
-        write_whole(plan.paths.log(rank), "".join(said))
+        texts = [each.log(rank).read_text(errors="replace") for each in (paths.as_typed, paths.own)]
+        write_whole(plan.paths.log(rank), "".join(texts))
         bound_logs([plan.paths.log(rank)])
         write_whole(plan.paths.measurement(rank), paths.own.measurement(rank).read_text())
     write_unstarted(plan, result)

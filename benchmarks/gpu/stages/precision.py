@@ -68,4 +68,4 @@ def one(kit: Kit, name: str, config: dict[str, Any], options: tuple[str, ...]) -
         for size, result in trained.items()
     ]
     found = compare(*courses)
-    report.check(f"{name}: both batches train alike", found.agrees, found.said)
+    report.check(f"{name}: both batches train alike", found.agrees, found.sentence)

@@ -43,14 +43,14 @@ def scaled(*factors: float) -> list[float]:
 
 def test_losses_that_differ_by_rounding_agree() -> None:
     agreement = judge([COURSE] * 3, [scaled(*[1 + 2e-7] * 7)] * 3)
-    assert agreement == LossAgreement(is_compared=True, agrees=True, said="the losses of the first 7 steps agree")
+    assert agreement == LossAgreement(is_compared=True, agrees=True, sentence="the losses of the first 7 steps agree")
 
 
 def test_rounding_may_grow_from_step_to_step_but_not_stand_in_the_first() -> None:
     assert judge([COURSE], [scaled(1, 1, 1.002, 1.003, 1.004, 1.005, 1.006)]).agrees
     first = judge([COURSE], [scaled(*[1.003] * 7)])
     assert not first.agrees
-    assert first.said == "the loss of step 1 is 5.68701, with your configuration 5.67"
+    assert first.sentence == "the loss of step 1 is 5.68701, with your configuration 5.67"
 
 
 def test_half_precision_rounds_more() -> None:
@@ -91,8 +91,8 @@ FP16 = {"fp16": {"enabled": True}}
 def test_where_loss_scaling_skips_other_steps_losses_are_compared_after_as_many_updates(ours: int, alike: int) -> None:
     steps = [[*range(1, 4)]], [[*range(1, ours + 1)]]
     found = judge([half(3)], [half(ours)], accumulation=8, own_config=FP16, skipped=steps)
-    assert found.agrees, found.said
-    assert found.said == (
+    assert found.agrees, found.sentence
+    assert found.sentence == (
         f"the losses of the first {alike} steps agree; then the loss scaling skips other steps, and those after as "
         "many updates agree as far as their noise shows"
     )
@@ -104,15 +104,15 @@ def test_where_loss_scaling_skips_other_steps_another_training_is_told_all_the_s
     skipped = [[1, 2, 3]], [[1, 2]]
     found = judge([half(3)], [half(2, left=1.0)], accumulation=8, own_config=FP16, skipped=skipped)
     assert not found.agrees
-    assert found.said.endswith("those after as many updates do not agree")
+    assert found.sentence.endswith("those after as many updates do not agree")
     first = judge([half(3)], [[4.0, *half(2)[1:]]], accumulation=8, own_config=FP16, skipped=skipped)
-    assert first.said.startswith("the loss of step 1 is 4, ")
+    assert first.sentence.startswith("the loss of step 1 is 4, ")
 
 
 def test_steps_that_all_have_skipped_are_no_difference() -> None:
     skipped = [[1, 2], [1, 2]], [[1, 2]]
     found = judge([half(2)] * 2, [half(2)], accumulation=8, own_config=FP16, skipped=skipped)
-    assert found.said == "the losses of the first 16 steps agree"
+    assert found.sentence == "the losses of the first 16 steps agree"
 
 
 def test_a_program_without_a_seed_differs_from_itself_and_may_from_its_candidates() -> None:
@@ -139,7 +139,7 @@ def test_another_micro_batch_draws_otherwise_and_is_compared_with_the_noise_of_t
         for seed in range(0, 400, 2)
     ]
     assert sum(agreement.agrees for agreement in agreements) >= 195
-    assert agreements[0].said == "the losses of the first 10 steps agree as far as their noise shows"
+    assert agreements[0].sentence == "the losses of the first 10 steps agree as far as their noise shows"
     apart = judge([on_other_draws(1)], [on_other_draws(2, shift=1.0)], micro_batch=4, accumulation=4)
     assert not apart.agrees
 
@@ -153,7 +153,7 @@ def test_a_factor_that_the_program_gives_its_losses_with_the_accumulation_is_not
     other = [factor * (loss + draws.gauss(0, noise)) for loss in COURSE]
     agreement = judge([COURSE] * 3, [other] * 3, micro_batch=4, accumulation=4)
     assert (agreement.is_compared, agreement.agrees) == (True, True)
-    assert f"but for the factor {factor:g}, which the program gives them" in agreement.said
+    assert f"but for the factor {factor:g}, which the program gives them" in agreement.sentence
 
 
 def test_a_factor_that_the_accumulation_does_not_explain_is_of_another_training() -> None:
@@ -161,14 +161,14 @@ def test_a_factor_that_the_accumulation_does_not_explain_is_of_another_training(
         assert not judge([COURSE], [scaled(*[factor] * 7)], micro_batch=4, accumulation=4).agrees
     assert not judge([COURSE], [scaled(*[2.0] * 7)]).agrees  # the same accumulation
     apart = judge([COURSE], [scaled(*[1.3] * 7)], micro_batch=4, accumulation=4)
-    assert apart.said.endswith("before any update: the loss depends on the micro-batch itself")
+    assert apart.sentence.endswith("before any update: the loss depends on the micro-batch itself")
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_a_candidate_that_learns_nothing_is_found_out_whatever_its_factor(factor: float) -> None:
     stands = judge([COURSE], [[factor * COURSE[0]] * len(COURSE)], micro_batch=4, accumulation=4)
     assert not stands.agrees
-    assert stands.said.startswith(f"the loss of step 2 is {factor * 5.67:.6g}, with your configuration")
+    assert stands.sentence.startswith(f"the loss of step 2 is {factor * 5.67:.6g}, with your configuration")
 
 
 LEARNING = [2.10, 2.02, 2.05, 1.95, 1.93, 1.85, 1.88, 1.78]
@@ -182,10 +182,10 @@ def test_from_other_initial_weights_a_course_may_start_elsewhere_and_has_to_come
     assert not judge([LEARNING], [near], weights=([[1.0, 4.0]], [[1.0, 4.0]])).agrees
     agreement = judge([LEARNING], [near], weights=OTHER_WEIGHTS, **options)
     assert agreement.agrees
-    assert agreement.said.startswith("the program's initial weights are others than with your configuration (loss ")
+    assert agreement.sentence.startswith("the program's initial weights are others than with your configuration (loss ")
     stands = judge([LEARNING], [[near[0]] * 8], weights=OTHER_WEIGHTS, **options)
     assert not stands.agrees
-    assert stands.said.endswith("and from there the losses of 8 steps do not agree")
+    assert stands.sentence.endswith("and from there the losses of 8 steps do not agree")
 
 
 def test_initial_weights_that_nobody_knows_prove_nothing() -> None:
@@ -193,7 +193,7 @@ def test_initial_weights_that_nobody_knows_prove_nothing() -> None:
     for own, other in (([[]], [[]]), ([[1.0, 4.0]], [[]]), ([[1.0, 4.0]], [[1.0, 4.0 + 1e-9]])):
         agreement = judge([COURSE], off, weights=(own, other))
         assert not agreement.agrees
-        assert "initial weights" not in agreement.said
+        assert "initial weights" not in agreement.sentence
 
 
 def trained(seed: int, optimizer: str) -> list[float]:
@@ -231,7 +231,7 @@ def test_one_training_from_other_weights_is_not_turned_away_for_the_luck_of_its_
 def test_an_initialisation_that_had_no_effect_is_another_training() -> None:
     lost = judge([LEARNING], [[loss * 10 for loss in LEARNING]], weights=OTHER_WEIGHTS)
     assert not lost.agrees
-    assert lost.said.endswith(
+    assert lost.sentence.endswith(
         "(loss 21 at step 1, with your configuration 2.1): that far apart they are no draws of one initialisation"
     )
     # Losses around nothing, as of a policy, are as far apart from one batch to the next.
@@ -255,15 +255,15 @@ def test_a_program_that_draws_its_weights_in_each_trial_is_compared_from_where_i
         for own, other in groups
     ]
     assert sum(not agreement.agrees for agreement in agreements) <= len(groups) / 100
-    assert agreements[0].said.startswith("the program draws other initial weights in each trial (loss ")
+    assert agreements[0].sentence.startswith("the program draws other initial weights in each trial (loss ")
 
 
 def test_another_global_batch_or_precision_is_meant_to_change_the_losses() -> None:
     larger = judge([COURSE], [scaled(*[1.5] * 7)], micro_batch=4)
     assert larger.agrees
-    assert larger.said == "the losses were not compared with yours: train_batch_size (32 -> 64) changes them"
+    assert larger.sentence == "the losses were not compared with yours: train_batch_size (32 -> 64) changes them"
     half = judge([COURSE], [scaled(*[1.5] * 7)], config={"bf16": {"enabled": True}})
-    assert (half.is_compared, half.said) == (False, "the losses were not compared with yours: bf16 changes them")
+    assert (half.is_compared, half.sentence) == (False, "the losses were not compared with yours: bf16 changes them")
 
 
 def test_a_loss_that_is_not_finite_agrees_with_nothing() -> None:
@@ -299,6 +299,6 @@ def test_a_switch_that_may_change_the_training_as_the_user_says_is_not_compared(
     own, changed = (LossCourse(one, config, losses) for config, losses in ((mine, [COURSE]), (theirs, other)))
     agreement = compare(own, replace(changed, free=("--dropout",)))
     assert agreement == LossAgreement(
-        is_compared=False, agrees=True, said="the losses were not compared with yours: --dropout changes them"
+        is_compared=False, agrees=True, sentence="the losses were not compared with yours: --dropout changes them"
     )
     assert not compare(own, replace(changed, config=mine, free=("--dropout",))).agrees
