@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all the set-up they need, and are quick the second time.
 
-PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.10 python3; do $$p -c '' 2>/dev/null && echo $$p; done))
-# Another Python: make test PYTHON=python3.10 VENV=.venv-3.10 CONSTRAINTS=/dev/null
+PYTHON ?= $(firstword $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do $$p -c '' 2>/dev/null && echo $$p; done))
+# Another Python: make test PYTHON=python3.13 VENV=.venv-3.13 CONSTRAINTS=/dev/null
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
@@ -91,7 +91,7 @@ $(RANKS): $(CHOSEN)
 # pip can fetch the rest meanwhile, but only one pip may install at a time. To find out the versions takes it longest: two
 # do that side by side, each for about half of the packages. What is installed is not fetched again.
 $(VENV)/.fetched-prefect: CHOOSE := grep '^prefect>'
-$(VENV)/.fetched-others: CHOOSE := grep -vE '^(prefect|torch|deepspeed)>'
+$(VENV)/.fetched-others: CHOOSE := grep -v '^prefect>'
 $(FETCHED): $(CHOSEN)
 	sed -n '/^dependencies = /,/^]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml | $(CHOOSE) > $@.txt
 	$(PIP) show mlflow >/dev/null 2>&1 || $(PIP) wheel -c $(CHOSEN) -w $(VENV)/wheels/$(@F) -r $@.txt

@@ -1,7 +1,6 @@
 """`zerotune doctor`: it checks for common problems and prints a remedy for each. It changes nothing."""
 
 import contextlib
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -42,6 +41,7 @@ from trial_lib.doctor import (
     trusting,
     warn,
 )
+from trial_lib.inputs.entrypoint import default_interpreter
 from trial_lib.inputs.known_secrets import known_here
 from trial_lib.launch.locks import host_lock_dir
 from trial_lib.launch.starters import rank_environment
@@ -135,17 +135,18 @@ def doctor_command(as_json: bool) -> int:
 
 def examine(work_dir: Path) -> list[Check]:
     """Returns the checks of this host, of the servers, and of the folders that a study in `work_dir` would write to."""
-    environment = with_build_folder(rank_environment(), sys.executable)
+    interpreter = default_interpreter()
+    environment = with_build_folder(rank_environment(interpreter), interpreter)
     with ThreadPoolExecutor() as pool:
         # These take seconds each, so they run at the same time.
-        asked = pool.submit(environment_report, sys.executable, environment)
+        asked = pool.submit(environment_report, interpreter, environment)
         there = pool.submit(devices)
         prefect = pool.submit(check_prefect)
         mlflow = pool.submit(check_mlflow, work_dir)
         found, device = _devices_found(there)
         # After the check for other processes on the devices, which would find this one.
         tries = device is not None and not kind_of(device).computes_on_the_processor
-        trying = pool.submit(tried_devices, sys.executable, environment) if tries else None
+        trying = pool.submit(tried_devices, interpreter, environment) if tries else None
         report = asked.result()
         tried = None if trying is None else trying.result()
         prefect_check, server_time, asked_at = prefect.result()
@@ -161,7 +162,7 @@ def examine(work_dir: Path) -> list[Check]:
     return [
         check_accelerators(found, report, tried),
         *check_devices(found),
-        check_environment(sys.executable, report),
+        check_environment(interpreter, report),
         check_ops(report, _COMMON_OPS[device]),
         check_locks(environment),
         check_compiler(environment, device, report),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flows.interrupts import interrupts
 from trial_lib.device.this_host import this_host
+from trial_lib.inputs.entrypoint import default_interpreter
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.starters import OpBuilds, rank_environment
 from trial_lib.messages.errors import InputError
@@ -47,7 +48,8 @@ def ops_of_study(config_path: Path, model_dir: Path) -> list[str]:
 
 def build(ops: Sequence[str]) -> dict[str, str]:
     """Returns the reason for each operator that cannot be built. The compilers end with this process."""
-    builds = OpBuilds(sys.executable, with_build_folder(rank_environment(), sys.executable), say)
+    interpreter = default_interpreter()
+    builds = OpBuilds(interpreter, with_build_folder(rank_environment(interpreter), interpreter), say)
     builds.start(ops)
     builds.wait()
     return builds.cannot

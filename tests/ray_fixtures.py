@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-pytest.importorskip("ray", reason="on Python 3.10 the extra `ray` installs nothing")
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 

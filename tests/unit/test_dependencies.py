@@ -8,16 +8,19 @@ from typing import Any
 
 import grimp
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("flows", "tasks", "trial_lib")
 # Imported only where the user's own program, or their option, has asked for them.
-ASKED_FOR = {"transformers": "hf", "prefect-ray": "ray", "ray": "ray"}
+ASKED_FOR = {
+    "transformers": "hf",
+    "prefect-ray": "ray",
+    "ray": "ray",
+    "torch": "train",
+    "deepspeed": "train",
+    "py-cpuinfo": "train",
+}
 
 
 def project() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, read_deepspeed_json
-from trial_lib.inputs.entrypoint import Entrypoint
+from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter
 from trial_lib.inputs.launchers import UserLauncher
 from trial_lib.inputs.places import typed_as
 from trial_lib.inputs.words import Words, ask
@@ -85,7 +84,7 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
     places set the gradient accumulation to two values.
 
     Args:
-        interpreter: the Python whose accelerate is asked. None is ZeroTune's own.
+        interpreter: the Python whose accelerate is asked. None is `default_interpreter`.
     """
     answer = _ask(words, interpreter)
     launcher, settings, variables = answer["launcher"], answer["settings"], answer["variables"]
@@ -121,7 +120,7 @@ def parse_accelerate(words: Words, interpreter: str | None) -> dict[str, Any]:
 
 def _ask(words: Words, interpreter: str | None) -> dict[str, Any]:
     # The answer of `accelerate_question`, which runs in the user's environment.
-    python = sys.executable
+    python = default_interpreter()
     if interpreter is not None:
         python = str((words.folder / interpreter).absolute()) if os.sep in interpreter else interpreter
     try:

@@ -1,10 +1,12 @@
 """The entrypoint: the user's command in its parts, so that ZeroTune can start its ranks. No shell reads it."""
 
 import contextlib
+import importlib.util
 import os
 import pkgutil
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +32,15 @@ _TRIAL_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _LONGEST_FIRST_LINE = 4096
 _SHELL_FUNCTIONS = ("conda", "mamba", "micromamba", "module", "source", ".")
+
+
+def default_interpreter() -> str:
+    """The Python of a command that names none by a path: ZeroTune's own, or that of the shell's environment if
+    ZeroTune is installed apart from DeepSpeed.
+    """
+    if importlib.util.find_spec("deepspeed") is not None:
+        return sys.executable
+    return shutil.which("python") or shutil.which("python3") or sys.executable
 
 
 def parse_command(words: Words) -> dict[str, Any]:
@@ -101,7 +112,7 @@ def _take_rest_of_name(words: Words, spellings: tuple[str, ...], first: str) -> 
 
 
 def _interpreter_beside(words: Words, command: str) -> str | None:
-    """Returns the Python in the launcher's folder, or that its first line names; None for ZeroTune's own."""
+    """Returns the Python in the launcher's folder, or that its first line names; None for `default_interpreter`."""
     folder = os.path.dirname(command)  # noqa: PTH120 a path that begins with ./ is to stay as it is
     if not folder:
         return None
@@ -188,7 +199,7 @@ Slots = int | Literal["all", "gpu", "cpu", "memory_nodes"]
 class Entrypoint(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    interpreter: str | None = None  # path of the Python to run, as the user wrote it. None is ZeroTune's own.
+    interpreter: str | None = None  # path of the Python to run, as the user wrote it. None is `default_interpreter`.
     interpreter_options: tuple[str, ...] = ()  # options of the interpreter, such as `-u`
     script: str | None = None  # the script, relative to the model directory. None if a module runs.
     module: str | None = None  # the module behind `-m`. None if a script runs.

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from trial_lib.deepspeed_config.overrides import (
     read_named_config,
 )
 from trial_lib.inputs.config import ExperimentConfig
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint, split_flag, with_config
+from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint, split_flag, with_config
 from trial_lib.inputs.places import batch_places
 from trial_lib.inputs.program_code import module_file
 from trial_lib.inputs.program_section import check_switches, refuse_launchers_own
@@ -404,7 +405,8 @@ def _refuse_another_config(
 
 def _may_be_installed(entrypoint: Entrypoint, module: str) -> bool:
     # Only another interpreter itself could list its packages.
-    return entrypoint.interpreter is not None or importlib.util.find_spec(module.partition(".")[0]) is not None
+    is_another = entrypoint.interpreter is not None or default_interpreter() != sys.executable
+    return is_another or importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _refuse_missing_class(entrypoint: Entrypoint, name: str, folders: Sequence[Path], where: str) -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from trial_lib.deepspeed_config.overrides import (
     without_tuning_keys,
 )
 from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.entrypoint import TRIAL_CLASS_MODULE
+from trial_lib.inputs.entrypoint import TRIAL_CLASS_MODULE, default_interpreter
 from trial_lib.inputs.launchers import launcher_named
 from trial_lib.inputs.places import is_variable, spelling, typed_switch
 from trial_lib.inputs.program_code import leading_imports, module_file
@@ -409,9 +408,9 @@ def leading_imports_of(experiment: Experiment, environment: Mapping[str, str]) -
 
 
 def interpreter_of(experiment: Experiment) -> str:
-    """The Python that runs the user's code: the one that the command names by a path, or ZeroTune's own."""
+    """The Python that runs the user's code: the one that the command names by a path, or `default_interpreter`."""
     named = experiment.entrypoint.interpreter
-    return sys.executable if named is None else str((experiment.model_dir / named).absolute())
+    return default_interpreter() if named is None else str((experiment.model_dir / named).absolute())
 
 
 def environment_of(experiment: Experiment, include: tuple[Path, ...], device: str) -> dict[str, str]:

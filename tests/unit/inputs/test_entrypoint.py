@@ -1,8 +1,11 @@
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
+from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint
 from trial_lib.messages.errors import InputError
 
 
@@ -175,3 +178,16 @@ def test_what_cannot_be_started_is_refused_by_name(command: str, message: str) -
 )
 def test_the_arguments_that_name_a_configuration_are_found(arguments: str, names: tuple[str, ...]) -> None:
     assert parse_entrypoint(f"python train.py {arguments}", deepspeed_config="ds.json").config_values == names
+
+
+def test_without_deepspeed_beside_zerotune_a_command_has_the_python_of_the_shell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert default_interpreter() == sys.executable
+    python = tmp_path / "python"
+    python.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert default_interpreter() == str(python)
+    python.unlink()
+    assert default_interpreter() == sys.executable
