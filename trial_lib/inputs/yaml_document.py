@@ -61,7 +61,8 @@ def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
         root = loader.get_single_node()
         if root is None:
             raise InputError("the file is empty.", where=str(path), remedy="Write at least an `entrypoint`.")
-        if not isinstance(root, yaml.MappingNode):
+        # The node of a set (`!!set`) is one of a mapping too.
+        if not isinstance(root, yaml.MappingNode) or root.tag != _MAPPING:
             what = f"an experiment is a mapping, this is {describe(loader.construct_document(root))}."
             remedy = "Write lines such as `entrypoint: python3 train.py`."
             raise InputError(what, where=_place(path, root.start_mark), remedy=remedy)
@@ -100,6 +101,9 @@ def _read_text(path: Path) -> str:
         what = f"the character U+{ord(forbidden.group()):04X} is not allowed in YAML."
         raise InputError(what, where=f"{path}:{line}:{column}", remedy="Remove it.")
     return text
+
+
+_MAPPING = yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG
 
 
 class _Loader(yaml.SafeLoader):

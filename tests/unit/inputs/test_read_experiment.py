@@ -243,6 +243,7 @@ REFUSALS = {
     "no date": (MINIMAL + "name: 2024-13-45", "not valid YAML: this is not a valid timestamp (month must be in 1..12)"),
     "a tag that would run code": ("a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
     "a list": ("- a", "experiment.yaml:1:1: an experiment is a mapping, this is a list."),
+    "a set": ("!!set\na: 1", "experiment.yaml:1:1: an experiment is a mapping, this is {'a'} (a set)."),
     "an empty file": ("", "experiment.yaml: the file is empty."),
     "only a comment": ("# nothing", "experiment.yaml: the file is empty."),
     "not UTF-8": (b"a: \xff", "experiment.yaml: the file is not UTF-8 (byte 3)."),
