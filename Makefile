@@ -73,7 +73,7 @@ docs: $(INSTALLED)
 setup: $(PREPARED)
 
 schema: $(INSTALLED)
-	$(BIN)/python -m trial_lib.inputs.schema
+	$(BIN)/python -m trial_lib.inputs.config
 
 # A torch that is in the environment already stays.
 # pip takes a package for installed whose installation was killed: it has no INSTALLER yet.

@@ -59,7 +59,9 @@ def _typed_command(name: str, method: str | None, options: list[Any], help_text:
     # Adds a command that tunes the training command behind `--`.
 
     def command(typed: tuple[str, ...], **options: Any) -> None:
-        _tune_typed(name, method, typed, options)
+        if method is not None:
+            options["metric"] = "throughput"
+        _tune(name, method or options.pop("method"), options, typed)
 
     command.__doc__ = help_text
     added = cli.command(name, cls=TypedCommand, section=Section.TUNE, options_metavar="[OPTIONS] -- COMMAND...")
@@ -130,11 +132,8 @@ def _plan(
     def command() -> int:
         from flows.planning import plan_command
         from trial_lib.plan.plan_record import PlanArguments
-        from trial_lib.study.typed_command import check_mappings, check_vary
 
-        given = {**options, "command": typed, "arg_mappings": check_mappings(mappings), "vary": check_vary(varied)}
-        if typed:
-            given["model_dir"] = Path.cwd()
+        given = {**options, **_as_typed(typed, mappings, varied)}
         with _named_mistakes("plan"):
             arguments = PlanArguments(**given)
         return plan_command(arguments, as_json)
@@ -240,7 +239,7 @@ def _method_command(method: Method) -> None:
     # Adds the command of one search method.
 
     def command(**options: Any) -> None:
-        _tune(method.name, options)
+        _tune(method.name, method.name, options)
 
     command.__doc__ = (
         f"{method.help}\n\nCONFIG_PATH is the experiment's YAML, and MODEL_DIR the folder with its code. "
@@ -254,34 +253,27 @@ for each in METHODS.values():
         _method_command(each)
 
 
-def _tune(method: str, options: dict[str, Any]) -> None:
-    as_json = options.pop("as_json")
-    own = {name: options.pop(name) for name in list(options) if name not in StudyArguments.model_fields}
-    settings = {name: value for name, value in own.items() if value is not None}
+def _tune(name: str, method: str, options: dict[str, Any], typed: tuple[str, ...] = ()) -> None:
+    # Tunes the experiment of a YAML, or a typed command, by a method.
+    as_json, mappings, varied = options.pop("as_json"), options.pop("mappings", ()), options.pop("varied", ())
+    own = {option: options.pop(option) for option in list(options) if option not in StudyArguments.model_fields}
+    settings = {option: value for option, value in own.items() if value is not None}
 
     def command() -> int:
         from flows.tuning import tune_command
 
-        return tune_command(_checked(method, method, settings, options), as_json)
+        given = {**options, **_as_typed(typed, mappings, varied)} if typed else options
+        return tune_command(_checked(name, method, settings, given), as_json)
 
     _run(command)
 
 
-def _tune_typed(name: str, method: str | None, typed: tuple[str, ...], options: dict[str, Any]) -> None:
-    as_json, mappings, varied = options.pop("as_json"), options.pop("mappings"), options.pop("varied", ())
-    chosen = options.pop("method") if method is None else method
-    if method is not None:
-        options["metric"] = "throughput"
+def _as_typed(typed: tuple[str, ...], mappings: tuple[str, ...], varied: tuple[str, ...]) -> dict[str, Any]:
+    from trial_lib.inputs.search_space import read_vary
+    from trial_lib.study.typed_command import check_mappings
 
-    def command() -> int:
-        from flows.tuning import tune_command
-        from trial_lib.study.typed_command import check_mappings, check_vary
-
-        given = {**options, "command": typed, "model_dir": Path.cwd(), "arg_mappings": check_mappings(mappings)}
-        given["vary"] = check_vary(varied)
-        return tune_command(_checked(name, chosen, {}, given), as_json)
-
-    _run(command)
+    given = {"command": typed, "arg_mappings": check_mappings(mappings), "vary": read_vary(varied)}
+    return {**given, "model_dir": Path.cwd()} if typed else given
 
 
 def _checked(name: str, method: str, settings: dict[str, Any], options: dict[str, Any]) -> StudyArguments:

@@ -4,13 +4,13 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticUndefined
 
 from trial_lib.messages.errors import InputError
@@ -18,7 +18,7 @@ from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.records.candidate import NameOf
 from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.search.methods import METHODS, Method, SearchSettings
-from trial_lib.study.arguments import BATCH_POLICY, OLDER_NAMES, StudyArguments
+from trial_lib.study.arguments import BATCH_POLICY, StudyArguments
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -27,31 +27,10 @@ _NAME = re.compile(r"    (\w+): ")
 _OTHERWISE = re.compile(r"(.*) Default: (.*)\.", re.DOTALL)
 
 
-class FlagWithOlderNames(click.Option):
-    """An option that older spellings give as well. The help does not list them."""
-
-    def __init__(self, *arguments: Any, older: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.older = older
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        if self.older:
-            parser.add_option(obj=self, opts=list(self.older), dest=self.name, action="store")
-
-
-def option(
-    model: type[BaseModel],
-    field: str,
-    *flags: str,
-    default: str | None = None,
-    more: str = "",
-    older: Sequence[str] = (),
-) -> Decorator:
+def option(model: type[BaseModel], field: str, *flags: str, default: str | None = None, more: str = "") -> Decorator:
     """Returns the flag of one field, which the record's docstring describes. Without spellings it is its name.
 
-    `default` is shown in the help if the record computes it. Spellings in `older` still work, and the help does not
-    list them.
+    `default` is shown in the help if the record computes it.
     """
     description = descriptions(model)[field]
     parted = _OTHERWISE.fullmatch(description)
@@ -64,7 +43,7 @@ def option(
     elif value not in (None, PydanticUndefined, ()) and not options.get("is_flag"):
         options |= {"default": value, "show_default": True}
     names = flags or (f"--{field.replace('_', '-')}",)
-    return click.option(*names, field, cls=FlagWithOlderNames, older=older, help=help_text, **options)
+    return click.option(*names, field, help=help_text, **options)
 
 
 def descriptions(model: type[BaseModel]) -> Mapping[str, str]:
@@ -130,15 +109,8 @@ JSON: Decorator = click.option(
 )
 
 
-def _of_study(field: str, *flags: str, more: str = "") -> Decorator:
-    older = tuple(f"--{name}" for name, present in OLDER_NAMES.items() if present == field)
-    return option(StudyArguments, field, *flags, more=more, older=older)
-
-
-def _zero_stages(default: str) -> Decorator:
-    return option(StudyArguments, "zero_stages", "-z", "--zero-stages", default=default)
-
-
+_of_study, _of_plan = partial(option, StudyArguments), partial(option, PlanArguments)
+_zero_stages = partial(_of_study, "zero_stages", "-z", "--zero-stages")
 _UNITS = f"The metrics are {', '.join(f'{metric.name} in {metric.unit}' for metric in SEARCH_METRICS.values())}."
 INCLUDE = _of_study("include", "-i", "--include")
 _MAX_TRIALS = _of_study("max_trials", "-mt", "--max-trials")
@@ -184,7 +156,7 @@ def tune_options() -> list[Decorator]:
         show_default=True,
         help="Search with this method and its default settings. `zerotune METHOD --help` shows them.",
     )
-    return [method, _MAP, _VARY, _zero_stages(_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
+    return [method, _MAP, _VARY, _zero_stages(default=_stages_of_methods()), *_OPTIONS, *_BATCH_POLICY]
 
 
 MICRO_BATCH_OPTIONS: list[Decorator] = [_MAP, _MAX_TRIALS, _MAX_SLOTS, _MAX_MICRO_BATCH, *_WINDOW, _START, JSON]
@@ -194,7 +166,7 @@ def method_options(method: Method) -> list[Decorator]:
     policy = _BATCH_POLICY if method.has_batch_policy else []
     known = {*SearchSettings.model_fields, *StudyArguments.model_fields}
     own = [option(method.settings, field) for field in method.settings.model_fields if field not in known]
-    return [*EXPERIMENT, _zero_stages(_numbers(method.stages)), *_OPTIONS, *policy, *own]
+    return [*EXPERIMENT, _zero_stages(default=_numbers(method.stages)), *_OPTIONS, *policy, *own]
 
 
 def with_options(command: Callable[..., None], options: list[Decorator]) -> Callable[..., None]:
@@ -204,10 +176,6 @@ def with_options(command: Callable[..., None], options: list[Decorator]) -> Call
 
 
 ESTIMATE_OPTIONS: list[Decorator] = [*EXPERIMENT, INCLUDE, _MAX_MICRO_BATCH, _of_study("memory_headroom"), JSON]
-
-
-def _of_plan(field: str, *flags: str, default: str | None = None) -> Decorator:
-    return option(PlanArguments, field, *flags, default=default)
 
 
 PLAN_OPTIONS: list[Decorator] = [
@@ -380,13 +348,10 @@ _ArgumentsT = TypeVar("_ArgumentsT", bound=BaseModel)
 _Function = Callable[..., Any]
 
 
-def shows(
-    model: type[BaseModel], derived: Collection[str] = (), older: Mapping[str, str] | None = None
-) -> Callable[[_Function], _Function]:
+def shows(model: type[BaseModel], derived: Collection[str] = ()) -> Callable[[_Function], _Function]:
     """Replaces `**arguments` in a function's signature by the fields of a record, so that these are written down once.
 
-    The form leaves fields in `derived` empty: their default depends on other fields. It does not show the names in
-    `older`, with which deployments still run.
+    The form leaves fields in `derived` empty: their default depends on other fields.
     """
 
     def with_fields(function: _Function) -> _Function:
@@ -396,8 +361,7 @@ def shows(
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         fields = [_parameter(model, name, name in derived) for name in model.model_fields]
-        hidden = [_hidden(model, name, present) for name, present in (older or {}).items()]
-        function.__signature__ = inspect.Signature([*fields, *own, *hidden])  # type: ignore[attr-defined]
+        function.__signature__ = inspect.Signature([*fields, *own])  # type: ignore[attr-defined]
         described = (inspect.getdoc(model) or "").partition("Attributes:\n")[2]
         function.__doc__ = f"{inspect.getdoc(function)}\n{described}"
         return function
@@ -415,12 +379,6 @@ def _parameter(model: type[BaseModel], name: str, is_derived: bool) -> inspect.P
     else:
         default = field.get_default(call_default_factory=True)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _hidden(model: type[BaseModel], name: str, present: str) -> inspect.Parameter:
-    # The parameter of a field under a name that it had once. Prefect leaves it out of the form's schema.
-    annotation = SkipJsonSchema[model.__annotations__[present] | None]  # type: ignore[misc]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def checked(model: type[_ArgumentsT], given: Mapping[str, Any]) -> _ArgumentsT:

@@ -355,22 +355,25 @@ def passing_study(arguments: StudyArguments, command: str) -> Iterator[OpenStudy
     Raises InputError: the experiment does not fit this host. Nothing was started.
     """
     with interrupts.opening():
-        planned = plan_study(arguments)
-        interrupts.check()
         folder = Path(tempfile.mkdtemp(prefix=f"zerotune-{command}-"))
         interrupts.leavings.append(folder)
-        study = open_planned(planned, folder)
-    interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
+    study = None
     try:
+        with interrupts.opening():
+            planned = plan_study(arguments, folder)
+            interrupts.check()
+            study = open_planned(planned)
+        interrupts.again_command = shlex.join(["zerotune", *sys.argv[1:]])
         with interrupts.noting(study.interrupt):
             yield study
             interrupts.check()
     except Exception:
-        if not interrupts.heard:
+        if study is not None and not interrupts.heard:
             interrupts.leavings.remove(folder)
         raise
     finally:
-        study.close()
+        if study is not None:
+            study.close()
         if folder in interrupts.leavings:
             interrupts.leavings.remove(folder)
             shutil.rmtree(folder, ignore_errors=True)

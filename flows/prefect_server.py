@@ -432,7 +432,7 @@ def require_server_for_all(ray_address: str | None) -> None:
     if ray_address is None or is_configured():
         return
     # Other studies do not need Ray.
-    from trial_lib.study.choose_place import connect_to_ray
+    from trial_lib.study.setup import connect_to_ray
 
     connect_to_ray(ray_address)
     from trial_lib.launch.ray_cluster import has_other_machines

@@ -1,4 +1,7 @@
-"""The tuning flow: profile, known winner, the user's configuration, search, confirmation, report."""
+"""The flows of a study and of a training at full length.
+
+A study: profile, known winner, the user's configuration, search, confirmation, report.
+"""
 
 import contextlib
 import functools
@@ -14,8 +17,8 @@ from prefect import Flow, flow, get_run_logger, tags
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import BaseModel
 
-from flows.experiment import experiment_open, run_experiment
 from flows.flow_run import RunningStudy, finish
 from flows.interrupts import interrupts, switch_threads_often
 from flows.options import checked, shows, work_folder
@@ -24,31 +27,28 @@ from tasks.results import (
     Progress,
     report,
     report_none,
+    report_training,
     tell_finding,
     tell_leader,
     tell_profile,
     tell_since_last,
     tell_start,
+    train,
 )
 from tasks.submit import TrialFuture, submit
 from tasks.telling import impatient_if_away, keep_secrets_from_prefect
-from trial_lib.launch.outcome import REFUSED
-from trial_lib.launch.trial import TrialPlan
 from trial_lib.messages.errors import InputError
-from trial_lib.records.folders import STUDIES, StudyPaths, StudyStatus
+from trial_lib.records.folders import FULL_EXPERIMENTS, STUDIES, StudyPaths, StudyStatus
 from trial_lib.records.result import Outcome, TrialResult
-from trial_lib.search.methods import METHODS
-from trial_lib.study.arguments import MINUTES_OVER, OLDER_NAMES, StudyArguments
+from trial_lib.study.arguments import MINUTES_OVER, StudyArguments
 from trial_lib.study.confirm import answer_of, holds, next_confirming_plan, next_known_plan, no_answer
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.earlier import record_of
-from trial_lib.study.folder import INTERRUPTED, FinishedError, FolderError, begun_by, folder_error_told
-from trial_lib.study.full_experiment import LONGEST_END_S
-from trial_lib.study.history import ElsewhereError, waiting_trials
-from trial_lib.study.open_full_experiment import full_experiment_of
+from trial_lib.study.folder import INTERRUPTED, FinishedError, FolderError, begun_by, folder_error_told, read_record
+from trial_lib.study.full_experiment import LONGEST_END_S, FullExperiment, TrainingArguments
+from trial_lib.study.open_full_experiment import full_experiment_of, new_full_experiment, resume_full_experiment
 from trial_lib.study.open_study import OpenStudy, new_study, require_accepted_config, resume_study
 from trial_lib.study.profile_report import had_engine, profile_failure
-from trial_lib.study.runner import Work, WorkEnd
+from trial_lib.study.runner import ElsewhereError, Work, WorkEnd
 
 # Loads in a thread, while trials run, what a study imports later. No device then waits for an import of the search.
 
@@ -65,18 +65,9 @@ def _load(modules: tuple[str, ...]) -> None:
         with contextlib.suppress(Exception):
             import_module(module)
     with contextlib.suppress(Exception):
-        _load_report()
+        from trial_lib.report.html_report import load_all
 
-
-def _load_report() -> None:
-    from trial_lib.report.html_report import await_imports, empty_figure, packed_plotly, page_template
-
-    await_imports()
-    packed_plotly()
-    for name in ("report.html.j2", "figure.html.j2"):
-        page_template(name)
-    # Plotly reads its own defaults for the first figure.
-    empty_figure("", "").to_json()
+        load_all()
 
 
 Running = list[tuple[Work, TrialFuture]]  # running work, with its task runs
@@ -89,13 +80,17 @@ class RunFailures(NamedTuple):
     training: str | None = None
 
 
-def _flow(function: Callable[..., State[Any]]) -> Flow[..., State[Any]]:
-    with_fields = shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)(function)
-    options = {"task_runner": ThreadPoolTaskRunner(), "persist_result": False, "validate_parameters": True}
-    return flow(name="tune", **options)(with_fields)
+def _flow(name: str, model: type[BaseModel]) -> Callable[[Callable[..., State[Any]]], Flow[..., State[Any]]]:
+    # Makes a flow whose parameters are the fields of a record beside the function's own.
+    def made(function: Callable[..., State[Any]]) -> Flow[..., State[Any]]:
+        with_fields = shows(model, derived=("zero_stages",))(function)
+        options = {"task_runner": ThreadPoolTaskRunner(), "persist_result": False, "validate_parameters": True}
+        return flow(name=name, **options)(with_fields)
+
+    return made
 
 
-@_flow
+@_flow("tune", StudyArguments)
 def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
     """Finds the DeepSpeed configuration that trains fastest.
 
@@ -113,15 +108,14 @@ def tune(work_dir: Path | None = None, study_dir: Path | None = None, **argument
         if study_dir is not None and (flow_run.run_count or 1) == 1:
             raise
         # The study has finished, but Prefect did not record that and has retried this run.
-        record = record_of(StudyPaths(Path(finished.where)))
-        return completed(finished.where, "" if record is None else record.regression)
+        return completed(finished.where, read_record(StudyPaths(Path(finished.where))).regression)
     return run_with_restarts(RunningStudy(study))
 
 
 def tune_open(running: RunningStudy) -> Flow[..., State[Any]]:
     """Returns the flow `tune` of a command, which has opened its study already."""
 
-    @_flow
+    @_flow("tune", StudyArguments)
     def tune(work_dir: Path | None = None, study_dir: Path | None = None, **arguments: Any) -> State[Any]:
         """Tunes the study that the command has opened. Prefect only shows the parameters."""
         return run_with_restarts(running)
@@ -214,13 +208,12 @@ def run_study(study: OpenStudy) -> RunFailures:
     """Returns why it failed."""
     driver = study.driver
     driver.plans.check = partial(check, driver)
-    profile = driver.state.profile or run_and_insist(study, driver.profile_plan())
+    profile = driver.state.profile or run_and_insist(study, Work((driver.profile_plan(),)))
     if profile.outcome is not Outcome.COMPLETED and driver.time.is_over:
         return RunFailures(study=f"The profile trial did not end in time. {driver.time.told}")
     if profile.outcome is not Outcome.COMPLETED:
         failure = profile_failure(profile, had_engine(driver.setup, profile))
-        # The program's own error may be a consequence of the refusal, in other words.
-        return RunFailures(study=failure if REFUSED in failure else f"{study.config_check.warned} {failure}".lstrip())
+        return RunFailures(study=study.config_check.with_refusal(failure))
     study.profiled()
     tell_profile(driver)
     if driver.setup.arguments.from_earlier and not driver.state.has_searched:
@@ -228,7 +221,7 @@ def run_study(study: OpenStudy) -> RunFailures:
     if not driver.state.has_searched:
         submitted = None if driver.state.submitted else driver.submitted_plan()
         if submitted is not None:
-            run_and_insist(study, submitted, driver.measured_as_typed(submitted))
+            run_and_insist(study, Work((submitted,), known=driver.measured_as_typed(submitted)))
         search(study)
     if driver.ignored_batch:
         return RunFailures(study=driver.ignored_batch)
@@ -268,19 +261,17 @@ def train_with_winner(study: OpenStudy) -> str | None:
     return None if state.is_completed() else full_experiment.record.reason or str(state.message)
 
 
-def run_alone(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
-    work = Work((plan,), known=known)
-    running = [(work, submit(study.driver, work))]
-    result = next_ended(study.driver, running)
+def run_alone(study: OpenStudy, work: Work) -> TrialResult:
+    result = next_ended(study.driver, [(work, submit(study.driver, work))])
     assert isinstance(result, TrialResult)
     take_in(study, result)
     return result
 
 
-def run_and_insist(study: OpenStudy, plan: TrialPlan, known: TrialResult | None = None) -> TrialResult:
+def run_and_insist(study: OpenStudy, work: Work) -> TrialResult:
     """Runs one trial alone, and again if a process outside the study has killed it. The next steps need its result."""
-    result = run_alone(study, plan, known)
-    return run_alone(study, plan) if result.from_outside and not study.driver.time.is_over else result
+    result = run_alone(study, work)
+    return run_alone(study, Work(work.plans)) if result.from_outside and not study.driver.time.is_over else result
 
 
 def confirm_known_winner(study: OpenStudy) -> None:
@@ -288,7 +279,7 @@ def confirm_known_winner(study: OpenStudy) -> None:
     driver = study.driver
     tell_start(driver)
     while not driver.time.is_over and (plan := next_known_plan(driver)) is not None:
-        run_alone(study, plan)
+        run_alone(study, Work((plan,)))
     if holds(driver):
         driver.stop("nothing has changed, and the known winner holds")
 
@@ -300,7 +291,7 @@ def search(study: OpenStudy) -> None:
     while True:
         for work in driver.next_work(driver.setup.concurrency - len(running)):
             running.append((work, submit(driver, work)))
-        load_ahead(METHODS[driver.setup.arguments.method].loaded_ahead)
+        load_ahead(driver.setup.method.loaded_ahead)
         progress.update()
         if not running:
             break
@@ -314,19 +305,18 @@ def confirm(study: OpenStudy) -> None:
     driver = study.driver
     tell_leader(driver)
     while not driver.time.is_over and (plan := next_confirming_plan(driver)) is not None:
-        run_alone(study, plan)
+        run_alone(study, Work((plan,)))
     tell_finding(driver)
 
 
 def next_ended(driver: StudyDriver, running: Running) -> WorkEnd:
     """Waits for a trial to end. Removes its work from the list if it was the work's last trial."""
-    waits = SlotWaits(driver.log)
+    waits = SlotWaits(driver.setup.paths, driver.log)
     while True:
         end = driver.next_ended(timeout_s=0.5)
         # First, because the result of an interrupted trial must not be used.
         hear_interrupts(driver)
-        numbers = [] if end is not None else [number for work, _ in running for number in work.numbers]
-        waits.tell(list(waiting_trials(driver.setup.paths, numbers).values()), len(numbers))
+        waits.tell([] if end is not None else [number for work, _ in running for number in work.numbers])
         if end is not None:
             for work, future in running:
                 if end.number == work.numbers[-1]:
@@ -361,3 +351,70 @@ def take_in(study: OpenStudy, end: WorkEnd) -> None:
         raise ElsewhereError(end.reason)
     if end.number in study.driver.state.results:
         study.tracker.notify()
+
+
+# The full experiment: the user's training at full length.
+
+
+@_flow("experiment", TrainingArguments)
+def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None, **arguments: Any) -> State[Any]:
+    """Trains at full length.
+
+    Args:
+        work_dir: the folder for a new full experiment, and for its MLflow store if no other store is named.
+        experiment_dir: the folder of a full experiment to resume. It replaces all other parameters.
+        **arguments: the fields of `TrainingArguments`, for a new full experiment.
+    """
+    outlive_worker()
+    keep_secrets_from_prefect()
+    try:
+        full_experiment = open_experiment(arguments, experiment_dir, work_dir)
+    except FinishedError as finished:
+        if experiment_dir is not None:
+            raise
+        # The training has finished, but Prefect did not record that and has retried this run.
+        return Completed(message=finished.where)
+    return run_experiment(full_experiment)
+
+
+def experiment_open(full_experiment: FullExperiment) -> Flow[..., State[Any]]:
+    """Returns the flow `experiment` for a full experiment that its command or its study has opened already."""
+
+    @_flow("experiment", TrainingArguments)
+    def experiment(work_dir: Path | None = None, experiment_dir: Path | None = None, **arguments: Any) -> State[Any]:
+        """Trains at full length. Prefect only shows the parameters."""
+        return run_experiment(full_experiment)
+
+    return experiment
+
+
+def run_experiment(full_experiment: FullExperiment) -> State[Any]:
+    try:
+        full_experiment.begin()
+        end = train(full_experiment)
+        report_training(full_experiment)
+        return Completed(message=str(full_experiment.paths.root)) if end.completed else Failed(message=end.reason)
+    except BaseException as error:
+        # Prefect delivers a cancellation to this thread only. Any error that ends the flow must end the training.
+        full_experiment.stop()
+        interrupted = interrupts.heard or not isinstance(error, Exception)
+        reason = INTERRUPTED if interrupted else f"{type(error).__name__}: {error}"
+        full_experiment.finish(StudyStatus.CANCELLED if interrupted else StudyStatus.FAILED, reason)
+        if interrupts.heard or is_interrupt(error):
+            return Cancelled(message="Interrupted. It can be resumed.")
+        raise
+    finally:
+        full_experiment.close()
+
+
+def open_experiment(
+    arguments: dict[str, Any], experiment_dir: Path | None, work_dir: Path | None = None
+) -> FullExperiment:
+    """Returns the full experiment in `experiment_dir`, the one that an earlier try of this run began, or a new one."""
+    if experiment_dir is not None:
+        return resume_full_experiment(experiment_dir)
+    folder = work_folder(work_dir)
+    begun = begun_by(flow_run.id, folder.glob(f"{FULL_EXPERIMENTS}/*/record.json"))
+    if begun is not None:
+        return resume_full_experiment(begun)
+    return new_full_experiment(checked(TrainingArguments, arguments), folder, flow_run.id)

@@ -183,9 +183,9 @@ def tune_command(arguments: StudyArguments, as_json: bool) -> int:
     require_home()
     require_server_for_all(arguments.ray_address)
     with interrupts.opening():
-        planned = plan_study(arguments, tell=say, check=interrupts.check)
+        planned = plan_study(arguments, Path.cwd(), tell=say, check=interrupts.check)
         interrupts.check()
-        study = open_planned(planned, Path.cwd())
+        study = open_planned(planned)
     return _run(study, as_json)
 
 
@@ -338,7 +338,7 @@ def _run_train(full_experiment: FullExperiment, arguments: TrainingArguments, as
             name = full_experiment.record.experiment_id
 
             def load() -> "Flow[..., Any]":
-                from flows.experiment import experiment_open
+                from flows.tune import experiment_open
 
                 return experiment_open(full_experiment)
 

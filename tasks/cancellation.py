@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -21,6 +21,8 @@ from prefect.states import Running
 from rich.console import Console
 
 from tasks.telling import impatient, told_if_possible
+from trial_lib.records.folders import StudyPaths
+from trial_lib.study.history import waiting_trials
 
 _PERIOD_S, _PATIENCE_S = 3.0, 4.0
 # Read at the start of this process, when a process worker is still its parent.
@@ -100,12 +102,14 @@ _FIRST_WORD_S, _RAREST_S = 30.0, 600.0
 class SlotWaits:
     """Tells Prefect while all that a run has started waits for slots. The log gets what Prefect does not take."""
 
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
+    def __init__(self, paths: StudyPaths, log: logging.Logger) -> None:
+        self._paths, self._log = paths, log
         self._began = self._next_word = 0.0
 
-    def tell(self, waits: list[str], running: int) -> None:
-        is_waiting, was_waiting = 0 < len(waits) == running, bool(self._began)
+    def tell(self, running: Sequence[int]) -> None:
+        """`running` are the numbers of all trials that have been started."""
+        waits = list(waiting_trials(self._paths, running).values())
+        is_waiting, was_waiting = 0 < len(waits) == len(running), bool(self._began)
         if is_waiting and time.monotonic() >= self._next_word:
             self._began = self._began or time.monotonic()
             seconds = time.monotonic() - self._began

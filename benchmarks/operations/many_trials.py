@@ -68,7 +68,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
     os.environ["FORCE_COLOR"] = "1"  # the table, as in a terminal
     from benchmarks.operations.instant_starter import InstantStarter, stand_in
     from flows import terminal, tuning
-    from trial_lib.study import choose_place
+    from trial_lib.study import setup
     from trial_lib.study.arguments import StudyArguments
     from trial_lib.tracking import sync
 
@@ -88,7 +88,7 @@ def study_in(folder: Path, trials: int) -> dict[str, Any]:
         return wrap
 
     launched = InstantStarter.launched
-    stand_in(choose_place, "WarmStarter", lambda _: InstantStarter)
+    stand_in(setup, "WarmStarter", lambda _: InstantStarter)
     for step in ("_read", "_picture"):
         stand_in(terminal.LiveView, step, timed(lambda seconds: refreshes.append((len(launched), seconds))))
     stand_in(sync.StudySync, "_send", timed(sends.append))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trial_lib.deepspeed_config.layout import AUTOTP
-from trial_lib.inputs.program_section import coarse_switches
+from trial_lib.inputs.search_space import coarse_switches
 from trial_lib.messages.turned import is_turned
 from trial_lib.records.switches import PROGRAM, switches_of
 from trial_lib.search.knobs import LEFT_OPEN, Arm, Knob, SearchSpace, get_knob

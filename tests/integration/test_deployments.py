@@ -29,8 +29,7 @@ from prefect.workers.process import ProcessWorker
 from prefect_docker.worker import DockerWorker
 from prefect_kubernetes import KubernetesWorker
 
-from flows.experiment import experiment
-from flows.tune import tune
+from flows.tune import experiment, tune
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.full_experiment import TrainingArguments
 
@@ -98,15 +97,14 @@ def test_the_form_offers_the_choices_and_keeps_the_limits() -> None:
     assert fields["memory_headroom"]["exclusiveMaximum"] == 1
 
 
-def test_a_deployment_may_give_a_parameter_by_its_older_name_which_the_form_does_not_show(tmp_path: Path) -> None:
+def test_a_deployments_parameters_are_checked_by_the_form_and_by_the_run(tmp_path: Path) -> None:
     form = parameter_schema(tune).model_dump_for_openapi()
-    assert "launcher" not in form["properties"]
-    given = {"launcher": "cold", "work_dir": str(tmp_path)}
+    given = {"start": "cold", "work_dir": str(tmp_path)}
     # Prefect checks parameters twice: when a run is created, by the form's schema, and when it begins.
     assert validate(given, form) == []
-    assert tune.validate_parameters(given)["launcher"] == "cold"
+    assert tune.validate_parameters(given)["start"] == "cold"
     with pytest.raises(ParameterTypeError):
-        tune.validate_parameters({**given, "launcher": "tepid"})
+        tune.validate_parameters({**given, "start": "tepid"})
 
 
 def test_each_deployment_is_of_a_flow_that_the_package_has_and_gives_parameters_that_it_knows() -> None:

@@ -271,7 +271,7 @@ def test_a_configuration_that_deepspeed_has_refused_may_be_mended(folder: Folder
 
 
 def test_the_flow_takes_its_parameters_as_json(folder: Folder) -> None:
-    from flows.experiment import experiment
+    from flows.tune import experiment
 
     given = {"config_path": "/abs/experiment.yaml", "model_dir": "/abs/model", "ds_config": "/b.json"}
     parameters = experiment.validate_parameters(given)

@@ -6,8 +6,7 @@ import json
 import pytest
 from conftest import CONFIG, Trials
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, BatchSizes
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.messages.orders import StepWindow
 from trial_lib.records.candidate import Candidate, Purpose

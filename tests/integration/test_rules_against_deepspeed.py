@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import BatchSizes, resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS, PROGRAM, ModelShape
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import BatchSizes, overwrite_deepspeed_config, resolve_batch
 from trial_lib.deepspeed_config.rules import RULES, ZERO_KEYS, broken_rules
 from trial_lib.messages.errors import InputError
 

@@ -43,7 +43,6 @@ ENTRIES = {
     "trial_lib.core",
     "trial_lib.device.cuda_variables",
     "trial_lib.dsat",
-    "trial_lib.inputs.schema",
     "trial_lib.plan.simulate.patches",
 }
 

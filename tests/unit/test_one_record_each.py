@@ -68,7 +68,7 @@ import os
 import sys
 from pathlib import Path
 
-from trial_lib.inputs.launcher_process import launcher_in
+from trial_lib.inputs.launchers import launcher_in
 from trial_lib.inputs.program_code import may_start_ranks
 from trial_lib.device.base import Host
 from trial_lib.launch.rank_starter import rank_requests

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trial_lib.deepspeed_config.batch import resolve_batch, short_name
 from trial_lib.deepspeed_config.layout import (
     Layout,
     ModelShape,
@@ -24,7 +23,7 @@ from trial_lib.deepspeed_config.layout import (
     unshared_heads,
     unshared_tokens,
 )
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, resolve_batch, short_name
 from trial_lib.messages.errors import InputError
 
 _INFO = Path("/proc/cpuinfo")

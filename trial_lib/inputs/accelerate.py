@@ -11,8 +11,17 @@ import yaml
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, read_deepspeed_json
 from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter
-from trial_lib.inputs.launchers import UserLauncher
-from trial_lib.inputs.places import typed_as
+from trial_lib.inputs.launchers import (
+    CORES,
+    LOGS,
+    NEVER_AGAIN,
+    NO_PYTHON,
+    ONE_NODE,
+    PORT,
+    PROCESSES,
+    UserLauncher,
+)
+from trial_lib.inputs.places import typed_as, with_target
 from trial_lib.inputs.words import Words, ask
 from trial_lib.messages.files import write_whole
 
@@ -29,27 +38,17 @@ _DEEPSPEED, _SEVERAL, _ONE = "deepspeed_launcher", "multi_gpu_launcher", "simple
 _TRY_IT = "See `accelerate launch --help`, and try the command without zerotune."
 _WITH_DEEPSPEED = "Start it with DeepSpeed: `accelerate launch --use_deepspeed --num_processes N SCRIPT`."
 
-_PORT = "every trial has a port of its own"
-_ONE_NODE = "a trial runs on one node"
-_LOGS = "every rank has a log of its own"
 _LEFT_OUT = {
-    "main_process_ip": _PORT,
-    "main_process_port": _PORT,
-    "same_network": _ONE_NODE,
-    "machine_rank": _ONE_NODE,
-    "rdzv_backend": _PORT,
-    "rdzv_conf": _PORT,
-    "deepspeed_multinode_launcher": _ONE_NODE,
-    "deepspeed_hostfile": "accelerate reads it for several nodes only",
-    "deepspeed_inclusion_filter": "accelerate reads it for several nodes only",
-    "deepspeed_exclusion_filter": "accelerate reads it for several nodes only",
-    "tee": _LOGS,
-    "log_dir": _LOGS,
-    "role": _LOGS,
-    "quiet": _LOGS,
-    "max_restarts": "a trial is never started again",
-    "monitor_interval": "ZeroTune watches over the ranks",
-    "enable_cpu_affinity": "ZeroTune hands out the cores",
+    **dict.fromkeys(("main_process_ip", "main_process_port", "rdzv_backend", "rdzv_conf"), PORT),
+    **dict.fromkeys(("same_network", "machine_rank", "deepspeed_multinode_launcher"), ONE_NODE),
+    **dict.fromkeys(
+        ("deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter"),
+        "accelerate reads it for several nodes only",
+    ),
+    **dict.fromkeys(("tee", "log_dir", "role", "quiet"), LOGS),
+    "max_restarts": NEVER_AGAIN,
+    "monitor_interval": PROCESSES,
+    "enable_cpu_affinity": CORES,
 }
 # With one of these settings, as an option or in the configuration file, DeepSpeed does not train, or not here.
 _REFUSED = {
@@ -59,7 +58,7 @@ _REFUSED = {
     "use_megatron_lm": "Megatron-LM takes the place of DeepSpeed",
     "use_parallelism_config": "a parallelism configuration needs FSDP in the place of DeepSpeed",
     "mpirun_hostfile": "mpirun starts processes on several nodes",
-    "no_python": "ZeroTune starts Python programs only",
+    "no_python": NO_PYTHON,
 }
 _REFUSED_FAMILIES = ("fsdp_", "megatron_lm_", "tpu_", "parallelism_config_", "aws_", "mpirun_", "vm", "env")
 
@@ -281,29 +280,15 @@ def _default_configuration(environment: Mapping[str, str]) -> Path:
     return json_file if json_file.is_file() and not yaml_file.is_file() else yaml_file
 
 
-def _position_of(words: list[str], flag: str) -> int | None:
-    # The position of an option. The last word is the script or module, and no option.
-    for position, word in enumerate(words[:-1]):
-        if word.partition("=")[0].replace("-", "_") == flag.replace("-", "_"):
-            return position
-    return None
-
-
 def _value_of(words: list[str], flag: str) -> str | None:
-    position = _position_of(words, flag)
-    if position is None:
-        return None
-    _, equals, value = words[position].partition("=")
-    return value if equals else words[position + 1]
+    # The last word is the script or module, and no option.
+    typed = typed_as(flag, words[:-1])
+    return typed[-1].value if typed else None
 
 
 def _with_option(words: list[str], flag: str, value: str) -> list[str]:
-    position = _position_of(words, flag)
-    if position is None:
-        # `accelerate launch` or `python -m accelerate.commands.launch`.
-        first = 1 + next(place for place, word in enumerate(words) if word.rpartition(".")[2] == "launch")
-        return [*words[:first], flag, value, *words[first:]]
-    name, equals, _ = words[position].partition("=")
-    if equals:
-        return [*words[:position], f"{name}={value}", *words[position + 1 :]]
-    return [*words[: position + 1], value, *words[position + 2 :]]
+    if _value_of(words, flag) is not None:
+        return [*with_target(flag, words[:-1], value)[0], words[-1]]
+    # `accelerate launch` or `python -m accelerate.commands.launch`.
+    first = 1 + next(place for place, word in enumerate(words) if word.rpartition(".")[2] == "launch")
+    return [*words[:first], flag, value, *words[first:]]

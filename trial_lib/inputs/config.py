@@ -2,10 +2,13 @@
 
 The fields are Determined's, so that a file written for it works unchanged. ZeroTune adds six: `arg_mappings`,
 `follow_launcher`, `search_space`, `turned`, `resources.memory_per_slot` and `resources.hosts`. The descriptions here
-become the JSON Schema that editors show (see `schema`).
+become the JSON Schema that editors show, which `python -m trial_lib.inputs.config` writes anew. An editor with YAML's
+language server finds it by a first line such as `# yaml-language-server: $schema=PATH/experiment.schema.json`.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -25,8 +28,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from trial_lib.deepspeed_config.layout import LAYOUT_KINDS
+from trial_lib.deepspeed_config.overrides import setting_at
 from trial_lib.inputs.places import MAPPING_TARGET, SWITCH_PLACE
-from trial_lib.inputs.yaml_document import NotUsed, YamlSection
+from trial_lib.inputs.yaml_document import YamlSection
+from trial_lib.messages.files import write_whole
 from trial_lib.messages.turned import TURNED, is_turned
 from trial_lib.records.switches import PROGRAM
 
@@ -251,6 +256,53 @@ def _plain(value: Any, place: str, remedy: str, holders: tuple[int, ...] = ()) -
     return {key: _plain(item, f"{dotted}{key}", remedy, (*holders, id(value))) for key, item in value.items()}
 
 
+# The keys that only Determined's cluster needs, and why they have no effect here.
+NOT_USED = {
+    **dict.fromkeys(
+        (
+            *("bind_mounts", "resources.shm_size", "resources.devices", "environment.image", "environment.pod_spec"),
+            *("environment.force_pull_image", "environment.registry_auth", "environment.ports"),
+            *("environment.proxy_ports", "environment.add_capabilities", "environment.drop_capabilities"),
+        ),
+        "a trial runs without a container",
+    ),
+    **dict.fromkeys(
+        ("preemption_timeout", "slurm", "pbs", "resources.priority", "resources.weight"),
+        "there is no cluster scheduler",
+    ),
+    **dict.fromkeys(("resources.resource_pool", "resources.agent_label"), "a trial runs where ZeroTune runs"),
+    **dict.fromkeys(("project", "workspace"), "a study is found by its name"),
+    **dict.fromkeys(("data_layer", "internal"), "Determined ignores it as well"),
+    "checkpoint_policy": "a full experiment keeps the best checkpoint and the last two",
+    "checkpoint_storage": "checkpoints are written where your code says",
+    "debug": "`study.log` has every detail",
+    "integrations": "see deployments for Prefect's automations",
+    "log_policies": "a failed trial is shown with its log",
+    "optimizations": "they were Horovod's, and DeepSpeed has its own",
+    "perform_initial_validation": "a training begins with a step",
+    "profiling": "every trial is measured",
+    "retention_policy": "logs stay with their study",
+    "security": "a trial runs as the user who runs ZeroTune",
+    "tensorboard_storage": "TensorBoard's files are in the study",
+    "resources.is_single_node": "see resources.hosts",
+    "resources.max_slots": "see --max-slots",
+    "resources.native_parallel": "ZeroTune starts the ranks itself",
+    "resources.slots": "see resources.slots_per_trial",
+    "searcher.source_checkpoint_uuid": "ZeroTune has no checkpoints of Determined's",
+    "searcher.source_trial_id": "ZeroTune has no trials of Determined's",
+}
+
+
+def _not_used_in(section: str) -> dict[str, str]:
+    parted = ((key.rpartition("."), why) for key, why in NOT_USED.items())
+    return {key: why for (owner, _, key), why in parted if owner == section}
+
+
+def keys_without_effect(data: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted keys of a YAML that are set and have no effect, such as `resources.resource_pool`."""
+    return sorted(key for key in NOT_USED if setting_at(data, key) is not None)
+
+
 class Hyperparameters(YamlSection):
     """Values for the training code.
 
@@ -278,6 +330,8 @@ class Hyperparameters(YamlSection):
 class Resources(YamlSection):
     """The devices and hosts of a trial."""
 
+    not_used = _not_used_in("resources")
+
     slots_per_trial: PositiveInt = Field(
         default=1, description="Accelerators that one trial takes. On a machine without one, CPU ranks."
     )
@@ -292,16 +346,6 @@ class Resources(YamlSection):
         "node-2: 8}. The first is this one. All need the same files, and ZeroTune reaches the others by ssh. By "
         "default a trial runs on one host. An addition of ZeroTune.",
     )
-    max_slots: NotUsed = Field(default=None, description="Not used: see --max-slots.")
-    resource_pool: NotUsed = Field(default=None, description="Not used: a trial runs where ZeroTune runs.")
-    priority: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    weight: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    shm_size: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    devices: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    is_single_node: NotUsed = Field(default=None, description="Not used: see resources.hosts.")
-    slots: NotUsed = Field(default=None, description="Not used: see resources.slots_per_trial.")
-    agent_label: NotUsed = Field(default=None, description="Not used: a trial runs where ZeroTune runs.")
-    native_parallel: NotUsed = Field(default=None, description="Not used: ZeroTune starts the ranks itself.")
 
     @model_validator(mode="after")
     def _slots_are_those_of_the_hosts(self) -> "Resources":
@@ -324,6 +368,8 @@ _OTHER_SEARCHERS = {
 
 class Searcher(YamlSection):
     """The length of the full experiment, and its metric."""
+
+    not_used = _not_used_in("searcher")
 
     @model_validator(mode="before")
     @classmethod
@@ -354,28 +400,18 @@ class Searcher(YamlSection):
     max_length: Annotated[Length, AfterValidator(above_zero)] | None = Field(
         default=None, description="The length of the full experiment, for training code that asks for it."
     )
-    source_trial_id: NotUsed = Field(default=None, description="Not used: ZeroTune has no trials of Determined's.")
-    source_checkpoint_uuid: NotUsed = Field(
-        default=None, description="Not used: ZeroTune has no checkpoints of Determined's."
-    )
 
 
 class Environment(YamlSection):
     """The environment of a trial's processes."""
+
+    not_used = _not_used_in("environment")
 
     environment_variables: EnvironmentVariables = Field(
         default_factory=dict,
         description="Environment variables of every rank: a list of NAME=value, or a mapping. Values that look like "
         "secrets are kept out of logs and reports.",
     )
-    image: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    force_pull_image: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    registry_auth: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    pod_spec: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    ports: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    proxy_ports: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    add_capabilities: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    drop_capabilities: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
 
 
 class Reproducibility(YamlSection):
@@ -390,6 +426,7 @@ class ExperimentConfig(YamlSection):
     """An experiment: the training code's entrypoint, its hyperparameters and its resources."""
 
     model_config = ConfigDict(title="ZeroTune experiment")
+    not_used = _not_used_in("")
 
     name: str | None = Field(default=None, description="The experiment's name. The default is the model directory's.")
     description: str = Field(default="", description="For people.")
@@ -452,31 +489,6 @@ class ExperimentConfig(YamlSection):
     reproducibility: Reproducibility = Field(
         default_factory=Reproducibility, description="The seeds of random numbers."
     )
-    project: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
-    workspace: NotUsed = Field(default=None, description="Not used: a study is found by its name.")
-    bind_mounts: NotUsed = Field(default=None, description="Not used: a trial runs without a container.")
-    checkpoint_storage: NotUsed = Field(
-        default=None, description="Not used: checkpoints are written where your code says."
-    )
-    profiling: NotUsed = Field(default=None, description="Not used: every trial is measured.")
-    checkpoint_policy: NotUsed = Field(
-        default=None, description="Not used: a full experiment keeps the best checkpoint and the last two."
-    )
-    debug: NotUsed = Field(default=None, description="Not used: `study.log` has every detail.")
-    perform_initial_validation: NotUsed = Field(default=None, description="Not used: a training begins with a step.")
-    tensorboard_storage: NotUsed = Field(default=None, description="Not used: TensorBoard's files are in the study.")
-    optimizations: NotUsed = Field(
-        default=None, description="Not used: they were Horovod's, and DeepSpeed has its own."
-    )
-    log_policies: NotUsed = Field(default=None, description="Not used: a failed trial is shown with its log.")
-    retention_policy: NotUsed = Field(default=None, description="Not used: logs stay with their study.")
-    integrations: NotUsed = Field(default=None, description="Not used: see deployments for Prefect's automations.")
-    preemption_timeout: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    slurm: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    pbs: NotUsed = Field(default=None, description="Not used: there is no cluster scheduler.")
-    security: NotUsed = Field(default=None, description="Not used: a trial runs as the user who runs ZeroTune.")
-    data_layer: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
-    internal: NotUsed = Field(default=None, description="Not used: Determined ignores it as well.")
 
     @model_validator(mode="after")
     def _maps_each_target_once(self) -> "ExperimentConfig":
@@ -485,3 +497,15 @@ class ExperimentConfig(YamlSection):
             if targets.count(target) > 1:
                 raise ValueError(f"arg_mappings gives {target} two meanings")
         return self
+
+
+SCHEMA_PATH = Path(__file__).with_name("experiment.schema.json")
+
+
+def schema_text() -> str:
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **ExperimentConfig.model_json_schema()}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    write_whole(SCHEMA_PATH, schema_text(), mode=0o644)

@@ -16,7 +16,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 from trial_lib.inputs.launchers import LAUNCHERS, python_programs
 from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.yaml_document import parse_yaml, read_yaml
+from trial_lib.inputs.yaml_document import read_yaml
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.secrets import REDACTED, redact, redact_text, secrets_in
 from trial_lib.records.folders import StudyPaths
@@ -47,7 +47,7 @@ class KnownSecrets:
     @classmethod
     def of_experiment(cls, experiment: Experiment) -> "KnownSecrets":
         """Includes those of its DeepSpeed configuration."""
-        return cls.within(parse_yaml(experiment.text, experiment.source).data, experiment.ds_config)
+        return cls.within(experiment.document.data, experiment.ds_config)
 
     @classmethod
     def of_study(cls, paths: StudyPaths) -> "KnownSecrets":

@@ -1,6 +1,13 @@
-"""The launchers that users type to start ranks: their records, their options, and their readers."""
+"""The launchers that users type to start ranks: their options, their records, and a launcher process.
 
+A rank imports this module, so it imports neither pydantic nor torch.
+"""
+
+import base64
+import binascii
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,14 +47,14 @@ def _each(flags: str, option: Option) -> dict[str, Option]:
 
 
 SLOTS = "resources.slots_per_trial says how many ranks start"
-_PORT = "every trial has a port of its own"
+PORT = "every trial has a port of its own"
 ONE_NODE = "a trial runs on one node"
-_LOGS = "every rank has a log of its own"
-_CORES = "ZeroTune hands out the cores"
-_NEVER_AGAIN = "a trial is never started again"
-_PROCESSES = "ZeroTune watches over the ranks"
+LOGS = "every rank has a log of its own"
+CORES = "ZeroTune hands out the cores"
+NEVER_AGAIN = "a trial is never started again"
+PROCESSES = "ZeroTune watches over the ranks"
 _ELASTIC = "a trial has the same ranks from its beginning to its end; an elastic training may start from the answer"
-_NO_PYTHON = "ZeroTune starts Python programs only"
+NO_PYTHON = "ZeroTune starts Python programs only"
 
 # Of `deepspeed/launcher/runner.py`, DeepSpeed 0.16 to 0.19.
 DEEPSPEED: dict[str, Option] = {
@@ -63,20 +70,20 @@ DEEPSPEED: dict[str, Option] = {
     "--no_local_rank": followed(has_value=False),
     "--num_nodes": followed(),
     "--node_rank": Option(Does.ONE_NODE),
-    "--master_port": left_out(_PORT),
-    "--master_addr": left_out(_PORT),
+    "--master_port": left_out(PORT),
+    "--master_addr": left_out(PORT),
     **_each("--launcher --launcher_args --ssh_port", left_out(ONE_NODE)),
     "--no_ssh": left_out(ONE_NODE, has_value=False),
     "--no_ssh_check": left_out(ONE_NODE, has_value=False),
-    "--enable_each_rank_log": left_out(_LOGS),
-    "--log_level": left_out(_LOGS),
-    "--quiet": left_out(_LOGS, has_value=False),
-    "-q": left_out(_LOGS, has_value=False),
-    "--save_pid": left_out(_PROCESSES, has_value=False),
-    "--bind_cores_to_rank": left_out(_CORES, has_value=False),
-    "--bind_core_list": left_out(_CORES),
+    "--enable_each_rank_log": left_out(LOGS),
+    "--log_level": left_out(LOGS),
+    "--quiet": left_out(LOGS, has_value=False),
+    "-q": left_out(LOGS, has_value=False),
+    "--save_pid": left_out(PROCESSES, has_value=False),
+    "--bind_cores_to_rank": left_out(CORES, has_value=False),
+    "--bind_core_list": left_out(CORES),
     "--force_multi": refused("it asks for the launcher of several nodes", has_value=False),
-    "--no_python": refused(_NO_PYTHON, has_value=False),
+    "--no_python": refused(NO_PYTHON, has_value=False),
     "--elastic_training": refused(_ELASTIC, has_value=False),
     **_each("--min_elastic_nodes --max_elastic_nodes", refused(_ELASTIC)),
     "--autotuning": refused("ZeroTune takes the place of DeepSpeed's autotuner"),
@@ -102,17 +109,17 @@ TORCHRUN: dict[str, Option] = {
     "--node_rank": Option(Does.ONE_NODE),
     "--standalone": left_out(ONE_NODE, has_value=False),
     **_each(
-        "--master_port --master_addr --local_addr --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf", left_out(_PORT)
+        "--master_port --master_addr --local_addr --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf", left_out(PORT)
     ),
-    "--max_restarts": left_out(_NEVER_AGAIN),
-    **_each("--monitor_interval --start_method --signals_to_handle --shutdown_timeout", left_out(_PROCESSES)),
+    "--max_restarts": left_out(NEVER_AGAIN),
+    **_each("--monitor_interval --start_method --signals_to_handle --shutdown_timeout", left_out(PROCESSES)),
     **_each(
         "--event_log_handler --role --log_dir --redirects -r --tee -t --local_ranks_filter "
         "--duplicate_stdout_filters --duplicate_stderr_filters --logs_specs",
-        left_out(_LOGS),
+        left_out(LOGS),
     ),
-    "--numa_binding": left_out(_CORES),
-    "--no_python": refused(_NO_PYTHON, has_value=False),
+    "--numa_binding": left_out(CORES),
+    "--no_python": refused(NO_PYTHON, has_value=False),
     "--run_path": refused("ZeroTune starts a script or a module", has_value=False),
     "--virtual_local_rank": refused("a rank finds its device by its LOCAL_RANK", has_value=False),
 }
@@ -137,7 +144,7 @@ MPIRUN: dict[str, Option] = {
     **_each("--hostfile -hostfile --machinefile -machinefile -f -hosts --hosts", refused("a search runs on this host")),
     **_each("--host -host -H", followed("--host")),
     **_each("-wdir --wdir -wd --wd", refused(_OTHER_FOLDER)),
-    **_each("--bind-to -bind-to --map-by -map-by --rank-by -rank-by --cpu-set", left_out(_CORES)),
+    **_each("--bind-to -bind-to --map-by -map-by --rank-by -rank-by --cpu-set", left_out(CORES)),
     **_each("--prefix --timeout --launcher -launcher --output-filename --output", left_out(_MPI)),
     **_each(
         "--oversubscribe -oversubscribe --nooversubscribe --use-hwthread-cpus --report-bindings -report-bindings "
@@ -156,8 +163,8 @@ SRUN: dict[str, Option] = {
     "--export": followed(),
     **_each("-N --nodes", Option(Does.ONE_NODE, name="--nodes")),
     **_each("-G --gpus --gres --gpus-per-node --gpus-per-task --gpu-bind --tres-per-task", left_out(_DEVICES)),
-    **_each("-c --cpus-per-task --cpu-bind --cpus-per-gpu --hint --threads-per-core -m", left_out(_CORES)),
-    "--distribution": left_out(_CORES),
+    **_each("-c --cpus-per-task --cpu-bind --cpus-per-gpu --hint --threads-per-core -m", left_out(CORES)),
+    "--distribution": left_out(CORES),
     **_each(
         "-p --partition -A --account -t --time -q --qos -J --job-name --mem --mem-per-cpu --mem-per-gpu -w "
         "--nodelist -x --exclude --jobid -C --constraint --reservation --network --signal --comment -W --wait "
@@ -165,8 +172,8 @@ SRUN: dict[str, Option] = {
         left_out(_JOB),
     ),
     **_each("--exclusive --overlap -s --oversubscribe -K --kill-on-bad-exit --pty -v", left_out(_JOB, has_value=False)),
-    **_each("-o --output -e --error -i --input", left_out(_LOGS)),
-    **_each("-l --label -u --unbuffered -Q --quiet --verbose", left_out(_LOGS, has_value=False)),
+    **_each("-o --output -e --error -i --input", left_out(LOGS)),
+    **_each("-l --label -u --unbuffered -Q --quiet --verbose", left_out(LOGS, has_value=False)),
     **_each("-D --chdir", refused(_OTHER_FOLDER)),
     "--multi-prog": refused("it starts several programs", has_value=False),
     **_each(
@@ -219,7 +226,7 @@ class UserLauncher:
     programs: tuple[str, ...]  # the words that begin it, such as `accelerate launch`. Texts show the first.
     # The function that reads the words behind them, as `module:function`. It takes the words, this record and the
     # interpreter beside the program. It returns fields of `Entrypoint`.
-    read: str = "trial_lib.inputs.launcher_readers:read_counted"
+    read: str = "trial_lib.inputs.entrypoint:read_counted"
     options: Mapping[str, Option] = field(default_factory=dict)  # what becomes of each of its options
     # The same in an experiment's YAML, which says itself how many ranks start. None if a YAML cannot name the launcher.
     yaml_options: Mapping[str, Option] | None = None
@@ -260,7 +267,7 @@ _RECORDS = (
     UserLauncher(
         name="deepspeed",
         programs=("deepspeed",),
-        read="trial_lib.inputs.launcher_readers:read_deepspeed",
+        read="trial_lib.inputs.entrypoint:read_deepspeed",
         options=DEEPSPEED,
         yaml_options=DEEPSPEED_IN_YAML,
         modules=("deepspeed.launcher.runner", DEEPSPEED_LAUNCH),
@@ -271,7 +278,7 @@ _RECORDS = (
     UserLauncher(
         name="torchrun",
         programs=("torchrun",),
-        read="trial_lib.inputs.launcher_readers:read_torchrun",
+        read="trial_lib.inputs.entrypoint:read_torchrun",
         options=TORCHRUN,
         yaml_options=TORCHRUN_IN_YAML,
         modules=("torch.distributed.run", TORCH_LAUNCH),
@@ -303,7 +310,7 @@ _RECORDS = (
     UserLauncher(
         name="mpirun",
         programs=("mpirun", "mpiexec", "orterun"),
-        read="trial_lib.inputs.launcher_readers:read_mpirun",
+        read="trial_lib.inputs.entrypoint:read_mpirun",
         options=MPIRUN,
         count=("-np", "-npernode"),
         runs_command=True,
@@ -319,7 +326,7 @@ _RECORDS = (
     UserLauncher(
         name="srun",
         programs=("srun",),
-        read="trial_lib.inputs.launcher_readers:read_srun",
+        read="trial_lib.inputs.entrypoint:read_srun",
         options=SRUN,
         count=("--ntasks", "--ntasks-per-node"),
         runs_command=True,
@@ -401,3 +408,114 @@ def all_modules() -> Iterator[str]:
 def launchers_listed() -> str:
     *others, last = (launcher.shown for launcher in LAUNCHERS.values())
     return f"{', '.join(others)} or {last}"
+
+
+# A launcher process, recognised by its command line.
+
+_PYTHON = re.compile(r"python[\d.]*")
+# A launcher with one of these options prints and exits. It starts no rank.
+_ABOUT_ITSELF = ("--version", "-V", "-version", "--help", "-h")
+_WORLD = "--world_info"
+# DeepSpeed's launcher adds these itself, and tells the module its hosts and devices in base64.
+_ITS_OWN = ("--node_rank", "--master_addr", "--save_pid", "--enable_each_rank_log")
+_SWITCHES = ("--module", "--no_python", "--no_local_rank", "--bind_cores_to_rank", "--quiet", "-q")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def launcher_in(words: Sequence[str]) -> list[str] | None:
+    """Returns the command of a launcher, as a user may type it; None for any other process.
+
+    Example:
+        >>> launcher_in(["/opt/env/bin/python", "/opt/env/bin/torchrun", "--nproc_per_node", "2", "train.py"])
+        ['/opt/env/bin/torchrun', '--nproc_per_node', '2', 'train.py']
+    """
+    if not words or (len(words) > 1 and words[-1] in _ABOUT_ITSELF and _ends_as_launcher(words[-2])):
+        return None
+    if not is_python(words[0]):
+        return list(words) if _starts_ranks(words) else None
+    position = python_target(words)
+    if position is None:
+        return None
+    if words[position - 1] != "-m":
+        script = words[position:]
+        return list(script) if _starts_ranks(script) else None
+    for launcher in LAUNCHERS.values():
+        for module in launcher.modules:
+            named = module.split()
+            if list(words[position : position + len(named)]) == named:
+                started = runner_words(words[position + 1 :]) if module == DEEPSPEED_LAUNCH else None
+                if started is not None:
+                    return [words[0], "-m", launcher.modules[0], *started]
+                # A module with a subcommand is typed by the module that the subcommand is.
+                typed = launcher.modules[0] if len(named) > 1 else module
+                return [words[0], "-m", typed, *words[position + len(named) :]]
+    return None
+
+
+def runner_words(words: Sequence[str]) -> list[str] | None:
+    """Returns the words of `deepspeed.launcher.runner` that start the same ranks as `deepspeed.launcher.launch`.
+
+    Args:
+        words: behind the name of the module. None is returned for several hosts.
+
+    Example:
+        >>> runner_words(["--world_info=eyJsb2NhbGhvc3QiOiBbMCwgMV19", "train.py", "--lr", "0.1"])
+        ['--num_gpus', '2', 'train.py', '--lr', '0.1']
+    """
+    rest, kept, world = list(words), [], ""
+    while rest and rest[0].startswith("-"):
+        flag, equals, value = rest.pop(0).partition("=")
+        if not equals and flag not in _SWITCHES and rest:
+            value = rest.pop(0)
+        if flag == _WORLD:
+            world = value
+        elif flag not in _ITS_OWN:
+            kept += [flag] if flag in _SWITCHES else [flag, value]
+    try:
+        hosts: dict[str, list[int]] = json.loads(base64.urlsafe_b64decode(world))
+        ((_, devices),) = hosts.items()
+    except (binascii.Error, ValueError, AttributeError):
+        return None
+    if devices == list(range(len(devices))):
+        chosen = ["--num_gpus", str(len(devices))]
+    else:
+        chosen = ["--include", "localhost:" + ",".join(map(str, devices))]
+    return [*chosen, *kept, *rest]
+
+
+def is_python(program: str) -> bool:
+    return _PYTHON.fullmatch(_name(program)) is not None
+
+
+def python_target(words: Sequence[str]) -> int | None:
+    """Returns the position of the script or module in a Python process's command line; None if it runs neither."""
+    if not words or not is_python(words[0]):
+        return None
+    position = 1
+    while position < len(words):
+        word = words[position]
+        if word == "-m":
+            return position + 1 if position + 1 < len(words) else None
+        if word in ("-c", "-"):
+            return None
+        if not word.startswith("-"):
+            return position
+        position += 2 if word in _WITH_VALUE else 1
+    return None
+
+
+def _starts_ranks(words: Sequence[str]) -> bool:
+    launcher = launcher_of(words)
+    return launcher is not None and not launcher.is_environment
+
+
+def _ends_as_launcher(word: str) -> bool:
+    programs = (program for launcher in LAUNCHERS.values() for program in launcher.programs)
+    return (
+        _name(word) in {spelled.split()[-1] for spelled in (*programs, *all_modules())}
+        or launcher_of([word]) is not None
+    )
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path)  # noqa: PTH119 - of a program of whatever system

@@ -1,4 +1,4 @@
-"""Reads an experiment: the YAML, the DeepSpeed configuration that it names, and the entrypoint.
+"""Reads an experiment: its fields, the DeepSpeed configuration that they name, and the entrypoint.
 
 It imports neither torch nor DeepSpeed, so that a mistake is reported in a fraction of a second.
 """
@@ -26,14 +26,14 @@ from trial_lib.deepspeed_config.overrides import (
     read_deepspeed_json,
     read_named_config,
 )
-from trial_lib.inputs.config import ExperimentConfig
+from trial_lib.inputs.config import ExperimentConfig, keys_without_effect
 from trial_lib.inputs.entrypoint import Entrypoint, default_interpreter, parse_entrypoint, split_flag, with_config
 from trial_lib.inputs.places import batch_places
 from trial_lib.inputs.program_code import module_file
-from trial_lib.inputs.program_section import check_switches, refuse_launchers_own
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.inputs.yaml_document import YamlDocument, describe, parse_yaml, read_yaml
+from trial_lib.inputs.search_space import check_switches, read_search_space, refuse_launchers_own
+from trial_lib.inputs.yaml_document import YamlDocument, YamlSection, describe, read_yaml, written_yaml
 from trial_lib.messages.errors import InputError
+from trial_lib.search.arms import RequestedKnob
 
 # The mistakes that pydantic finds in an experiment's YAML, as sentences with line and column.
 
@@ -139,16 +139,20 @@ def _expected(complaint: ErrorDetails) -> str:
 
 
 def _where_it_belongs(place: Location) -> str:
-    key, known = str(place[-1]), list(_section(place[:-1]).model_fields)
+    key, known = str(place[-1]), _keys(_section(place[:-1]))
     nearest = difflib.get_close_matches(key, known, n=1)
     if nearest:
         return f'Did you mean "{nearest[0]}"?'
-    if len(place) > 1 and key in ExperimentConfig.model_fields:
+    if len(place) > 1 and key in _keys(ExperimentConfig):
         return "It belongs at the top level."
-    owner = next((name for name in ExperimentConfig.model_fields if key in _section((name,)).model_fields), None)
+    owner = next((name for name in ExperimentConfig.model_fields if key in _keys(_section((name,)))), None)
     if owner is not None:
         return f'It belongs under "{owner}".'
     return f"Known here: {', '.join(known)}. Values of your own stand under hyperparameters."
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    return [*section.model_fields, *(section.not_used if issubclass(section, YamlSection) else ())]
 
 
 def _section(place: Location) -> type[BaseModel]:
@@ -163,22 +167,33 @@ def _section(place: Location) -> type[BaseModel]:
 
 
 T = TypeVar("T")
-_COMMAND = "the command"
 _TELLING_KEYS = {"zero_optimization", MICRO_BATCH}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    path: Path | None  # the YAML file, absolute. None for a typed command.
-    text: str  # the YAML itself
+    document: YamlDocument  # its fields as they were written. Those of a typed command are as a YAML would have them.
     model_dir: Path  # the folder that the entrypoint runs in, absolute
-    config: ExperimentConfig  # the YAML's fields
+    config: ExperimentConfig  # its fields
     # The user's DeepSpeed configuration, with their `overwrite_deepspeed_args` merged in. Empty if nothing names one,
     # because the code has it or the training needs none.
     ds_config: dict[str, Any]
     entrypoint: Entrypoint  # the parsed command
+    requests: tuple[RequestedKnob, ...]  # what `search_space` asks for
     # Sentences on the parts without effect: one on the keys of the YAML, and one for each part of the command
     notes: tuple[str, ...]
+
+    @property
+    def path(self) -> Path | None:
+        """The YAML file, absolute; None for a typed command."""
+        return None if self.document.root is None else self.document.path.resolve()
+
+    @property
+    def text(self) -> str:
+        """The YAML. That of a typed command is for its study's folder."""
+        return self.document.text or written_yaml(
+            self.document.data, "Written by zerotune from the command that was typed."
+        )
 
     @property
     def name(self) -> str:
@@ -186,7 +201,7 @@ class Experiment:
 
     @property
     def source(self) -> str:
-        return _COMMAND if self.path is None else str(self.path)
+        return str(self.path or self.document.path)
 
     @property
     def config_source(self) -> Path:
@@ -215,21 +230,20 @@ def read_experiment(
     DeepSpeed configuration, so it `needs_ds_config`; a script may have one in its code.
     Raises InputError: they have mistakes. One error lists all of them.
     """
-    return _read(read_yaml(config_path), model_dir, include, needs_ds_config, wrapper)
+    return experiment_of(
+        read_yaml(config_path), model_dir, include=include, needs_ds_config=needs_ds_config, wrapper=wrapper
+    )
 
 
-def read_typed_experiment(
-    text: str, model_dir: Path, *, include: Sequence[Path], wrapper: Sequence[str] = ()
+def experiment_of(
+    document: YamlDocument,
+    model_dir: Path,
+    *,
+    include: Sequence[Path] = (),
+    needs_ds_config: bool = True,
+    wrapper: Sequence[str] = (),
 ) -> Experiment:
-    """Reads the experiment of a typed command (see `trial_lib.study.typed_command`).
-    Raises InputError: the command has mistakes.
-    """
-    return _read(parse_yaml(text, _COMMAND), model_dir, include, needs_ds_config=True, wrapper=wrapper)
-
-
-def _read(
-    document: YamlDocument, model_dir: Path, include: Sequence[Path], needs_ds_config: bool, wrapper: Sequence[str]
-) -> Experiment:
+    """Reads the experiment of a file, or of the fields that stand for a typed command. See `read_experiment`."""
     if not os.path.isdir(model_dir):  # noqa: PTH112 Path.is_dir raises for a folder that may not be entered
         what = "this is a file, not a directory." if _is_file(model_dir) else "the model directory does not exist."
         raise InputError(what, where=str(model_dir), remedy="Name the folder that holds your training code.")
@@ -249,14 +263,14 @@ def _read(
     requests = _collect(errors, lambda: read_search_space(config.search_space, document.where))
     if ds_config is None or entrypoint is None or requests is None:
         raise one_error(errors[::-1], document.path)
-    unused = list(config.not_used())
+    unused = keys_without_effect(document.data)
     experiment = Experiment(
-        path=document.path.resolve() if document.is_file else None,
-        text=document.text,
+        document=document,
         model_dir=model_dir,
         config=config,
         ds_config=ds_config,
         entrypoint=entrypoint.model_copy(update={"wrapper": tuple(wrapper)}),
+        requests=requests,
         notes=(
             *([f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here."] if unused else []),
             *entrypoint.notes,

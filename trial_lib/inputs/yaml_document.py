@@ -1,10 +1,10 @@
-"""A YAML document that keeps the line and column of every node, for errors."""
+"""A YAML document that keeps the line and column of every node, for errors, and how ZeroTune writes one."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
@@ -17,18 +17,17 @@ from trial_lib.messages.files import read_bounded
 
 @dataclass(frozen=True)
 class YamlDocument:
-    path: Path  # the file. For a text without a file, its name in errors.
-    text: str  # the YAML itself
+    path: Path  # the file. For fields that no file has, such as those of a typed command, their name in errors.
     data: dict[str, Any]  # its content
-    root: yaml.MappingNode  # its nodes, with their lines and columns
-    is_file: bool = True  # whether lines and columns mean anything to the user
+    text: str = ""  # the file's text
+    root: yaml.MappingNode | None = None  # the file's nodes, with their lines and columns
 
     def where(self, location: Sequence[str | int], *, key: bool = False) -> str:
         """Returns `file:line:column` of the value at a location, or of as much of the location as there is.
 
         With `key` it is the place of the last key itself, not of its value.
         """
-        if not self.is_file:
+        if self.root is None:
             return str(self.path)
         node: yaml.Node = self.root
         start = node
@@ -47,15 +46,10 @@ def read_yaml(path: Path) -> YamlDocument:
     Numbers such as `1e-4` are numbers, as in YAML 1.2 and JSON (PyYAML's own rule makes them text). Raises InputError:
     the file is missing, a directory, not UTF-8, empty, not YAML, no mapping, or has a key twice.
     """
-    return _parse(_read_text(path), path, is_file=True)
+    return parse_yaml(_read_text(path), path)
 
 
-def parse_yaml(text: str, name: str) -> YamlDocument:
-    """Returns the YAML document in a text that ZeroTune wrote itself; errors about it name no line, only `name`."""
-    return _parse(text, Path(name), is_file=False)
-
-
-def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
+def parse_yaml(text: str, path: Path) -> YamlDocument:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -68,7 +62,7 @@ def _parse(text: str, path: Path, is_file: bool) -> YamlDocument:
             raise InputError(what, where=_place(path, root.start_mark), remedy=remedy)
         _check_size(root, path)
         _check_keys(root, path)
-        return YamlDocument(path, text, loader.construct_document(root), root, is_file)
+        return YamlDocument(path, loader.construct_document(root), text, root)
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "it cannot be read"
         what = f"not valid YAML: {problem}."
@@ -227,15 +221,29 @@ def describe(value: Any) -> str:
     return "a list" if isinstance(value, list) else f"{value} (a {type(value).__name__})"
 
 
-# The base of every mapping in an experiment's YAML, and the fields that are accepted without effect.
+# How ZeroTune writes a document.
+
+_NEVER_FOLDED = 1_000_000_000  # columns, because a folded word would have a line break
+# Without quotes, `_Loader` may read any other text as a number, or with other line breaks.
+_PLAIN = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 
 
-class _NotUsed:
-    """Marks a field that only Determined's cluster needs."""
+class _Dumper(yaml.SafeDumper):
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        style = None if _PLAIN.fullmatch(text) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-# A field that is accepted, so that an existing file works, and has no effect.
-NotUsed = Annotated[Any, _NotUsed()]
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def written_yaml(data: Mapping[str, Any], head: str) -> str:
+    """Returns a document behind a comment. `read_yaml` reads the same content, each text byte for byte."""
+    text = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_NEVER_FOLDED)
+    return f"# {head}\n{text}"
+
+
+# The base of every mapping in an experiment's YAML.
 
 
 class YamlSection(BaseModel):
@@ -245,13 +253,19 @@ class YamlSection(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Keys that are accepted, so that an existing file works, and have no effect, with the reason for each
+    not_used: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_left_out(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {key: item for key, item in value.items() if item is not None or key not in cls.model_fields}
+        return {
+            key: item
+            for key, item in value.items()
+            if key not in cls.not_used and (item is not None or key not in cls.model_fields)
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -260,17 +274,9 @@ class YamlSection(BaseModel):
             takes_anything = not field.keys() - set(_AROUND_A_TYPE)
             if name not in schema.get("required", ()) and not takes_anything:
                 schema["properties"][name] = _or_nothing(field)
+        for name, why in cls.not_used.items():
+            schema["properties"][name] = {"default": None, "description": f"Not used: {why}."}
         return schema
-
-    def not_used(self) -> Iterator[str]:
-        """Yields the dotted keys that are set and have no effect, such as `resources.resource_pool`."""
-        for name in sorted(self.model_fields_set):
-            field = type(self).model_fields.get(name)
-            value = getattr(self, name)
-            if field is not None and any(isinstance(mark, _NotUsed) for mark in field.metadata):
-                yield name
-            elif isinstance(value, YamlSection):
-                yield from (f"{name}.{key}" for key in value.not_used())
 
 
 _AROUND_A_TYPE = ("default", "description", "title")

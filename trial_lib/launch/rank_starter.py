@@ -39,6 +39,8 @@ class Program:
     launched_by: str | None = None  # the name of the user's launcher, as in `Entrypoint`
     # The texts of the trial's copies of files that its arguments name, by their paths
     files: dict[str, str] = field(default_factory=dict)
+    # The differences of its command from the user's: the old text, which is empty if something was added, and the new
+    changes: list[tuple[str, str]] = field(default_factory=list)
     starts_cold: bool = False  # whether its ranks need new interpreters, because a trial varies an environment variable
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
-from trial_lib.inputs.launcher_process import launcher_in, python_target
+from trial_lib.inputs.launchers import launcher_in, python_target
 from trial_lib.inputs.program_code import may_start_ranks, mentions, module_file
 from trial_lib.launch import in_wrapper
 from trial_lib.launch.in_wrapper.shim import ELSEWHERE, without_shims, write_shims

@@ -4,9 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import GROUPS, Layout, group_sizes, ranks_of_a_replica
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    overwrite_deepspeed_config,
+    resolve_batch,
+)
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.messages.turned import compiles, is_turned

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.batch import replicas_of
+from trial_lib.deepspeed_config.overrides import replicas_of
 from trial_lib.device.base import available_bytes
 from trial_lib.device.data_sheets import multiplied_in
 from trial_lib.rank import memory

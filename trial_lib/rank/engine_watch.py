@@ -9,8 +9,13 @@ from typing import Any, Protocol
 
 import torch
 
-from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    replicas_of,
+    sequence_parallel_size,
+)
 from trial_lib.messages.measurement import Arrival
 from trial_lib.rank.device import Device
 from trial_lib.rank.flops import DirectCalls, ModelCounter, StageCounter

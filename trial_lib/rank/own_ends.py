@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.inputs.launcher_process import launcher_in
+from trial_lib.inputs.launchers import launcher_in
 from trial_lib.inputs.words import ASSIGNMENT
 from trial_lib.messages.orders import SENDS, NextSize
 from trial_lib.rank.closing import Closing

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
 from trial_lib.messages.measurement import Arrival
 from trial_lib.messages.turned import CHECKPOINTING, COMPILE, FUSED, OPTIMIZER_OPTION
 from trial_lib.rank import torch_functions

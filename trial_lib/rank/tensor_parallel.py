@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.batch import sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import sequence_parallel_size
 from trial_lib.rank.loader_batches import tensors_in
 from trial_lib.rank.meeting import of_each
 from trial_lib.rank.memory import elements

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trial_lib.deepspeed_config.batch import BatchSizes
 from trial_lib.deepspeed_config.layout import ModelShape
+from trial_lib.deepspeed_config.overrides import BatchSizes
 from trial_lib.messages.measurement import Arrival, TracedStep
 from trial_lib.messages.orders import Import
 from trial_lib.records.candidate import FrozenRecord, NameOf, Purpose, Seconds

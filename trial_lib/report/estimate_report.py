@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import resolve_batch
-from trial_lib.deepspeed_config.overrides import ACCUMULATION
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
 from trial_lib.device.this_host import kind_of
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate, FrozenRecord

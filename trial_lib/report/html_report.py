@@ -486,6 +486,16 @@ def await_imports() -> None:
             import_module(module)
 
 
+def load_all() -> None:
+    """Loads what a report needs, which takes a second."""
+    await_imports()
+    packed_plotly()
+    for name in ("report.html.j2", "figure.html.j2"):
+        page_template(name)
+    # Plotly reads its own defaults for the first figure.
+    empty_figure("", "").to_json()
+
+
 def write_report(paths: StudyPaths) -> None:
     """Writes the report of a study in any state.
 

@@ -13,9 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    resolve_batch,
+    without_tuning_keys,
+)
 from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.launch.outcome import RankRecord, read_rank_record
 from trial_lib.messages.errors import InputError, plain

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import is_bf16_with_32_bit_sums
 from trial_lib.deepspeed_config.layout import AUTOEP, AUTOTP
+from trial_lib.deepspeed_config.overrides import is_bf16_with_32_bit_sums
 from trial_lib.deepspeed_config.rules import ZERO_KEYS, is_deepspeeds_cpu_adam
 from trial_lib.messages.turned import COMPILE
 from trial_lib.records.switches import path_of

@@ -13,8 +13,6 @@ from trial_lib.search.methods import METHODS, MethodName
 
 # Arguments for methods with a batch policy. dsat's methods choose batch and memory by themselves.
 BATCH_POLICY = ("train_batch_size", "free_batch", "divisible_by", "memory_headroom")
-# Fields by the names that they had once. Records of older studies, deployments and scripts still use these.
-OLDER_NAMES = {"launcher": "start"}
 _DEFAULT = METHODS["adaptive"]
 
 
@@ -90,16 +88,6 @@ class StudyArguments(FrozenRecord):
     run_full_experiment: bool = False
     ray_address: str | None = None
     start: Literal["warm", "cold"] = "warm"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _may_have_older_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        older = {name: given[name] for name in OLDER_NAMES if given.get(name) is not None}
-        current = {name: value for name, value in given.items() if name not in OLDER_NAMES}
-        # A flow's run has the default under the field's present name beside a value under the older one.
-        return {**current, **{OLDER_NAMES[name]: value for name, value in older.items()}}
 
     @model_validator(mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
 from trial_lib.deepspeed_config.rules import ZERO_KEYS
 from trial_lib.inputs.program_code import is_handed_over
 from trial_lib.inputs.read_experiment import Experiment, one_error
+from trial_lib.launch.outcome import REFUSED
 from trial_lib.launch.processes.environment_check import Judgement
 from trial_lib.launch.rank_starter import RankStarter
 from trial_lib.messages.errors import InputError
@@ -49,6 +50,10 @@ class ConfigCheck:
             self._judgement = self._starter.check(_judged_part(self._experiment), slots)
         except Exception:  # noqa: BLE001 - the study continues without an answer
             self._log.debug("DeepSpeed was not asked about the configuration", exc_info=True)
+
+    def with_refusal(self, failure: str) -> str:
+        """The failure of a profile trial, behind the refusals: it may be their consequence, in other words."""
+        return failure if REFUSED in failure else f"{self.warned} {failure}".lstrip()
 
     def refusal(self) -> InputError | None:
         """Waits for the answer: what the user has to correct; None if DeepSpeed does not object.

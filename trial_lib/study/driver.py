@@ -69,7 +69,7 @@ class StudyDriver:
         self.search: Search | None = None  # until the first candidate is asked for
         self.edits = Edits(setup.experiment, setup.arguments.include, setup.paths, log)
         self.advice = Advice(setup, log)
-        self._changes = CommandChanges(setup.experiment, setup.environment, log)
+        self._changes = CommandChanges(log)
         self.plans = TrialPlans(setup)
         self._admission = Admission(setup)
         profile = partial(run_profile_of_study, setup, place)
@@ -261,9 +261,7 @@ class StudyDriver:
     def _starting(self, plan: TrialPlan) -> None:
         self.edits.look()
         if not plan.as_typed:
-            switches = plan.candidate.switches
-            typed = self.known.in_words(plan.ds_config)
-            self._changes.tell(plan.number, plan.paths.ds_config, typed, self.known.arg_mappings, switches)
+            self._changes.tell(plan.number, plan.program)
 
     # -- how it ended --------------------------------------------------------------------------------------------
 

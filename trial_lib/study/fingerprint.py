@@ -23,9 +23,8 @@ from trial_lib.messages.secrets import redact
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, TrialResult
-from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import read_record_file
-from trial_lib.study.program import environment_of
+from trial_lib.study.setup import StudySetup
 
 SECTIONS = ("code", "configuration", "environment", "model", "hardware", "versions", "search")
 
@@ -102,22 +101,22 @@ def _changes(section: str, before: Mapping[str, str], now: Mapping[str, str]) ->
     return [f"{name} {before.get(name, 'not set')} -> {now.get(name, 'not set')}" for name in names]
 
 
-def fingerprint_of(experiment: Experiment, arguments: StudyArguments, host: Host) -> Fingerprint:
+def fingerprint_of(setup: StudySetup) -> Fingerprint:
     """The fingerprint of an experiment before its first trial."""
+    experiment, arguments = setup.experiment, setup.arguments
     code = dict(islice(_hashes(experiment.model_dir), _MOST_FILES))
     for path in arguments.include:
         hashes = islice(_hashes(path.resolve()), _MOST_FILES)
         code |= {_included_name(path, name): hashed for name, hashed in hashes}
-    variables = environment_of(experiment, arguments.include, host.device)
     return Fingerprint(
         code=code,
         configuration={**_submitted(experiment), **_flat(redact(experiment.ds_config), "deepspeed.")},
         environment={
             name: value
-            for name, value in redact(variables).items()
+            for name, value in redact(setup.environment).items()
             if name.startswith(_VARIABLES) and name not in _NOT_SPEED
         },
-        hardware=_hardware(host),
+        hardware=_hardware(setup.host),
         search=_flat({name: getattr(arguments, name) for name in _SEARCH}, ""),
     )
 

@@ -17,11 +17,16 @@ import psutil
 from trial_lib.deepspeed_config.overrides import setting_at
 from trial_lib.inputs.elsewhere import StartedElsewhere, started_elsewhere
 from trial_lib.inputs.entrypoint import Entrypoint
-from trial_lib.inputs.launcher_process import is_python, launcher_in, python_target
-from trial_lib.inputs.launchers import launcher_of, launcher_of_program, launchers_listed
-from trial_lib.inputs.places import FileTarget, in_wrapper
+from trial_lib.inputs.launchers import (
+    is_python,
+    launcher_in,
+    launcher_of,
+    launcher_of_program,
+    launchers_listed,
+    python_target,
+)
+from trial_lib.inputs.places import FileTarget, in_wrapper, trial_command
 from trial_lib.inputs.program_code import command_within, may_start_ranks, module_file
-from trial_lib.inputs.trial_command import trial_command
 from trial_lib.inputs.words import ASSIGNMENT
 from trial_lib.launch.wrapper import Launch, NoLaunch, follow_wrapper
 from trial_lib.messages.errors import InputError

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, overwrite_deepspeed_config
 from trial_lib.device.base import Host, available_bytes
 from trial_lib.device.this_host import kind_of
-from trial_lib.inputs.search_space import read_search_space
 from trial_lib.launch.rank_starter import EndableStarter, Program, RankStarter
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import make_own_folder, write_all, write_whole
@@ -174,7 +173,7 @@ class Foresight:
             self._known = replace(self._known, base_config={**self._known.base_config, **batch})
         self.base_config = self._known.base_config
         sizes = (typed.micro_batch,) if typed.program.get("batch_varies") else _SIZES
-        requests = read_search_space(self._setup.experiment.config.search_space)
+        requests = self._setup.experiment.requests
         own = PlanArm(own_label(self.base_config), {}, is_own=True)
         switches = SwitchValues(
             requests, switches_of(self.base_config), own, lambda arm: _Wanted.of(arm, typed, sizes[0])

@@ -332,10 +332,6 @@ class StudyState:
 # The unfinished work of a study that was cut short.
 
 
-class ElsewhereError(Exception):
-    """Ranks run on another kind of device than the study's slots. Until that is fixed, no trial can measure."""
-
-
 def stays_open(result: TrialResult) -> bool:
     """Whether a trial must run again: it was cut short, or ran on another kind of device.
 

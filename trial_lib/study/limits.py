@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import LAYOUTS, Layout
-from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
+from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, resolve_batch
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.search_space import read_search_space
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult
@@ -156,10 +154,8 @@ def _not_tried(sizes: Mapping[str, float], disk: SwapDisk) -> str:
 def _paths(base_config: Mapping[str, Any], setup: StudySetup) -> Iterator[str]:
     # The NVMe devices that the user's configuration names, or that `search_space` does.
     yield from (str(path) for each in NVME_PATHS if (path := get_knob(base_config, each)))
-    # A wrong space is reported where the search opens.
-    with contextlib.suppress(InputError):
-        requests = read_search_space(setup.experiment.config.search_space)
-        yield from (str(path) for request in requests if request.path in NVME_PATHS for path in request.values if path)
+    requests = [request for request in setup.experiment.requests if request.path in NVME_PATHS]
+    yield from (str(path) for request in requests for path in request.values if path)
 
 
 def _looked_at(path: Path) -> tuple[int, int]:
@@ -233,8 +229,8 @@ def supposed_ops(experiment: Experiment, arguments: StudyArguments, device: str)
         base_config=experiment.ds_config,
         hosts=max(1, len(experiment.config.resources.hosts)),
     )
-    requests = read_search_space(experiment.config.search_space)
-    space = build_space(arguments.zero_stages, here, requests, catalogue=METHODS[arguments.method].has_catalogue)
+    has_catalogue = METHODS[arguments.method].has_catalogue
+    space = build_space(arguments.zero_stages, here, experiment.requests, catalogue=has_catalogue)
     unless_named = "" if experiment.ds_config else _USUAL_OPTIMIZER
     of_arms = _by_arm(space, experiment.ds_config, unless_named=unless_named)
     return list(dict.fromkeys([*own_ops(experiment, device), *(op for _, ops in of_arms for op in ops)]))
@@ -262,9 +258,8 @@ def with_ops_built(
 def study_space(setup: StudySetup, base_config: Mapping[str, Any], profiled: TrialResult) -> SearchSpace:
     """The configurations that a study may try, even if an operator of one cannot be built."""
     here = surroundings_of(profiled, base_config, setup.slots, setup.device)
-    requests = read_search_space(setup.experiment.config.search_space)
-    has_catalogue = METHODS[setup.arguments.method].has_catalogue
-    return build_space(setup.arguments.zero_stages, here, requests, catalogue=has_catalogue)
+    stages, requests = setup.arguments.zero_stages, setup.experiment.requests
+    return build_space(stages, here, requests, catalogue=setup.method.has_catalogue)
 
 
 def without_unbuildable(

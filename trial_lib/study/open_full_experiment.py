@@ -38,7 +38,6 @@ from trial_lib.records.folders import (
     work_dir_of,
 )
 from trial_lib.records.switches import shown_switch, switches_of
-from trial_lib.study.choose_place import slots_for
 from trial_lib.study.confirm import answer_of
 from trial_lib.study.folder import (
     FinishedError,
@@ -52,23 +51,23 @@ from trial_lib.study.folder import (
 )
 from trial_lib.study.full_experiment import FullExperiment, TrainingArguments
 from trial_lib.study.limits import own_ops
-from trial_lib.study.open_study import OpenStudy, check_include, check_length, check_slots
+from trial_lib.study.open_study import OpenStudy
 from trial_lib.study.plans import full_length_spec
 from trial_lib.study.program import environment_of, program_of
 from trial_lib.study.run import hold_folder
+from trial_lib.study.setup import check_include, check_length, check_slots, slots_for
 from trial_lib.tracking.tracking_uri import default_tracking_uri
 
 
 def new_full_experiment(arguments: TrainingArguments, work_dir: Path, flow_run_id: str | None = None) -> FullExperiment:
     """Raises InputError if the arguments, the experiment or this host do not fit. Nothing was written then."""
-    experiment, ds_config, host = _checked(arguments, arguments.config_path)
+    experiment, ds_config, host, environment = _checked(arguments, arguments.config_path)
     tracking_uri = default_tracking_uri(work_dir)
     experiment_id = new_id(known_here().hide(experiment.name))
     paths = FullExperimentPaths((work_dir / FULL_EXPERIMENTS / experiment_id).absolute())
     new_folder(paths.root, "full experiment", experiment, paths.experiment)
     record = _new_record(experiment_id, experiment, ds_config, arguments, study_id=None)
     record = record.model_copy(update={"flow_run_id": flow_run_id})
-    environment = environment_of(experiment, arguments.include, host.device)
     return _open(record, experiment, environment, host, paths, tracking_uri)
 
 
@@ -84,12 +83,11 @@ def resume_newest(arguments: TrainingArguments, work_dir: Path) -> FullExperimen
     if arguments.ds_config is None:
         before = TrainingArguments.model_validate(record.arguments)
         arguments = arguments.model_copy(update={"ds_config": before.ds_config})
-    experiment, ds_config, host = _checked(arguments, arguments.config_path)
+    experiment, ds_config, host, environment = _checked(arguments, arguments.config_path)
     if not record.reason.startswith(REFUSED):
         _refuse_change(record, ds_config, paths)
     now = {"arguments": _as_json(arguments), "hparams": _own_hparams(experiment), "ds_config": ds_config}
     record = record.model_copy(update={**now, "status": StudyStatus.RUNNING})
-    environment = environment_of(experiment, arguments.include, host.device)
     opened = _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir))
     keep_experiment(experiment, paths.experiment)
     return opened
@@ -106,9 +104,8 @@ def resume_full_experiment(root: Path) -> FullExperiment:
             remedy=f"Its checkpoints are in {paths.checkpoints.name} there. Start a new one to train again.",
         )
     arguments = TrainingArguments.model_validate(record.arguments)
-    experiment, ds_config, host = _checked(arguments, paths.experiment)
+    experiment, ds_config, host, environment = _checked(arguments, paths.experiment)
     _refuse_change(record, ds_config, paths)
-    environment = environment_of(experiment, arguments.include, host.device)
     return _open(record, experiment, environment, host, paths, default_tracking_uri(work_dir_of(paths.root)))
 
 
@@ -175,7 +172,10 @@ def read_full_experiment(study: OpenStudy) -> FullExperimentRecord | None:
     return _read_record(paths) if paths.record.exists() else None
 
 
-def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experiment, dict[str, Any], Host]:
+def _checked(
+    arguments: TrainingArguments, config_path: Path
+) -> tuple[Experiment, dict[str, Any], Host, dict[str, str]]:
+    # The experiment with its complete DeepSpeed configuration, this host, and the environment of its ranks.
     experiment = _read_experiment(arguments, config_path)
     keep_secret(KnownSecrets.of_experiment(experiment))
     host = slots_for(experiment)
@@ -190,7 +190,7 @@ def _checked(arguments: TrainingArguments, config_path: Path) -> tuple[Experimen
     merged = {} if arguments.ds_config is None else _read_ds_config(arguments.ds_config)
     config = without_tuning_keys(overwrite_deepspeed_config(base, merged))
     keep_secret(KnownSecrets.within(config))
-    return experiment, config, host
+    return experiment, config, host, environment_of(experiment, arguments.include, host.device)
 
 
 def _read_experiment(arguments: TrainingArguments, config_path: Path) -> Experiment:

@@ -8,9 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import ranks_of_a_replica
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, without_tuning_keys
+from trial_lib.deepspeed_config.overrides import (
+    ACCUMULATION,
+    MICRO_BATCH,
+    TRAIN_BATCH,
+    resolve_batch,
+    without_tuning_keys,
+)
 from trial_lib.device.base import Host
 from trial_lib.device.nvml import VARIABLE
 from trial_lib.device.this_host import this_host
@@ -28,10 +33,9 @@ from trial_lib.records.switches import deepspeed_part, switches_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import new_folder, new_id
 from trial_lib.study.followed import followed
-from trial_lib.study.open_study import check_include
 from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
-from trial_lib.study.setup import StudySetup
+from trial_lib.study.setup import StudySetup, check_include
 from trial_lib.study.typed_command import read_command
 
 DEVICE = "cuda"  # the kind of all devices that can be foreseen

@@ -7,8 +7,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from trial_lib.deepspeed_config.layout import LAYOUTS
-from trial_lib.inputs.program_section import refuse_mapped
-from trial_lib.inputs.search_space import read_search_space
+from trial_lib.inputs.search_space import refuse_mapped
 from trial_lib.messages.errors import InputError
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
@@ -41,12 +40,12 @@ def open_search(
     # This holds for the whole process from here on. The search's matrices are small, so its threads would wait for
     # each other, and they would use the ranks' cores.
     threadpool_limits(1, "blas")
-    arguments, method = setup.arguments, METHODS[setup.arguments.method]
+    arguments, method = setup.arguments, setup.method
     _, profile_trial = known[0]
     profile, program = profile_trial.profile, profile_trial.program
     assert profile is not None
     here = surroundings_of(profile_trial, base_config, setup.slots, setup.device)
-    requests = read_search_space(setup.experiment.config.search_space)
+    requests = setup.experiment.requests
     refuse_mapped(list(switches_of(base_config)), {} if program is None else program.arg_mappings)
     left_out = left_out_of_space(arguments.zero_stages, here, requests, catalogue=method.has_catalogue)
     # Arms that have no room, cannot be built, or are hopeless by the plan are not tried.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, with_open_batch
-from trial_lib.inputs.search_space import read_search_space
 from trial_lib.launch.rank_starter import EndableStarter, Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.files import write_whole
@@ -55,7 +54,7 @@ def run_plan(
         base_config=stated,
         typed_overrides=typed_overrides(stated, base.count),
         stages=arguments.zero_stages,
-        requests=read_search_space(read.experiment.config.search_space),
+        requests=read.experiment.requests,
         device=DEVICE,
         train_batch_size=arguments.train_batch_size,
         free_batch=arguments.free_batch,

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import resolve_batch
 from trial_lib.deepspeed_config.layout import Layout
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
@@ -18,6 +17,7 @@ from trial_lib.deepspeed_config.overrides import (
     TRAIN_BATCH,
     config_hash,
     inline_ds_config,
+    resolve_batch,
     with_open_batch,
 )
 from trial_lib.device.this_host import kind_of
@@ -330,15 +330,9 @@ def _length(length: Length | None) -> dict[str, int] | None:
 
 
 def _shown_config(config: ExperimentConfig) -> dict[str, Any]:
-    # As the code may log it, without secrets and fields that have no effect. The code gets the hyperparameters
-    # separately and whole. It gets `data` only here, so `data` stays as written.
+    # As the code may log it, without secrets. The code gets the hyperparameters separately and whole. It gets `data`
+    # only here, so `data` stays as written.
     whole = config.model_dump(mode="json", exclude_unset=True)
-    for dotted in config.not_used():
-        *sections, name = dotted.split(".")
-        section = whole
-        for key in sections:
-            section = section[key]
-        del section[name]
     shown = redact(whole)
     if "data" in whole:
         shown["data"] = whole["data"]

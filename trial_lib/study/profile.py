@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, setting_at
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes, setting_at
 from trial_lib.deepspeed_config.rules import Setting
 from trial_lib.inputs.places import BatchPlace, batch_places, same_place
 from trial_lib.inputs.read_experiment import Experiment

@@ -23,11 +23,9 @@ from trial_lib.deepspeed_config.overrides import (
 from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.entrypoint import TRIAL_CLASS_MODULE, default_interpreter
 from trial_lib.inputs.launchers import launcher_named
-from trial_lib.inputs.places import is_variable, spelling, typed_switch
+from trial_lib.inputs.places import is_variable, spelling, trial_command, typed_switch
 from trial_lib.inputs.program_code import leading_imports, module_file
 from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.search_space import read_search_space
-from trial_lib.inputs.trial_command import trial_command
 from trial_lib.inputs.yaml_document import read_yaml
 from trial_lib.launch.processes.jit_builds import NAMED, OWN
 from trial_lib.launch.rank_starter import Program
@@ -64,7 +62,7 @@ class KnownProgram:
         """The program before it has run. Without an environment, its switches are left out."""
         mappings = {str(key): target for key, target in experiment.config.arg_mappings.items()}
         switches = {} if environment is None else typed_switches(experiment, environment)
-        requests = () if environment is None else read_search_space(experiment.config.search_space)
+        requests = () if environment is None else experiment.requests
         layouts = {place_of(each.path): each.layout for each in requests if each.layout}
         return cls(without_tuning_keys(experiment.ds_config), mappings, switches=switches, layouts=layouts)
 
@@ -155,8 +153,7 @@ def require_switchable(typed: Mapping[str, Any], found: ProgramProfile | None, f
 
 def varied_options(experiment: Experiment) -> dict[str, list[Any]]:
     """The options of a program that a search varies, each with the values to try."""
-    requests = read_search_space(experiment.config.search_space)
-    places = ((place_of(each.path), each.values) for each in requests if is_switch(each.path))
+    places = ((place_of(each.path), each.values) for each in experiment.requests if is_switch(each.path))
     return {place: list(values) for place, values in places if is_option(place)}
 
 
@@ -180,7 +177,7 @@ def typed_switches(experiment: Experiment, environment: Mapping[str, str]) -> di
     That of a switch that ZeroTune turns is None, unless the experiment sets it. Raises InputError if a switch names a
     word, or a value in a file, that does not exist.
     """
-    requests = [each for each in read_search_space(experiment.config.search_space) if is_switch(each.path)]
+    requests = [each for each in experiment.requests if is_switch(each.path)]
     arguments, folder = experiment.entrypoint.arguments, experiment.model_dir
     switches: dict[str, Any] = {}
     for request in requests:
@@ -312,6 +309,7 @@ def program_of(
     entrypoint = experiment.entrypoint
     mappings = experiment.config.arg_mappings if arg_mappings is None else arg_mappings
     files: dict[str, str] = {}
+    changes: list[tuple[str, str]] = []
     varied = variables_of(switches or {}, entrypoint.arguments, environment)
     before = environment
     if entrypoint.trial_class is not None:
@@ -325,7 +323,7 @@ def program_of(
         folder = experiment.model_dir
         entrypoint, mappings = rewrapped(entrypoint, ds_config_path, mappings, ds_config, folder, check)
         command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
-        arguments, files = command.arguments, command.files
+        arguments, files, changes = command.arguments, command.files, command.changes
         environment = {**environment, **command.variables, SPEC_VARIABLE: str(training_spec)}
     return Program(
         interpreter=interpreter_of(experiment),
@@ -336,6 +334,7 @@ def program_of(
         environment=environment,
         launched_by=entrypoint.launched_by,
         files=files,
+        changes=changes,
         # Libraries read some variables when they are imported, and the fork server has imported them.
         starts_cold=any(before.get(name) != value for name, value in varied.items()),
     )
@@ -363,28 +362,12 @@ class CommandChanges:
     The first change of each word goes to the terminal, and every change to the log's file.
     """
 
-    def __init__(self, experiment: Experiment, environment: Mapping[str, str], log: logging.Logger) -> None:
-        self._experiment = experiment
-        self._environment = environment
+    def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._told: set[str] = set()
 
-    def tell(
-        self,
-        number: int,
-        ds_config_path: Path,
-        ds_config: Mapping[str, Any],
-        arg_mappings: Mapping[Any, str],
-        switches: Mapping[str, SwitchValue],
-    ) -> None:
-        entrypoint = self._experiment.entrypoint
-        if entrypoint.trial_class is not None:
-            return
-        folder = self._experiment.model_dir
-        environment = self._environment
-        entrypoint, mappings = rewrapped(entrypoint, ds_config_path, arg_mappings, ds_config, folder)
-        command = trial_command(entrypoint, ds_config_path, mappings, ds_config, environment, folder, switches)
-        for old, new in command.changes:
+    def tell(self, number: int, program: Program) -> None:
+        for old, new in program.changes:
             what = old or re.split("[ =]", new)[0]
             is_known = what in self._told
             self._told.add(what)

@@ -26,6 +26,10 @@ from trial_lib.study.setup import StudySetup
 WorkEnd = TrialResult | Withdrawn  # the end of a trial: its result, or the withdrawal of a size of a sweep
 
 
+class ElsewhereError(Exception):
+    """Ranks run on another kind of device than the study's slots. Until that is fixed, no trial can measure."""
+
+
 @dataclass(frozen=True)
 class NotRun:
     """A trial that is not run."""

@@ -65,6 +65,9 @@ def speed_file(folder: Path) -> Path:
     return folder / "device_speed.json"
 
 
+GivenPlan = tuple[PlanPaths, PlanRecord]
+
+
 def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSpeed | None = None) -> None:
     """Copies a plan into the folder of a study, which is complete without the plan's own."""
     kept = PlanPaths(folder)
@@ -272,7 +275,7 @@ _SECTIONS = ("fp16", "bf16", "bfloat16")
 
 def read_given_plan(
     given: Path, host: Host, slots: int, ds_config: Mapping[str, Any], stages: Collection[int]
-) -> tuple[PlanPaths, PlanRecord]:
+) -> GivenPlan:
     """The files of a plan, and the plan with nothing but the devices that are nearest to some slots.
 
     It is checked against all that a study knows before its profile trial: InputError says that there is no plan, it or

@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trial_lib.deepspeed_config.overrides import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -25,11 +23,10 @@ from trial_lib.device.this_host import kind_of
 from trial_lib.inputs.accelerate import CONFIG_VARIABLE, accelerate_variables
 from trial_lib.inputs.entrypoint import split_flag
 from trial_lib.inputs.launchers import launcher_named, launcher_of
-from trial_lib.inputs.places import FileTarget, in_wrapper, without_option
+from trial_lib.inputs.places import FileTarget, in_wrapper, trial_command, without_option
 from trial_lib.inputs.read_experiment import Experiment
-from trial_lib.inputs.trial_command import trial_command
 from trial_lib.inputs.words import ASSIGNMENT, split_command
-from trial_lib.inputs.yaml_document import parse_yaml
+from trial_lib.inputs.yaml_document import written_yaml
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_all, write_whole
 from trial_lib.messages.secrets import redact
@@ -57,19 +54,12 @@ from trial_lib.study.setup import StudySetup
 # The experiment with the winner's switches in its command, for a training at full length.
 
 
-_NEVER_FOLDED = 1_000_000_000  # columns, because a folded word would have a line break
-
-
 def write_best_experiment(
-    experiment: Experiment,
-    paths: StudyPaths,
-    arg_mappings: Mapping[str, str],
-    config: Mapping[str, Any],
-    environment: Mapping[str, str],
-    switches: Mapping[str, SwitchValue],
+    setup: StudySetup, arg_mappings: Mapping[str, str], config: Mapping[str, Any], switches: Mapping[str, SwitchValue]
 ) -> Path:
     """Writes an experiment whose command has the winner's switches. Everything else in it stays as submitted."""
-    document = parse_yaml(experiment.text, experiment.source).data
+    experiment, environment, paths = setup.experiment, setup.environment, setup.paths
+    document = dict(experiment.document.data)
     # The training hands over configuration and batch itself. Only the copies of files have the batch too.
     entrypoint = experiment.entrypoint.model_copy(update={"config_positions": (), "config_variables": ()})
     of_wrapper = in_wrapper(arg_mappings, entrypoint.arguments, entrypoint.wrapper, experiment.model_dir)
@@ -87,17 +77,16 @@ def write_best_experiment(
     document["entrypoint"] = [*_assigned(launcher, variables), *command.arguments]
     turned = {**experiment.config.turned, **turned_among(switches)}
     document |= {"turned": turned} if turned else {}
-    if "arg_mappings" in document:
+    if document.get("arg_mappings"):
         document["arg_mappings"] = {
             key: _in_copy(target, command.copies)
             for key, target in document["arg_mappings"].items()
             if key not in of_wrapper
         }
-    space = {key: value for key, value in document.pop("search_space", {}).items() if key != PROGRAM}
+    space = {key: value for key, value in (document.pop("search_space", None) or {}).items() if key != PROGRAM}
     document |= {"search_space": space} if space else {}
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=_NEVER_FOLDED)
-    head = "# Written by zerotune: your experiment, with the winner's switches of the program.\n"
-    write_whole(paths.best_experiment, head + text, mode=0o600)
+    text = written_yaml(document, "Written by zerotune: your experiment, with the winner's switches of the program.")
+    write_whole(paths.best_experiment, text, mode=0o600)
     return paths.best_experiment
 
 
@@ -268,10 +257,10 @@ def training_command(
     """
     experiment, paths, config = setup.experiment, setup.paths, known.in_words(config)
     entrypoint = experiment.entrypoint
-    variables, secrets = _environment(experiment, setup.environment)
+    variables, secrets = _environment(setup)
     trained = paths.experiment
     if switches:
-        trained = write_best_experiment(experiment, paths, known.arg_mappings, config, setup.environment, switches)
+        trained = write_best_experiment(setup, known.arg_mappings, config, switches)
     words = [_beside(sys.executable, "zerotune"), "train", str(trained), str(experiment.model_dir)]
     by_zerotune = _assignments(variables) + shlex.join([*words, "--ds-config", str(paths.best_ds_config)])
     if entrypoint.trial_class is not None:
@@ -296,11 +285,7 @@ def training_command(
     variables = by_accelerate | {
         name: value for name, value in command.variables.items() if name not in entrypoint.config_variables
     }
-    words = (
-        _typed_launcher(experiment, config, paths)
-        if entrypoint.launcher
-        else _own_launcher(experiment, setup.device, paths)
-    )
+    words = _typed_launcher(setup, config) if entrypoint.launcher else _own_launcher(setup)
     arguments = command.arguments
     for option in options_to_remove(turned, own, offered):
         arguments = without_option(option, arguments)
@@ -384,9 +369,9 @@ def _dotted(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: StudyPaths) -> list[str]:
+def _typed_launcher(setup: StudySetup, config: Mapping[str, Any]) -> list[str]:
     # The user's own words up to the script. They start as many ranks as the trials had.
-    entrypoint = experiment.entrypoint
+    experiment, paths, entrypoint = setup.experiment, setup.paths, setup.experiment.entrypoint
     program, *rest = entrypoint.launcher
     first = launcher_of(entrypoint.launcher)
     if first is None or first.comes_with_python:
@@ -404,24 +389,23 @@ def _typed_launcher(experiment: Experiment, config: Mapping[str, Any], paths: St
     return words
 
 
-def _own_launcher(experiment: Experiment, device: str, paths: StudyPaths) -> list[str]:
-    entrypoint = experiment.entrypoint
-    ranks = kind_of(device).ranks_option
+def _own_launcher(setup: StudySetup) -> list[str]:
+    entrypoint = setup.experiment.entrypoint
     target = ["--module", entrypoint.module] if entrypoint.module else [entrypoint.script or ""]
-    resources = experiment.config.resources
-    started = [ranks, str(resources.slots_per_trial)]
-    if resources.hosts:
-        started = ["--hostfile", str(paths.trial(0).hostfile)]
+    started = [kind_of(setup.device).ranks_option, str(setup.slots)]
+    if setup.experiment.config.resources.hosts:
+        started = ["--hostfile", str(setup.paths.trial(0).hostfile)]
     local_rank = [] if entrypoint.local_rank_option else ["--no_local_rank"]
-    return [_beside(interpreter_of(experiment), "deepspeed"), *started, *local_rank, *target]
+    return [_beside(interpreter_of(setup.experiment), "deepspeed"), *started, *local_rank, *target]
 
 
 def _assignments(variables: Mapping[str, str]) -> str:
     return "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
 
 
-def _environment(experiment: Experiment, variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    own = experiment.environment_variables
+def _environment(setup: StudySetup) -> tuple[dict[str, str], list[str]]:
+    # The variables that the shell does not have, and the names of the secret ones, which no file may contain.
+    own, variables = setup.experiment.environment_variables, setup.environment
     secrets = [name for name, value in redact(own).items() if value != own[name]]
     wanted = {"OMP_NUM_THREADS", "PYTHONPATH", *own} - set(secrets)
     return {

@@ -1,6 +1,5 @@
-"""A typed command instead of an experiment's YAML. It is turned into a YAML and read."""
+"""A typed command instead of an experiment's YAML: its words become the fields of an experiment."""
 
-import json
 import os
 import re
 import shutil
@@ -11,23 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from trial_lib.device.base import Host
 from trial_lib.device.this_host import kind_of, this_host
-from trial_lib.inputs.config import MappedKey
+from trial_lib.inputs.config import MappedKey, Resources
 from trial_lib.inputs.entrypoint import Entrypoint
 from trial_lib.inputs.launchers import is_environment_from, launcher_named, launcher_of, python_programs
 from trial_lib.inputs.places import MAPPING_TARGET, PLACES
-from trial_lib.inputs.program_section import read_vary
-from trial_lib.inputs.read_experiment import Experiment, read_typed_experiment
-from trial_lib.inputs.search_space import read_search_space
+from trial_lib.inputs.read_experiment import Experiment, experiment_of
 from trial_lib.inputs.words import ASSIGNMENT
+from trial_lib.inputs.yaml_document import YamlDocument
 from trial_lib.messages.errors import InputError
 from trial_lib.records.switches import PROGRAM
 
 _WHERE = "the command"
-_NEVER_FOLDED = 1_000_000_000  # columns, because a line break within quotes would become a space
 
 
 def read_command(
@@ -52,8 +47,14 @@ def read_command(
             raise InputError(
                 f"the word {word!r} is not UTF-8.", where=_WHERE, remedy="Give it in UTF-8, or in a file of your own."
             ) from None
-    text = _experiment_text(_as_found(command, folder), arg_mappings, folder, vary or {})
-    experiment = read_typed_experiment(text, folder, include=include, wrapper=wrapper)
+    fields: dict[str, Any] = {"follow_launcher": True, "entrypoint": _as_found(command, folder)}
+    if not folder.resolve().name:
+        fields["name"] = "study"
+    if arg_mappings:
+        fields["arg_mappings"] = dict(arg_mappings)
+    if vary:
+        fields["search_space"] = {PROGRAM: dict(vary)}
+    experiment = experiment_of(YamlDocument(Path(_WHERE), fields), folder, include=include, wrapper=wrapper)
     entrypoint = experiment.entrypoint
     if entrypoint.trial_class is not None:
         raise InputError(
@@ -65,14 +66,15 @@ def read_command(
         slots = entrypoint.slots if isinstance(entrypoint.slots, int) else 1
     else:
         slots = _ranks(entrypoint, devices_of(entrypoint, host))
-    resources = experiment.config.resources.model_copy(update={"slots_per_trial": slots, "hosts": entrypoint.hosts})
-    lines = ["resources:", f"  slots_per_trial: {slots}"]
-    if entrypoint.hosts:
-        lines += ["  hosts:", *(f"    {_quoted(name)}: {count}" for name, count in entrypoint.hosts.items())]
+    # How many ranks start shows only once the words are read.
+    resources: dict[str, Any] = {
+        "slots_per_trial": slots,
+        **({"hosts": dict(entrypoint.hosts)} if entrypoint.hosts else {}),
+    }
     return replace(
         experiment,
-        text=text + "\n".join(lines) + "\n",
-        config=experiment.config.model_copy(update={"resources": resources}),
+        document=YamlDocument(experiment.document.path, {**fields, "resources": resources}),
+        config=experiment.config.model_copy(update={"resources": Resources(**resources)}),
     )
 
 
@@ -135,11 +137,6 @@ def check_mappings(mappings: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def check_vary(words: Sequence[str]) -> dict[str, Any]:
-    """`--vary PLACE=VALUES` as the section `program` of `search_space`. Raises InputError for a mistake."""
-    return read_vary(words, read_search_space) if words else {}
-
-
 def _as_found(command: Sequence[str], folder: Path) -> list[str]:
     # With the path of its program, unless that is in ZeroTune's own environment: the words in a study's record then
     # mean the same in another shell.
@@ -200,24 +197,3 @@ def _memory_nodes() -> int:
     except (OSError, subprocess.SubprocessError):
         return 1
     return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
-
-
-def _experiment_text(
-    words: Sequence[str], arg_mappings: Mapping[str, str], folder: Path, vary: Mapping[str, Any]
-) -> str:
-    lines = ["# Written by zerotune from the command that was typed."]
-    if not folder.resolve().name:
-        lines.append("name: study")
-    lines += ["follow_launcher: true", "entrypoint:", *(f"  - {_quoted(word)}" for word in words)]
-    if arg_mappings:
-        lines += ["arg_mappings:", *(f"  {key}: {_quoted(target)}" for key, target in arg_mappings.items())]
-    if vary:
-        # JSON is YAML.
-        said = (f"    {_quoted(place)}: {json.dumps(values)}" for place, values in vary.items())
-        lines += ["search_space:", f"  {PROGRAM}:", *said]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    quoted: str = yaml.safe_dump(text, default_style='"', width=_NEVER_FOLDED)
-    return quoted.rstrip("\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.batch import sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import sequence_parallel_size
 from trial_lib.messages.orders import TrainingSpec, UnitLength
 from trial_lib.training import model_parallel
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError, move_to

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trial_lib.deepspeed_config.batch import replicas_of
+from trial_lib.deepspeed_config.overrides import replicas_of
 from trial_lib.messages.orders import TrainingSpec
 from trial_lib.training.checkpoints import (
     Checkpoint,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
 from trial_lib.training.distributed import DistributedContext, InvalidTrialError
 
 

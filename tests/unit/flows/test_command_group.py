@@ -82,13 +82,6 @@ def test_an_option_of_one_method_stands_on_its_own_command_and_in_the_docs(name:
         assert f"`{name}`" in line
 
 
-@pytest.mark.parametrize("words", [["--start", "cold"], ["--launcher", "cold"]])
-def test_scripts_with_the_older_name_of_an_option_still_work(words: list[str]) -> None:
-    with cli.commands["asha"].make_context("asha", ["a.yaml", "m", *words]) as context:
-        assert context.params["start"] == "cold"
-    assert "--launcher" not in options_of("asha")
-
-
 def typed_command() -> tuple[click.Group, dict[str, Any]]:
     """Returns a group whose command `tune` keeps what it is given, and what it has kept."""
     kept: dict[str, Any] = {}

@@ -10,11 +10,11 @@ from flows.options import checked, shows, work_folder
 from trial_lib.messages.errors import InputError
 from trial_lib.plan.plan_record import PlanArguments
 from trial_lib.records.result import SEARCH_METRICS
-from trial_lib.study.arguments import OLDER_NAMES, StudyArguments
+from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.full_experiment import TrainingArguments
 
 
-@shows(StudyArguments, derived=("zero_stages",), older=OLDER_NAMES)
+@shows(StudyArguments, derived=("zero_stages",))
 def flow(work_dir: Path | None = None, **arguments: Any) -> dict[str, Any]:
     """Tunes.
 
@@ -27,7 +27,7 @@ def flow(work_dir: Path | None = None, **arguments: Any) -> dict[str, Any]:
 
 def test_a_flow_has_every_field_of_its_record_and_its_own_parameters() -> None:
     parameters = inspect.signature(flow).parameters
-    assert list(parameters) == [*StudyArguments.model_fields, "work_dir", *OLDER_NAMES]
+    assert list(parameters) == [*StudyArguments.model_fields, "work_dir"]
     assert parameters["max_trials"].default == 50
     assert parameters["config_path"].default is None
     assert parameters["max_trials"].annotation == StudyArguments.__annotations__["max_trials"]
@@ -44,12 +44,6 @@ def test_a_run_takes_the_yamls_folder_for_the_model_directory() -> None:
     arguments = checked(StudyArguments, flow(config_path=Path("/models/deepspeed.yaml"), model_dir=None))
     assert arguments.model_dir == Path("/models")
     assert arguments == StudyArguments(config_path=Path("/models/deepspeed.yaml"), model_dir=Path("/models"))
-
-
-def test_a_run_that_gives_a_parameter_by_its_older_name_means_the_present_one() -> None:
-    given = {"config_path": Path("/models/deepspeed.yaml"), "start": "warm"}
-    assert checked(StudyArguments, flow(**given, launcher="cold")).start == "cold"
-    assert checked(StudyArguments, flow(**{**given, "start": "cold"}, launcher=None)).start == "cold"
 
 
 def test_stages_that_are_not_given_are_the_methods() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from prefect.states import Completed, State
 
-from flows import experiment as experiment_flow
 from flows import tune as tune_flow
 
 
@@ -14,7 +13,7 @@ from flows import tune as tune_flow
     ("module", "own", "opened", "runs"),
     [
         (tune_flow, tune_flow.tune, tune_flow.tune_open, "run_with_restarts"),
-        (experiment_flow, experiment_flow.experiment, experiment_flow.experiment_open, "run_experiment"),
+        (tune_flow, tune_flow.experiment, tune_flow.experiment_open, "run_experiment"),
     ],
 )
 def test_a_flow_runs_what_is_open_already(

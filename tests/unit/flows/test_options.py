@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import click
 import pytest
-from click.testing import CliRunner
 from pydantic import BaseModel, PositiveInt
 
 from flows.options import descriptions, option
@@ -81,18 +80,3 @@ def test_a_field_that_may_be_left_out_shows_no_default() -> None:
     said = "Use so much of the paint. More is no use."
     assert made.help == f"{said}  [default: what fits]"
     assert flag("limit", default="as you like").help == f"{said}  [default: as you like]"
-
-
-def test_an_older_spelling_works_and_is_not_listed() -> None:
-    given: list[object] = []
-    command = click.Command(
-        "paint", params=[flag("way", older=("--direction",))], callback=lambda way: given.append(way)
-    )
-    for words in (["--direction", "down"], ["--direction=down"], ["--way", "down"], []):
-        assert CliRunner().invoke(command, words).exit_code == 0
-    assert given == ["down", "down", "down", "up"]
-    refused = CliRunner().invoke(command, ["--direction", "left"])
-    assert "'left' is not one of 'up', 'down'" in refused.output
-    shown = CliRunner().invoke(command, ["--help"]).output
-    assert "--way" in shown
-    assert "--direction" not in shown

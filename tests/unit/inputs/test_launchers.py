@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs import launcher_readers
+from trial_lib.inputs import entrypoint as reading
 from trial_lib.inputs.entrypoint import Entrypoint, parse_entrypoint
 from trial_lib.inputs.launchers import DEEPSPEED, LAUNCHERS, TORCHRUN
 from trial_lib.messages.errors import InputError
@@ -171,7 +171,7 @@ def test_what_chooses_among_several_hosts_is_refused(tmp_path: Path, options: st
 
 
 def test_deepspeeds_own_hostfile_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_readers, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
+    monkeypatch.setattr(reading, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
     assert typed("deepspeed train.py").slots == "memory_nodes"
     (tmp_path / "hostfile").write_text("localhost slots=5\n")
     assert typed("deepspeed train.py").slots == 5

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.program_section import check_switches, read_vary, refuse_mapped
-from trial_lib.inputs.search_space import read_search_space
+from trial_lib.inputs.search_space import check_switches, read_search_space, read_vary, refuse_mapped
 from trial_lib.messages.errors import InputError
 from trial_lib.search.arms import RequestedKnob
 
@@ -124,7 +123,7 @@ def test_a_condition_may_name_the_value_that_was_typed_if_that_is_tried() -> Non
 )
 def test_vary_says_the_same_in_one_word(word: str, values: Any) -> None:
     place = word.partition("=")[0]
-    (found,) = read_vary([word], read_search_space).values()
+    (found,) = read_vary([word]).values()
     assert repr(found) == repr(values)
     assert read({place: found}).keys() == {f"program.{place}"}
 
@@ -152,7 +151,7 @@ def test_vary_says_the_same_in_one_word(word: str, values: Any) -> None:
 )
 def test_mistakes_of_vary_name_it(words: list[str], where: str, what: str) -> None:
     with pytest.raises(InputError) as refused:
-        read_vary(words, read_search_space)
+        read_vary(words)
     assert (refused.value.where, what in refused.value.what) == (where, True)
 
 

@@ -8,8 +8,7 @@ import yaml
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.places import typed_switch
-from trial_lib.inputs.trial_command import TrialCommand, trial_command
+from trial_lib.inputs.places import TrialCommand, trial_command, typed_switch
 from trial_lib.messages.errors import InputError
 from trial_lib.records.switches import SwitchValue, deepspeed_part, path_of, place_of, shown_switch, switches_of
 

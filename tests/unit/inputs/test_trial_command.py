@@ -9,8 +9,7 @@ import yaml
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
 from trial_lib.inputs.entrypoint import parse_entrypoint
-from trial_lib.inputs.places import batch_places
-from trial_lib.inputs.trial_command import TrialCommand, trial_command
+from trial_lib.inputs.places import TrialCommand, batch_places, trial_command
 from trial_lib.messages.errors import InputError
 
 CONFIG = Path("/trial/ds_config.json")

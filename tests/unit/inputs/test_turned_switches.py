@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from trial_lib.inputs.program_section import read_vary
-from trial_lib.inputs.search_space import read_search_space
+from trial_lib.inputs.search_space import read_search_space, read_vary
 from trial_lib.messages.errors import InputError
 
 
 def test_a_switch_without_values_has_all_of_them_and_is_coarse_by_its_table() -> None:
-    section = read_vary(["model:compile", "model:attention=sdpa,eager"], read_search_space)
+    section = read_vary(["model:compile", "model:attention=sdpa,eager"])
     assert section == {"model:compile": [False, True], "model:attention": ["sdpa", "eager"]}
     requests = read_search_space({"program": section})
     assert [(each.path, each.values, each.coarse) for each in requests] == [

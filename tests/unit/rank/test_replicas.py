@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import replicas_of
+from trial_lib.deepspeed_config.overrides import replicas_of
 from trial_lib.rank import engine_watch
 from trial_lib.rank.engine_watch import refuse_other_replicas
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import without_tuning_keys
+from trial_lib.deepspeed_config.overrides import BatchSizes, without_tuning_keys
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.study.confirm import gain

@@ -11,6 +11,7 @@ from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.folders import StudyPaths
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.fingerprint import Edits, fingerprint_in, fingerprint_of
+from trial_lib.study.setup import StudySetup
 
 YAML = "entrypoint: deepspeed train.py\nhyperparameters:\n  deepspeed_config: {train_micro_batch_size_per_gpu: 1}\n"
 
@@ -26,7 +27,8 @@ def edits_of(folder: Path, config: Path, yaml: str = YAML, include: tuple[Path, 
     )
     paths = StudyPaths(folder / "study")
     paths.root.mkdir()
-    paths.fingerprint.write_text(fingerprint_of(experiment, arguments, Host("cpu", ["0"], 2**30)).model_dump_json())
+    setup = StudySetup.now("s", 0.0, experiment, arguments, paths, Host("cpu", ["0"], 2**30))
+    paths.fingerprint.write_text(fingerprint_of(setup).model_dump_json())
     return Edits(experiment, include, paths, logging.getLogger("edits"))
 
 

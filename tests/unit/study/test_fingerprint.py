@@ -11,10 +11,12 @@ import yaml
 from trial_lib.device.base import Host
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.candidate import Purpose
+from trial_lib.records.folders import StudyPaths
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
 from trial_lib.study import fingerprint
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.fingerprint import Fingerprint, fingerprint_of
+from trial_lib.study.setup import StudySetup
 
 BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.1}}}
 
@@ -47,7 +49,9 @@ class Submitted:
 
     def fingerprint(self, **told: Any) -> Fingerprint:
         arguments = StudyArguments(config_path=self.config, model_dir=self.model, include=self.include, **told)
-        return fingerprint_of(read_experiment(self.config, self.model), arguments, self.host)
+        experiment = read_experiment(self.config, self.model)
+        paths = StudyPaths(self.model.parent / "study")
+        return fingerprint_of(StudySetup.now("s", 0.0, experiment, arguments, paths, self.host))
 
 
 @pytest.fixture

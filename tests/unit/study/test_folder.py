@@ -30,6 +30,10 @@ def experiment(tmp_path: Path) -> Experiment:
     return read_experiment(path, tmp_path)
 
 
+def with_text(experiment: Experiment, text: str) -> Experiment:
+    return dataclasses.replace(experiment, document=dataclasses.replace(experiment.document, text=text))
+
+
 def test_the_yaml_is_kept_for_its_user_alone(experiment: Experiment, tmp_path: Path) -> None:
     whole = tmp_path / "experiment.yaml"
     keep_experiment(experiment, whole)
@@ -43,7 +47,7 @@ def test_what_is_kept_already_is_not_written_again(experiment: Experiment, tmp_p
     before = whole.stat().st_ino
     keep_experiment(experiment, whole)
     assert whole.stat().st_ino == before
-    changed = dataclasses.replace(experiment, text=YAML.replace("1e-4", "1e-5"))
+    changed = with_text(experiment, YAML.replace("1e-4", "1e-5"))
     keep_experiment(changed, whole)
     assert "1e-5" in whole.read_text()
     assert whole.stat().st_mode & 0o777 == 0o600
@@ -54,7 +58,7 @@ def test_a_full_disk_leaves_what_was_kept(
 ) -> None:
     whole = tmp_path / "experiment.yaml"
     keep_experiment(experiment, whole)
-    changed = dataclasses.replace(experiment, text=YAML.replace("1e-4", "1e-5"))
+    changed = with_text(experiment, YAML.replace("1e-4", "1e-5"))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -11,6 +11,7 @@ from study_setups import setup_of
 from tests.unit.plan.test_arm_bytes import run_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
+from trial_lib.inputs.search_space import read_search_space
 from trial_lib.study import foreseen_arms
 from trial_lib.study.foreseen_arms import Foresight, arms_of, foreseen_in, is_foreseen_unasked, keep_foreseen
 from trial_lib.study.typed_command import read_command
@@ -84,7 +85,7 @@ class Known:
 def foresight_of_space(space, stages, monkeypatch, tmp_path):
     """A foresight that foresees nothing yet."""
     monkeypatch.setattr(foreseen_arms, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
-    experiment = SimpleNamespace(config=SimpleNamespace(search_space=space))
+    experiment = SimpleNamespace(requests=read_search_space(space))
     arguments = SimpleNamespace(zero_stages=stages)
     setup = SimpleNamespace(experiment=experiment, environment={}, device="cpu", arguments=arguments)
     return Foresight(setup, SimpleNamespace(), tmp_path, None)

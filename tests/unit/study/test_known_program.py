@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
 from trial_lib.messages.errors import InputError
 from trial_lib.records.result import ProgramProfile
 from trial_lib.study.program import KnownProgram, completed_config, require_sizes, require_switchable, typed_switches

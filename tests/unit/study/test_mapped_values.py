@@ -2,8 +2,7 @@
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, MICRO_BATCH, TRAIN_BATCH, BatchSizes
 from trial_lib.inputs.places import BatchPlace
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult

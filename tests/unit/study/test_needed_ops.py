@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from study_setups import setup_of
 
 from trial_lib.device.base import Host
 from trial_lib.inputs.read_experiment import Experiment
+from trial_lib.inputs.search_space import read_search_space
 from trial_lib.records.candidate import Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, TrialResult
 from trial_lib.study.arguments import StudyArguments
@@ -26,8 +28,7 @@ def experiment_of(folder: Path, config: dict[str, Any] | None, **search_space: A
     (folder / "ds.json").write_text(json.dumps(config or {}))
     command = ["deepspeed", "--num_gpus", "2", "train.py", *(["--deepspeed", "ds.json"] if config else [])]
     experiment = read_command(command, {}, folder, Host("cuda", ["0", "1"], 2**30))
-    experiment.config.search_space.update(search_space)
-    return experiment
+    return replace(experiment, requests=read_search_space(search_space))
 
 
 def arguments_of(folder: Path, method: str = "adaptive") -> StudyArguments:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.batch import BatchSizes
+from trial_lib.deepspeed_config.overrides import BatchSizes
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.result import ModelProfile, Outcome, ProgramProfile, SwapDisk, TrialResult

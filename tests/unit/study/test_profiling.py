@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trial_lib.deepspeed_config.batch import BatchSizes
+from trial_lib.deepspeed_config.overrides import BatchSizes
 from trial_lib.launch.trial import TrialPlan
 from trial_lib.records.candidate import Candidate, Purpose
 from trial_lib.records.folders import TrialPaths

@@ -8,10 +8,10 @@ from nvml_fixtures import PretendGpu, pretend_gpus
 from trial_lib.inputs.read_experiment import Experiment, read_experiment
 from trial_lib.launch.starters import ColdStarter
 from trial_lib.messages.errors import InputError
-from trial_lib.study import choose_place
+from trial_lib.records.folders import StudyPaths
+from trial_lib.study import setup as study_setup
 from trial_lib.study.arguments import StudyArguments
-from trial_lib.study.choose_place import slots_for, starter_of
-from trial_lib.study.open_study import check_slots
+from trial_lib.study.setup import StudySetup, check_slots, slots_for, starter_of
 
 GIB = 2**30
 
@@ -63,7 +63,8 @@ def test_trials_choose_among_cards_of_one_model_and_their_ops_are_built_for_it(
         environments.append(environment)
         return ColdStarter(interpreter, builders, environment, lambda text: None, ahead)
 
-    monkeypatch.setattr(choose_place, "ColdStarter", cold)
+    monkeypatch.setattr(study_setup, "ColdStarter", cold)
     arguments = StudyArguments(config_path=submitted.path, model_dir=tmp_path, start="cold")
-    starter_of(submitted, arguments, host, str(tmp_path / "log"), lambda text: None).close()
+    setup = StudySetup.now("s", 0.0, submitted, arguments, StudyPaths(tmp_path / "study"), host)
+    starter_of(setup, [], lambda text: None).close()
     assert environments[0]["CUDA_VISIBLE_DEVICES"] == "1"

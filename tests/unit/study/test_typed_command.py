@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from nvml_fixtures import PretendGpu, pretend_gpus
 from study_setups import setup_of
 
-from trial_lib.deepspeed_config.batch import BatchSizes
-from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
+from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH, BatchSizes
 from trial_lib.device import cuda
 from trial_lib.device.base import Host
 from trial_lib.device.this_host import this_host

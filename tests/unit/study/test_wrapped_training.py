@@ -10,7 +10,6 @@ from study_setups import setup_of
 
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
-from trial_lib.inputs.read_experiment import Experiment
 from trial_lib.study import followed as follow
 from trial_lib.study import open_full_experiment as opening
 from trial_lib.study.folder import hold_lock, keep_experiment, write_wrapper
@@ -68,9 +67,9 @@ def of_study(setup: StudySetup, monkeypatch: pytest.MonkeyPatch) -> FullExperime
     return opening.full_experiment_of(SimpleNamespace(paths=setup.paths, driver=driver, record=record))  # type: ignore[arg-type]
 
 
-def best_of(experiment: Experiment, setup: StudySetup) -> Path:
-    mappings = KnownProgram.of(experiment).arg_mappings
-    return write_best_experiment(experiment, setup.paths, mappings, {MICRO_BATCH: 8}, setup.environment, {"--gc": True})
+def best_of(setup: StudySetup) -> Path:
+    mappings = KnownProgram.of(setup.experiment).arg_mappings
+    return write_best_experiment(setup, mappings, {MICRO_BATCH: 8}, {"--gc": True})
 
 
 def test_a_study_trains_with_what_its_wrapper_makes_of_the_answer(
@@ -84,7 +83,7 @@ def test_a_study_trains_with_what_its_wrapper_makes_of_the_answer(
 def test_the_winners_switches_stay_in_the_words_that_the_wrapper_starts(
     setup: StudySetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best_of(setup.experiment, setup)
+    best_of(setup)
     assert trained(of_study(setup, monkeypatch)) == ["--size", "8", "--gc"]
 
 
@@ -92,7 +91,7 @@ def test_the_winners_switches_stay_in_the_words_that_the_wrapper_starts(
 def test_the_experiment_of_a_study_may_be_trained(
     setup: StudySetup, tmp_path: Path, has_switches: bool, words: list[str]
 ) -> None:
-    file = best_of(setup.experiment, setup) if has_switches else setup.paths.experiment
+    file = best_of(setup) if has_switches else setup.paths.experiment
     arguments = TrainingArguments(config_path=file, model_dir=tmp_path, ds_config=setup.paths.best_ds_config)
     assert trained(opening.new_full_experiment(arguments, tmp_path / "work")) == words
     assert trained(opening.resume_newest(arguments, tmp_path / "work")) == words

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.data import get_worker_info
 
-from trial_lib.deepspeed_config.batch import replicas_of, sequence_parallel_size
+from trial_lib.deepspeed_config.overrides import replicas_of, sequence_parallel_size
 from trial_lib.plan.simulate import logs
 from trial_lib.plan.simulate.asks import CannotForeseeError
 from trial_lib.plan.simulate.fake_tensors import FakeTensors
