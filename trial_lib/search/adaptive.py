@@ -76,7 +76,7 @@ def stopped_cost(measured: Sequence[PointCost], candidate: Candidate, result: Tr
     return best_cost + log(step / best_step) - (log(_samples(candidate) / best_samples) if by_sample else 0.0)
 
 
-def kept(measured: Sequence[PointCost]) -> Sequence[PointCost]:
+def best_and_latest(measured: Sequence[PointCost]) -> Sequence[PointCost]:
     """Returns the part of the history for the models, in its order."""
     if len(measured) <= _BEST_KEPT + LATEST_KEPT:
         return measured
@@ -85,9 +85,9 @@ def kept(measured: Sequence[PointCost]) -> Sequence[PointCost]:
     return [measured[place] for place in sorted({*ranked[:_BEST_KEPT], *latest})]
 
 
-def answers(measured: Sequence[PointCost], failed: Container[Point]) -> list[PossibleAnswer]:
+def possible_answers(measured: Sequence[PointCost], failed: Container[Point]) -> list[PossibleAnswer]:
     """Returns the trials that may be the answer. A point that failed another time may not."""
-    return [each for each in kept(measured) if isinstance(each, PossibleAnswer) and each.point not in failed]
+    return [each for each in best_and_latest(measured) if isinstance(each, PossibleAnswer) and each.point not in failed]
 
 
 def _step_seconds(result: TrialResult) -> float | None:
@@ -194,14 +194,14 @@ class AdaptiveSearch(Search):
     @property
     def best(self) -> tuple[Candidate, TrialResult] | None:
         """The completed trial with the best expectation, so that a lucky reading among many does not win."""
-        known = answers(self._measured, self._failed)
+        known = possible_answers(self._measured, self._failed)
         if not known:
             return None if self._best is None or self._point(self._best[0]) in self._failed else self._best
         place = int(np.argmin(self._model().expected([answer.point for answer in known])))
         return known[place].candidate, known[place].result
 
     def expected(self) -> Mapping[int, float]:
-        known, sign = answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
+        known, sign = possible_answers(self._measured, self._failed), 1 if self.metric.smaller_is_better else -1
         expected = self._model().expected([answer.point for answer in known])
         return {answer.result.number: exp(sign * cost) for answer, cost in zip(known, expected.tolist(), strict=True)}
 
@@ -222,7 +222,7 @@ class AdaptiveSearch(Search):
         self._fitting.memory.observe(candidate, result)
         self._fitting.host.observe(candidate, result)
         self._fitting.forget()
-        if point is None or self._failures.say_nothing(point, result):
+        if point is None or self._failures.is_inconclusive(point, result):
             return
         # A trial that ran teaches its cost, and that its size fits.
         limits, value = self._limits[point.arm], self._value(result)
@@ -266,7 +266,7 @@ class AdaptiveSearch(Search):
 
     def _model(self) -> CostModel:
         if self._model_then is None or self._model_then[0] != self._changes:
-            known = kept(self._measured)
+            known = best_and_latest(self._measured)
             model = CostModel(
                 self._coordinates,
                 self._prior_costs,
@@ -313,7 +313,7 @@ class AdaptiveSearch(Search):
 
     def _again(self) -> list[Point]:
         in_flight = set(self._running.values())
-        may_be = {answer.point for answer in answers(self._measured, self._failed)} - in_flight
+        may_be = {answer.point for answer in possible_answers(self._measured, self._failed)} - in_flight
         leading = [point for point in self._model().rivals if point in may_be and point.size <= self._bound(point.arm)]
         return [point for point in leading if not self._failures.is_out(point.arm, point.index)]
 
@@ -403,12 +403,12 @@ class AdaptiveSearch(Search):
     def _leading(self, arm: int) -> list[int]:
         few = range(min(self._arms[arm].size, _FAILED_GUESSES + 1))
         guess = next((index for index in few if not self._failures.is_out(arm, index)), None)
-        ours = [measured for measured in kept(self._measured) if measured.point.arm == arm]
+        ours = [measured for measured in best_and_latest(self._measured) if measured.point.arm == arm]
         best = [min(ours, key=lambda measured: measured.cost).point.index] if ours else []
         return list(dict.fromkeys([index for index in (guess, *best) if index is not None]))
 
     def _fine_options(self) -> Iterable[Point]:
-        known = kept(self._measured)
+        known = best_and_latest(self._measured)
         expected = self._model().expected([measured.point for measured in known])
         best: dict[int, float] = {}
         for measured, cost in zip(known, expected, strict=True):

@@ -337,8 +337,8 @@ class Failures:
     def size_limit(self, own: object) -> int:
         return size_limit(self._largest_run, own)
 
-    def say_nothing(self, point: Point, result: TrialResult) -> bool:
-        """Returns whether a trial's end says nothing: it was cancelled, or killed from outside for the first time. A
+    def is_inconclusive(self, point: Point, result: TrialResult) -> bool:
+        """Returns whether a trial's end teaches nothing: it was cancelled, or killed from outside for the first time. A
         second kill counts as a failure, so that the search does not ask for the candidate again and again. After one
         candidate has been killed twice, a kill at a size that nothing has run counts at once.
         """
