@@ -27,17 +27,23 @@ from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.messages.errors import InputError, ProgramNotForeseenError, plain
 from trial_lib.plan.answer import TIME_WORDS, fewest_sentence, grouped, is_bound_by_loading, likelihood, money
-from trial_lib.plan.plan_record import ForeseenRange, PlanArguments, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.plan.plan_record import PlanArguments, PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord
 from trial_lib.records.units import bytes_shown, percent
-from trial_lib.report.estimate_report import ArmEstimate, EstimateReport, MeasuredArm, estimate_report
+from trial_lib.report.estimate_report import (
+    ArmEstimate,
+    EstimateReport,
+    MeasuredArm,
+    estimate_report,
+    simulated_profile,
+)
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import remove_folder
-from trial_lib.study.foreseen_arms import Foresight, foreseen_profile
 from trial_lib.study.known_trials import KnownTrials, ProfileFailedError, earlier_trials, run_profile
 from trial_lib.study.limits import SizeLimit, size_limit
 from trial_lib.study.open_plan import ReadPlan, open_plan, read_plan
 from trial_lib.study.open_study import OpenStudy, open_planned, plan_study
-from trial_lib.study.plan_run import PLANNED_FOR, Foreseer, run_plan
+from trial_lib.study.plan_run import PLANNED_FOR, Simulator, run_plan
+from trial_lib.study.simulated_arms import ArmSimulation
 from trial_lib.tracking.sync import PlanSync, Tracker
 from trial_lib.tracking.tracking_uri import default_tracking_uri, is_database
 
@@ -149,7 +155,7 @@ def _planned(
     processes = read.arguments.max_processes or len(os.sched_getaffinity(0))
     try:
         threading.Thread(target=_import_ahead, args=(tracking_uri,), name="import", daemon=True).start()
-        with Foreseer(opened, tell) as foresee:
+        with Simulator(opened, tell) as foresee:
             tell(f"foreseeing {read.experiment.name} on {', '.join(str(each.cluster) for each in read.asked)}")
             record = run_plan(opened, foresee, processes, tell, check)
         check()
@@ -185,7 +191,6 @@ def _planned(
 _WIDTH = 140  # columns, if the output is no terminal
 _NONE_FITS = 1
 _MOST_ASKS = 3
-_ALL_FORESEEN = "All figures are foreseen: no device has measured them."
 _OFFLOADS = {"offload-optimizer": "+opt", "offload-param": "+param"}
 # The data set alone is on the host too.
 _LITTLE = 2**28  # bytes
@@ -227,10 +232,9 @@ def show_plan(record: PlanRecord, paths: PlanPaths, tell: Callable[[str], None] 
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     tokens = "" if record.tokens is None else f" Samples have {record.tokens:,} tokens."
-    measured = any(devices.measured_on for devices in record.devices)
-    by = "Memory is foreseen. So are speeds, unless a note says who measured them." if measured else _ALL_FORESEEN
     console.print(
-        f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} {by} "
+        f"The model has {record.parameters:,} parameters, and {record.trainable:,} of them are trained.{tokens} "
+        "All figures are foreseen: no device has measured them. "
         "Intervals are at 90 %. A batch is a micro-batch and its "
         "accumulation; the largest one fits at even odds. +opt and +param: optimizer and parameters are offloaded.",
         highlight=False,
@@ -319,7 +323,7 @@ def _bound(arm: PlannedArm) -> str:
     return f"memory: {next(iter(grouped(arm.memory)), '')}"
 
 
-def _range(figure: ForeseenRange | None) -> str:
+def _range(figure: PlannedRange | None) -> str:
     if figure is None:
         return "-"
     value, low, high = map(_brief, (figure.value, figure.low, figure.high))
@@ -429,23 +433,23 @@ def _foreseen(study: OpenStudy) -> KnownTrials | None:
     setup, starter = study.driver.setup, study.driver.place.starter_here
     if starter is None:
         return None
-    foresight = Foresight(setup, starter, study.paths.root / "foreseen")
+    simulation = ArmSimulation(setup, starter, study.paths.root / "foreseen")
     began = said_at = time.monotonic()
-    foresight.begin()
+    simulation.begin()
     try:
-        while foresight.is_running:
+        while simulation.is_running:
             interrupts.check()
             time.sleep(_POLL_S)
             if (now := time.monotonic()) - said_at > _WORD_S:
                 said_at = now
-                say(f"still foreseeing {foresight.doing} ({now - began:.0f} s since the beginning)")
+                say(f"still foreseeing {simulation.doing} ({now - began:.0f} s since the beginning)")
     finally:
-        arms = foresight.end()
-    if foresight.typed is None or not arms:
-        say(f"A profile trial runs now, because the program cannot be foreseen: {foresight.failure}")
+        arms = simulation.end()
+    if simulation.typed is None or not arms:
+        say(f"A profile trial runs now, because the program cannot be foreseen: {simulation.failure}")
         return None
-    profile = foreseen_profile(foresight.typed, arms, setup)
-    return KnownTrials(profile, None, foresight.base_config, foreseen=arms)
+    profile = simulated_profile(simulation.typed, arms, setup)
+    return KnownTrials(profile, None, simulation.base_config, foreseen=arms)
 
 
 def _check(max_micro_batch: int | None, memory_headroom: float) -> None:

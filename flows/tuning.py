@@ -12,8 +12,8 @@ from flows.interrupts import interrupts
 from flows.prefect_server import ServerError, prefect_server, require_home, require_server_for_all
 from flows.terminal import LiveView, print_document, say, say_ways
 from trial_lib.messages.errors import InputError, plain
+from trial_lib.plan.plan_record import PlannedTrials
 from trial_lib.records.folders import StudyStatus, full_experiment_id
-from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, without_log
 from trial_lib.records.units import NONE_FOUND
 from trial_lib.report.read_study import first_failed

@@ -12,7 +12,7 @@ import pytest
 from trial_lib.launch.rank_starter import Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -53,6 +53,6 @@ def foresee_text(foreseeing_starter: WarmStarter, tmp_path: Path) -> Callable[..
         (tmp_path / "ds_config.json").write_text(json.dumps(config))
         program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
         pretended = Pretended(world=2, ranks_per_host=2, **device)
-        return foresee(program, {}, pretended, tmp_path / "run", foreseeing_starter, deadline_s=120.0)
+        return simulate(program, {}, pretended, tmp_path / "run", foreseeing_starter, deadline_s=120.0)
 
     return run

@@ -3,13 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Operation, Storage
+from trial_lib.messages.foreseen_run import (
+    KINDS,
+    MOMENTS,
+    PLACES,
+    Ask,
+    ForeseenRun,
+    MemoryEvent,
+    Moment,
+    Operation,
+    Storage,
+)
 from trial_lib.plan.plan_record import (
-    ForeseenRange,
     PlannedArm,
-    PlannedAsk,
     PlannedCount,
     PlannedDevices,
+    PlannedRange,
     PlanPaths,
     PlanRecord,
     write_run,
@@ -89,9 +98,9 @@ def run_by_hand(micro_batch: int = 4, accumulation: int = 1, offload: bool = Fal
     return made.run(micro_batch=micro_batch, accumulation=accumulation)
 
 
-def span(value: float, share: float = 0.2) -> ForeseenRange:
+def span(value: float, share: float = 0.2) -> PlannedRange:
     """Returns a range that reaches so far to both sides."""
-    return ForeseenRange(value=value, low=value * (1 - share), high=value * (1 + share))
+    return PlannedRange(value=value, low=value * (1 - share), high=value * (1 + share))
 
 
 def arm_by_hand(label: str, micro_batch: int, activation: float, states: float, **more: Any) -> PlannedArm:
@@ -202,10 +211,8 @@ def plan_by_hand(**more: Any) -> PlanRecord:
         "38,265 tokens/s, MFU 41 %, 163 for a billion tokens. It fits with 94 %.",
         "best_command": "deepspeed --num_gpus 8 train.py --deepspeed_config best_ds_config.json",
         "asks": (
-            PlannedAsk(asker=f"mask (train.py:31) {MARKUP}", question="item", answer="False", is_known=False, count=64),
-            PlannedAsk(
-                asker="clip_grad_norm_ (deepspeed/runtime/utils.py:321)", question="item", answer="1.0", is_known=True
-            ),
+            Ask(asker=f"mask (train.py:31) {MARKUP}", question="item", answer="False", is_known=False, count=64),
+            Ask(asker="clip_grad_norm_ (deepspeed/runtime/utils.py:321)", question="item", answer="1.0", is_known=True),
         ),
         "notes": (f"torch.compile is switched off, so memory is an upper bound. Logged in with {SECRET}.",),
         "versions": {"zerotune": "1.0", "deepspeed": "0.19.8", "torch": "2.13.0"},

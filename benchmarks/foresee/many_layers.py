@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.scaling import by_size
+from trial_lib.plan.fits import by_size
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 LAYERS = 64
 RESULT = Path(__file__).parents[1] / "results" / "foreseen_many_layers.json"
@@ -60,7 +60,7 @@ def runs_of(stage: int, layers: tuple[int, ...]) -> dict[int, ForeseenRun]:
                 program = _program(folder, each, environment)
                 zero = zero_of_few({"stage": stage}, parameters_of(each), parameters_of(max(layers)))
                 overrides = {"gradient_accumulation_steps": 2, "zero_optimization": zero}
-                run = foresee(program, overrides, hardware, folder / "run", starter, _DEADLINE_S)
+                run = simulate(program, overrides, hardware, folder / "run", starter, _DEADLINE_S)
                 if run.stopped:
                     raise RuntimeError(run.stopped)
                 assert run.parameters == parameters_of(each)

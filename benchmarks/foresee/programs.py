@@ -19,7 +19,7 @@ from trial_lib.device.this_host import this_host
 from trial_lib.inputs.read_experiment import read_experiment
 from trial_lib.launch.rank_starter import Program, RankStarter
 from trial_lib.messages.foreseen_run import PLACES, ForeseenRun
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.records.folders import TrialPaths
 from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import environment_of, program_of
@@ -62,7 +62,7 @@ def foresee_row(row: Foreseeable, starter: RankStarter, deadline_s: float = DEAD
         # A fork has the import path of its server.
         own = starter_for(program, folder / "server", print) if "PYTHONPATH" in row.variables else None
         try:
-            return foresee(program, {}, hardware, folder / "run", own or starter, deadline_s)
+            return simulate(program, {}, hardware, folder / "run", own or starter, deadline_s)
         finally:
             if own is not None:
                 own.close()

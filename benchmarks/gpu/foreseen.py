@@ -18,10 +18,9 @@ from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES
 from trial_lib.launch.rank_starter import Program
-from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.device_memory import AllocatorSettings, replay
 from trial_lib.plan.fits import outside_pytorch, workspaces
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.live_bytes import replay
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEASURED = RESULTS / "gpu_h200_memory.json"
@@ -73,7 +72,7 @@ def compared(rows: list[dict[str, Any]], options: list[str]) -> Iterator[dict[st
                     "zero_optimization": settings_of(row["arm"]),
                     "train_micro_batch_size_per_gpu": row["micro_batch"],
                 }
-                run = foresee(
+                run = simulate(
                     program, overrides, Pretended(world=1, ranks_per_host=1), folder / "run", starter, _DEADLINE_S
                 )
                 if run.stopped:

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.foreseen_steps
 
 The foreseen runs have no GPU: it can be asked anywhere, of results that a GPU has left. No default is fitted to them.
-Each step is foreseen a second time with the constants refitted to all others, as the next plan on this card would do.
+Each step is foreseen a second time with the constants refitted to all others.
 """
 
 import json
@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit import MODELS, SHAPES, Shape
+from benchmarks.gpu.refit import MeasuredStep, refit
 from benchmarks.gpu.stages.switches import CASES
 from trial_lib.launch.rank_starter import Program
-from trial_lib.plan.allocator import AllocatorSettings
+from trial_lib.plan.device_memory import AllocatorSettings, replay
 from trial_lib.plan.devices import Cluster, known_devices
 from trial_lib.plan.fits import workspaces
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.live_bytes import replay
-from trial_lib.plan.step_time import foresee_step
-from trial_lib.study.against_plan import MeasuredStep, refit
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
+from trial_lib.plan.step_time import planned_step
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTPUT = RESULTS / "gpu_h200_steps_foreseen.json"
@@ -101,13 +100,13 @@ def compared(case: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], Mea
     starter = starter_for(program, folder / "server", lambda text: print(text, file=sys.stderr))
     try:
         world = Pretended(world=1, ranks_per_host=1)
-        run = foresee(program, case["overrides"], world, folder / "run", starter, _DEADLINE_S)
+        run = simulate(program, case["overrides"], world, folder / "run", starter, _DEADLINE_S)
     finally:
         starter.close()
     if run.stopped:
         raise RuntimeError(f"{case['case']}: {run.stopped}")
     cluster = Cluster(device=known_devices()[DEVICE])
-    step = foresee_step(run, cluster)
+    step = planned_step(run, cluster)
     row: dict[str, Any] = {
         "case": case["case"],
         "ms": {"measured": 1e3 * case["seconds"], "foreseen": 1e3 * step.seconds},
@@ -129,7 +128,7 @@ def refitted(steps: Sequence[MeasuredStep]) -> list[dict[str, Any]]:
     rows = []
     for number, own in enumerate(steps):
         constants = refit([*steps[:number], *steps[number + 1 :]])
-        step = foresee_step(own.run, own.cluster, constants)
+        step = planned_step(own.run, own.cluster, constants)
         rows.append(
             {"foreseen over measured": step.seconds / own.seconds, "interval": [1e3 * step.low, 1e3 * step.high]}
         )

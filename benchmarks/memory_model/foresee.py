@@ -19,7 +19,7 @@ from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.files import write_all
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.study.program import environment_of, program_of
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -55,7 +55,7 @@ class Foreseeing:
         program = program_of(self._experiment, self._environment, own / "ds_config.json", config, own / "training.json")
         (own / "ds_config.json").write_text(json.dumps(config))
         write_all(program.files)
-        return foresee(
+        return simulate(
             program, config, Pretended(world=self._slots, ranks_per_host=self._slots), own, self._of(program)
         )
 

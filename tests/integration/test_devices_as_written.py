@@ -6,7 +6,7 @@ import pytest
 from foreseen_fixtures import program_named
 
 from trial_lib.messages.foreseen_run import OPERATIONS, PLACES
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.plan.step_time import step_of
 
 _PROGRAM = """
@@ -140,7 +140,7 @@ def test_each_way_to_write_a_device_means_the_pretended_one(tmp_path, stage):
     program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
     starter = starter_for(program, tmp_path / "server", print)
     try:
-        run = foresee(program, {}, Pretended(world=2, ranks_per_host=2), tmp_path / "run", starter, deadline_s=120.0)
+        run = simulate(program, {}, Pretended(world=2, ranks_per_host=2), tmp_path / "run", starter, deadline_s=120.0)
     finally:
         starter.close()
     assert run.stopped == ""

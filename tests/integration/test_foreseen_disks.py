@@ -12,7 +12,7 @@ from foreseen_fixtures import program_named
 
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.foreseen_run import MOMENTS, OPERATIONS, ForeseenRun
-from trial_lib.plan.foreseen import Pretended, foresee
+from trial_lib.plan.simulation import Pretended, simulate
 
 # DeepSpeed swaps no tensor below 1 MiB.
 LAYERS, WIDTH = 6, 1024
@@ -98,7 +98,7 @@ def foreseen(starter: WarmStarter, folder: Path, written: dict[str, Any], world:
     (folder / "train.py").write_text(f"STEPS = 100\n{TRAINING}")
     (folder / "ds_config.json").write_text(json.dumps(written))
     pretended = Pretended(world=world, ranks_per_host=world)
-    return foresee(program_named("train.py", folder=folder), {}, pretended, folder / "run", starter, deadline_s=120.0)
+    return simulate(program_named("train.py", folder=folder), {}, pretended, folder / "run", starter, deadline_s=120.0)
 
 
 def moved(run: ForeseenRun, kind: str, *moments: str) -> float:

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from trial_lib.plan.devices import Cluster, known_devices
-from trial_lib.plan.scaling import by_size
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.fits import by_size
+from trial_lib.plan.step_time import planned_step
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -138,7 +138,7 @@ def test_a_mask_of_ones_changes_neither_bytes_nor_speed(foresee_text):
     for mask in ("", ", attention_mask=torch.ones_like(ids)"):
         run = foresee_text(LONG.replace("{mask}", mask), config)
         assert run.stopped == ""
-        found.append((by_size(run, None).at(1).peak, foresee_step(run, cluster).seconds))
+        found.append((by_size(run, None).at(1).peak, planned_step(run, cluster).seconds))
     (without, seconds), (with_ones, seconds_with_ones) = found
     # The mask itself has a few bytes for each token, and a mask of queries by keys has 256 MiB.
     assert abs(with_ones - without) < 2**20

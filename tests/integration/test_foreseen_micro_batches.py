@@ -8,8 +8,8 @@ from foreseen_fixtures import PROGRAMS, program_named
 
 from trial_lib.messages.foreseen_run import KINDS, OPERATIONS
 from trial_lib.plan.arm_work import micro_batches_of_a_run
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.device_memory import live_bytes
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.plan.step_time import step_of
 
 ACCUMULATION = 3
@@ -44,7 +44,7 @@ def foreseen(starter, tmp_path):
             (tmp_path / "ds_config.json").write_text(json.dumps(BASE))
             program = program_named("train.py", "--deepspeed_config", "ds_config.json", folder=tmp_path)
         pretended = Pretended(world=world, ranks_per_host=world)
-        found = foresee(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
+        found = simulate(program, overrides or {}, pretended, tmp_path / "run", starter, deadline_s=120.0)
         assert found.stopped == says
         return found
 

@@ -11,8 +11,8 @@ from benchmarks.foresee.program_list import Foreseeable, all_programs
 from benchmarks.foresee.programs import RESULT, foresee_row, peaks, program_of_row
 from trial_lib.messages.foreseen_run import KINDS, OPERATIONS, PLACES
 from trial_lib.plan.devices import Cluster, known_devices
-from trial_lib.plan.foreseen import starter_for
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.simulation import starter_for
+from trial_lib.plan.step_time import planned_step
 
 ROWS = {row.name: row for row in all_programs()}
 # One of each way in which a training is written, as many as fit a minute.
@@ -58,7 +58,7 @@ def test_ranks_that_share_a_sample_are_of_one_replica(starter):
     assert run.tokens == 16
     groups = {(OPERATIONS[each.kind], each.ranks) for each in run.operations if each.ranks > 1}
     assert {("all_to_all", 2), ("all_gather", 8)} <= groups
-    parts = foresee_step(run, Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=8)).parts
+    parts = planned_step(run, Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=8)).parts
     assert parts["exchanging"] > 0
     assert parts["reducing"] > 0
 

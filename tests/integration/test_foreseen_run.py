@@ -10,8 +10,8 @@ from foreseen_fixtures import PROGRAMS, program_named
 from benchmarks.foresee.few_layers import zero_of_few
 from trial_lib.launch.trial_files import layer_refusal
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, OPERATIONS, PLACES
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.scaling import by_size
+from trial_lib.plan.fits import by_size
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.records.folders import PLANS
 
 PASSES = ("forward", "backward")
@@ -39,7 +39,7 @@ def foreseen(starter, tmp_path):
         config_file.write_text(json.dumps(config))
         program = program_named(name, "--deepspeed_config", str(config_file), *arguments, folder=folder)
         pretended = Pretended(world=world, ranks_per_host=min(world, 8))
-        return foresee(program, overrides, pretended, tmp_path / "run", starter, deadline_s=deadline_s)
+        return simulate(program, overrides, pretended, tmp_path / "run", starter, deadline_s=deadline_s)
 
     return run
 

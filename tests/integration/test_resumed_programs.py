@@ -13,7 +13,7 @@ from server_fixtures import free_port
 
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.orders import StepWindow
-from trial_lib.plan.foreseen import Pretended, foresee
+from trial_lib.plan.simulation import Pretended, simulate
 from trial_lib.records.candidate import Purpose
 
 SHORT = StepWindow(1, 3, max_steps=2)
@@ -60,6 +60,6 @@ def test_it_is_foreseen_on_more_ranks_than_the_checkpoint_has(
     config = tmp_path / "ds_config.json"
     config.write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": 3}}))
     program = program_named("resumes.py", "--deepspeed_config", str(config), "--folder", str(saved))
-    run = foresee(program, {}, Pretended(world=4, ranks_per_host=4), tmp_path / "run", warm_starter, deadline_s=120.0)
+    run = simulate(program, {}, Pretended(world=4, ranks_per_host=4), tmp_path / "run", warm_starter, deadline_s=120.0)
     assert run.stopped == ""
     assert run.program["resumed_stage"] == STAGE

@@ -28,12 +28,9 @@ IMPORT_MORE = {
     "tasks.results": 21,
     "trial_lib.rank.sizes": 24,
     "trial_lib.report.read_study": 22,
-    "trial_lib.study.foreseen_arms": 32,
     "trial_lib.study.open_full_experiment": 25,
-    "trial_lib.study.open_plan": 25,
     "trial_lib.study.open_study": 27,
     "trial_lib.study.program": 21,
-    "trial_lib.study.study_plan": 22,
     "trial_lib.study.training_command": 21,
 }
 # Processes of their own: nothing imports them, or what starts them names their file.

@@ -84,10 +84,9 @@ def answer_of(devices: PlannedDevices) -> str:
         )
     if arm is None:
         return _nothing_fits(devices, on)
-    said = "by measurements of this device" if devices.measured_on else "foreseen"
     figures = []
     if speed := arm.samples_per_s:
-        figures.append(f"{said} {_three(speed.value)} samples/s ({_three(speed.low)} to {_three(speed.high)})")
+        figures.append(f"foreseen {_three(speed.value)} samples/s ({_three(speed.low)} to {_three(speed.high)})")
     if arm.tokens_per_s:
         figures.append(f"{arm.tokens_per_s.value:,.0f} tokens/s")
     if arm.mfu:

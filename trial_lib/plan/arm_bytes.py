@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent
-from trial_lib.plan.allocator import rounded
-from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.device_memory import live_bytes, rounded
 from trial_lib.plan.scaling import have_same_events, scaled_run
 from trial_lib.search.allocations import ForeseenArm, SizeLine
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from trial_lib.plan.answer import memory_bound
-from trial_lib.plan.arm_runs import ArmRuns, persistent
 from trial_lib.plan.arms import PlanArm, run_overrides, with_switches
-from trial_lib.plan.asked_devices import AskedDevices
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm
-from trial_lib.plan.scaling import Growth, growth_between
+from trial_lib.plan.devices import AskedDevices
+from trial_lib.plan.plan_record import PlannedArm, PlannedRange
+from trial_lib.plan.scaling import ArmRuns, Growth, growth_between, persistent
 from trial_lib.records.switches import switch_key, switches_of
 from trial_lib.search.cost_model import prior_costs
 from trial_lib.search.knobs import Arm, get_knob
@@ -89,6 +88,12 @@ def file_word(label: str) -> str:
     return f"{word[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
+def cheapest_first(arms: Sequence[PlanArm], typed: ForeseenRun) -> list[PlanArm]:
+    """The arms by their expected cost. A tie leaves them in their order."""
+    costs = prior_costs([_as_arm(arm, typed) for arm in arms])
+    return [arms[index] for index in sorted(range(len(arms)), key=costs.__getitem__)]
+
+
 class ArmWork:
     """The runs of a plan's arms, the user's own first, on the devices `base`. Batches are by number of devices."""
 
@@ -101,8 +106,7 @@ class ArmWork:
         self._policy = policies[base.count]
         self._own_size = typed.micro_batch
         self._sizes = pair_of(self._policy, typed.micro_batch)
-        costs = prior_costs([_as_arm(arm, typed) for arm in arms])
-        self._ordered = [arms[index] for index in sorted(range(len(arms)), key=lambda index: (costs[index], index))]
+        self._ordered = cheapest_first(arms, typed)
         self._typed = typed
         self._growths: dict[str, Growth | None] = {}
         self._others: list[AskedDevices] = []  # devices of another number, one at most
@@ -256,7 +260,7 @@ def hopeless_row(arm: PlanArm, typed: ForeseenRun, count: int) -> PlannedArm:
         micro_batch=typed.micro_batch,
         accumulation=typed.accumulation,
         # Activations are not counted, so there may be more.
-        peak=ForeseenRange(value=total, low=total, high=2 * total),
+        peak=PlannedRange(value=total, low=total, high=2 * total),
         peak_moment="update",
         memory=memory,
         memory_bound=memory_bound(memory),

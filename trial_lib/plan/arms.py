@@ -268,6 +268,30 @@ def stated_run(base_config: Mapping[str, Any], count: int) -> ForeseenRun | None
     return ForeseenRun(world=count, replicas=replicas, micro_batch=micro, accumulation=steps)
 
 
+def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What the first run changes in the user's batch, so that it goes on so many ranks.
+
+    A stated batch that belongs to another number of ranks is divided anew.
+    """
+    replicas = max(1, count // ranks_of_a_replica(config))
+    stated = {key: config.get(key) for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
+    numbers = {key: value for key, value in stated.items() if type(value) is int and value > 0}
+    if TRAIN_BATCH in numbers and numbers[TRAIN_BATCH] % replicas == 0:
+        each = numbers[TRAIN_BATCH] // replicas
+        micro = next(size for size in range(min(each, numbers.get(MICRO_BATCH, each)), 0, -1) if each % size == 0)
+        if MICRO_BATCH not in numbers and ACCUMULATION in numbers and each % numbers[ACCUMULATION] == 0:
+            micro = each // numbers[ACCUMULATION]
+        accumulation = each // micro
+    elif MICRO_BATCH in numbers:
+        micro = numbers[MICRO_BATCH]
+        accumulation = resolve_batch({**numbers, TRAIN_BATCH: None}, replicas).gradient_accumulation_steps
+    else:
+        return {}
+    if TRAIN_BATCH not in numbers:
+        return {}
+    return {MICRO_BATCH: micro, ACCUMULATION: accumulation, TRAIN_BATCH: micro * accumulation * replicas}
+
+
 def _own_batch(typed: ForeseenRun, base_config: Mapping[str, Any], replicas: int) -> int:
     stated = base_config.get(TRAIN_BATCH)
     if isinstance(stated, int) and not isinstance(stated, bool):

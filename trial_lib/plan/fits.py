@@ -17,10 +17,18 @@ from functools import cached_property, lru_cache
 from math import hypot
 from statistics import NormalDist
 
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.allocator import AllocatorSettings
-from trial_lib.plan.live_bytes import LiveBytes, Reserved, least_reserved, replay
-from trial_lib.plan.scaling import BySize, by_size
+from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
+from trial_lib.plan.device_memory import (
+    AllocatorSettings,
+    LiveBytes,
+    MomentPeak,
+    Reserved,
+    least_reserved,
+    live_bytes,
+    replay,
+    rounded,
+)
+from trial_lib.plan.scaling import growth_between, have_same_events
 from trial_lib.search.budgets import Uncertain
 
 GIB, MIB = 2**30, 2**20
@@ -216,6 +224,198 @@ def _quantile(below: Callable[[float], float], share: float, highest: float) -> 
         else:
             high = middle
     return high
+
+
+# Live bytes of any micro-batch, from two runs of one arm at two micro-batches.
+
+
+@dataclass(frozen=True)
+class PeakLine:
+    """Live bytes as a line in the micro-batch: `base + slope * micro_batch`."""
+
+    base: float  # bytes
+    slope: float  # bytes for each sample
+    kinds: tuple[tuple[float, float], ...]  # base and slope of each kind, in the order of `KINDS`
+    event: int  # index of the event
+
+    def at(self, micro_batch: float) -> float:
+        return self.base + self.slope * micro_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentLines:
+    name: str  # one of `MOMENTS`
+    step: int  # the optimizer step, from 1
+    micro_batch: int  # of the step, from 0
+    lines: tuple[PeakLine, ...]  # of which the highest is the peak
+    at_begin: PeakLine  # live bytes when it begins
+    at_end: PeakLine  # live bytes when it ends
+
+    def at(self, micro_batch: float) -> MomentPeak:
+        highest = max(self.lines, key=lambda line: line.at(micro_batch))
+        return MomentPeak(
+            name=self.name,
+            step=self.step,
+            micro_batch=self.micro_batch,
+            peak=highest.at(micro_batch),
+            by_kind=tuple(base + slope * micro_batch for base, slope in highest.kinds),
+            at_begin=self.at_begin.at(micro_batch),
+            at_end=self.at_end.at(micro_batch),
+            event=highest.event,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySize:
+    place: str  # one of `PLACES`
+    moments: tuple[MomentLines, ...]  # of the run, in order
+    # The same with fewer micro-batches in a step; empty if there is one number of them
+    fewer: tuple[MomentLines, ...] = ()
+    fewer_from: int = 0  # the smallest micro-batch, in samples, whose steps have that fewer
+
+    def at(self, micro_batch: float) -> LiveBytes:
+        moments = self.fewer if self.fewer and micro_batch >= self.fewer_from else self.moments
+        return LiveBytes(place=self.place, moments=tuple(moment.at(micro_batch) for moment in moments))
+
+
+def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "device") -> BySize:
+    """Live bytes of any micro-batch, from runs of one arm at two of them. With one run they are the same for all.
+
+    Raises ValueError if both runs have the same micro-batch.
+    """
+    if other is None:
+        return BySize(place=place, moments=_by_event(one, one, place))
+    if one.micro_batch == other.micro_batch:
+        raise ValueError("the two runs have the same micro_batch")
+    if have_same_events(one, other):
+        return BySize(place=place, moments=_by_event(one, other, place))
+    small, large = sorted((one, other), key=lambda run: run.micro_batch)
+    if _micro_batches(large) < _micro_batches(small):
+        grows, shrinks = growth_between(small, large), growth_between(large, small)
+        if grows is not None and shrinks is not None:
+            return BySize(
+                place=place,
+                moments=_by_event(small, grows.of(small), place),
+                fewer=_by_event(large, shrinks.of(large), place),
+                fewer_from=large.micro_batch,
+            )
+    return BySize(place=place, moments=_by_moment(one, other, place))
+
+
+def _micro_batches(run: ForeseenRun) -> int:
+    return max((moment.micro_batch for moment in run.moments), default=0) + 1
+
+
+def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
+    index = PLACES.index(place)
+    between = other.micro_batch - one.micro_batch
+    # Each storage as a line in the micro-batch.
+    pieces: list[tuple[float, float]] = []
+    for mine, its in zip(one.storages, other.storages, strict=True):
+        size = rounded(mine.size, place) if mine.place == index else 0.0
+        slope = (rounded(its.size, place) - size) / between if mine.place == index and between else 0.0
+        pieces.append((size - slope * one.micro_batch, slope))
+    live = [[0.0, 0.0] for _ in KINDS]
+    base = slope = 0.0
+    found: list[MomentLines] = []
+    for moment, its_events in one.events_by_moment():
+        # The events that have the peak at some micro-batch.
+        first = moment.event
+        points = [(slope, base, -1)]
+        at_begin, before = _line(live, first), [each.copy() for each in live]
+        for event in its_events:
+            storage, is_made = one.events[event]
+            sign = 1 if is_made else -1
+            piece = pieces[storage]
+            base, slope = base + sign * piece[0], slope + sign * piece[1]
+            points.append((slope, base, event))
+        top = {event for _, _, event in _envelope(points)}
+        # Their bytes by kind.
+        lines = [at_begin] if -1 in top else []
+        live = before
+        for event in its_events:
+            storage, is_made = one.events[event]
+            sign = 1 if is_made else -1
+            kind = live[one.storages[storage].kind]
+            kind[0] += sign * pieces[storage][0]
+            kind[1] += sign * pieces[storage][1]
+            if event in top:
+                lines.append(_line(live, event))
+        found.append(
+            MomentLines(
+                name=MOMENTS[moment.name],
+                step=moment.step,
+                micro_batch=moment.micro_batch,
+                lines=tuple(lines),
+                at_begin=at_begin,
+                at_end=_line(live, its_events.stop),
+            )
+        )
+    return tuple(found)
+
+
+def _line(live: Sequence[Sequence[float]], event: int) -> PeakLine:
+    kinds = tuple((each[0], each[1]) for each in live)
+    return PeakLine(sum(base for base, _ in kinds), sum(slope for _, slope in kinds), kinds, event)
+
+
+def _envelope(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    # The (slope, base, event) of the lines that are the highest for some micro-batch above 0.
+    hull: list[tuple[float, float, int]] = []
+
+    def is_last_below(point: tuple[float, float, int]) -> bool:
+        one, middle = hull[-2:]
+        return (one[1] - point[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (point[0] - one[0])
+
+    for point in sorted(points):
+        if hull and point[0] - hull[-1][0] < 1e-9:
+            if point[1] <= hull[-1][1]:
+                continue
+            hull.pop()
+        while hull and (hull[-1][1] <= point[1] or (len(hull) > 1 and is_last_below(point))):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _pairs(mine: Sequence[MomentPeak], theirs: Sequence[MomentPeak]) -> list[tuple[MomentPeak, MomentPeak]]:
+    """Each moment of a run with that of another run: by their places, if both have the same in the same order.
+
+    If not, a moment goes with the highest of its name in the same micro-batch, or in the last that the other has.
+    """
+    places = [[(each.name, each.step, each.micro_batch) for each in moments] for moments in (mine, theirs)]
+    if places[0] == places[1]:
+        return list(zip(mine, theirs, strict=True))
+    most = max((each.micro_batch for each in theirs), default=0)
+    by_peak = sorted(theirs, key=lambda each: each.peak)
+    highest = {(each.name, each.step, each.micro_batch): each for each in by_peak}
+    return [(each, highest.get((each.name, each.step, min(each.micro_batch, most)), each)) for each in mine]
+
+
+def _by_moment(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
+    between = other.micro_batch - one.micro_batch
+    found: list[MomentLines] = []
+    for mine, its in _pairs(live_bytes(one, place).moments, live_bytes(other, place).moments):
+
+        def through(size: float, larger: float) -> tuple[float, float]:
+            slope = (larger - size) / between
+            return size - slope * one.micro_batch, slope
+
+        kinds = tuple(through(*pair) for pair in zip(mine.by_kind, its.by_kind, strict=True))
+        found.append(
+            MomentLines(
+                name=mine.name,
+                step=mine.step,
+                micro_batch=mine.micro_batch,
+                lines=(PeakLine(*through(mine.peak, its.peak), kinds, mine.event),),
+                at_begin=PeakLine(*through(mine.at_begin, its.at_begin), (), mine.event),
+                at_end=PeakLine(*through(mine.at_end, its.at_end), (), mine.event),
+            )
+        )
+    return tuple(found)
+
+
+# The memory of an arm at any micro-batch.
 
 
 class _Same:

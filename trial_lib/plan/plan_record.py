@@ -4,21 +4,23 @@ import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import exp, log
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import OWNERS_FILE, make_own_folder
-from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_runs import ArmRuns, with_common_loading
+from trial_lib.messages.foreseen_run import Ask, ForeseenRun
 from trial_lib.plan.arms import PlanArm, with_switches
 from trial_lib.plan.fits import PeakForecast, peak_interval
-from trial_lib.plan.scaling import Growth, growth_between
+from trial_lib.plan.scaling import ArmRuns, Growth, growth_between, with_common_loading
 from trial_lib.records.candidate import FrozenRecord
 from trial_lib.records.folders import AnswerFolder
 from trial_lib.records.switches import switch_key
+from trial_lib.records.units import percent
 from trial_lib.search.knobs import ZERO_STAGES, ZeroStage
 
 LIKELY = 0.5
@@ -37,7 +39,7 @@ class _Foreseen(FrozenRecord):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ForeseenRange(_Foreseen):
+class PlannedRange(_Foreseen):
     """A foreseen figure with the ends of its 90 % interval."""
 
     value: float
@@ -45,7 +47,7 @@ class ForeseenRange(_Foreseen):
     high: float
 
     @classmethod
-    def of_peak(cls, forecast: PeakForecast, capacity: float) -> "ForeseenRange":
+    def of_peak(cls, forecast: PeakForecast, capacity: float) -> "PlannedRange":
         low, high = peak_interval(forecast, capacity)
         return cls(value=forecast.needed.mean, low=low, high=high)
 
@@ -66,13 +68,13 @@ class PlannedArm(_Foreseen):
     most_micro_batch: _CountOrNone = 0  # the largest that the kept global batch allows. The memory may allow more.
     micro_batch: _Count = 1  # samples
     accumulation: _Count = 1  # micro-batches of an optimizer step
-    samples_per_s: ForeseenRange | None = None  # over all devices. None if it does not fit.
-    tokens_per_s: ForeseenRange | None = None  # over all devices. None if the batches show no tokens.
-    mfu: ForeseenRange | None = None  # the share of the device's rate of dense products. None if that is not known.
+    samples_per_s: PlannedRange | None = None  # over all devices. None if it does not fit.
+    tokens_per_s: PlannedRange | None = None  # over all devices. None if the batches show no tokens.
+    mfu: PlannedRange | None = None  # the share of the device's rate of dense products. None if that is not known.
     without_loading: float | None = None  # samples a second over all devices if none waits for data; None if none does
     # Of a billion tokens, in the currency of the price. None without a price or tokens.
-    cost: ForeseenRange | None = None
-    peak: ForeseenRange | None = None  # bytes of a device at the peak of a step, with the allocator's and the context's
+    cost: PlannedRange | None = None
+    peak: PlannedRange | None = None  # bytes of a device at the peak of a step, with the allocator's and the context's
     peak_moment: str = ""  # the moment of that peak, one of `MOMENTS`
     # Bytes of a device at that peak by kind. `overhead` is what is beside live storages.
     memory: dict[str, float] = Field(default_factory=dict)
@@ -112,8 +114,8 @@ class PlannedCount(_Foreseen):
     micro_batch: _CountOrNone = 0  # samples; 0 if no arm trains
     accumulation: _Count = 1  # micro-batches of an optimizer step
     fits: _Share = 0.0  # the probability that it fits
-    samples_per_s: ForeseenRange | None = None  # over all devices. None if no arm trains.
-    peak: ForeseenRange | None = None  # bytes on a device: of that arm, or of the arm that needs least
+    samples_per_s: PlannedRange | None = None  # over all devices. None if no arm trains.
+    peak: PlannedRange | None = None  # bytes on a device: of that arm, or of the arm that needs least
     # Samples of an optimizer step, if so many devices cannot divide the kept global batch, or have no micro-batch for
     # it. None if it is kept, or free.
     other_batch: int | None = None
@@ -140,7 +142,6 @@ class PlannedDevices(_Foreseen):
     # looked at.
     fewest: int | None = None
     counts: tuple[PlannedCount, ...] = ()  # the best arm by number of devices, ascending
-    measured_on: str = ""  # study whose measurements of these devices decide the speeds. Empty if data sheets do.
     notes: tuple[str, ...] = ()  # sentences, such as a global batch that this number cannot divide
 
     @property
@@ -155,16 +156,6 @@ class PlannedDevices(_Foreseen):
     @property
     def chosen(self) -> PlannedArm | None:
         return next((arm for arm in self.arms if arm.label == self.best), None) if self.best else None
-
-
-class PlannedAsk(_Foreseen):
-    """A number that the program asked of memory without content, as `Ask` has it."""
-
-    asker: str
-    question: str
-    answer: str
-    is_known: bool
-    count: _Count = 1
 
 
 class PlanRecord(_Foreseen):
@@ -186,7 +177,7 @@ class PlanRecord(_Foreseen):
     best: _CountOrNone | None = None
     answer: str = ""  # the answer in a sentence
     best_command: str = ""  # to train with the answer; empty if there is none
-    asks: tuple[PlannedAsk, ...] = ()  # of all runs
+    asks: tuple[Ask, ...] = ()  # of all runs
     notes: tuple[str, ...] = ()  # sentences for the reader
     stopped: str = ""  # why the program cannot be foreseen; empty if it was
     # Of ZeroTune, and of DeepSpeed, torch and others in the foreseen program
@@ -200,6 +191,8 @@ class PlanRecord(_Foreseen):
     def _has_its_answer(self) -> "PlanRecord":
         if self.best is not None and self.best >= len(self.devices):
             raise ValueError(f"the answer is number {self.best} of {len(self.devices)} tables")
+        if any(ask.count < 1 for ask in self.asks):
+            raise ValueError("the program asked something less than once")
         return self
 
     @property
@@ -264,7 +257,6 @@ class PlanArguments(FrozenRecord):
         deadline: end a foreseen run that has not made its two optimizer steps within this many seconds. They include
             the way to the DeepSpeed engine.
         max_processes: foresee at most this many configurations at once. Default: one for each core of this host.
-        from_earlier: foresee the speed of devices by what earlier studies in this folder have measured on them.
         include: add files or folders that the code imports from outside the model directory.
     """
 
@@ -283,7 +275,6 @@ class PlanArguments(FrozenRecord):
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.0
     deadline: Annotated[float, Field(gt=0)] = 300.0
     max_processes: PositiveInt | None = None
-    from_earlier: bool = False
     include: tuple[Path, ...] = ()
 
     @model_validator(mode="before")
@@ -361,3 +352,89 @@ def read_kept_run(file: Path) -> ForeseenRun:
         raise InputError(
             "this foreseen run is damaged or of another version.", where=str(file), remedy="Make the plan again."
         ) from None
+
+
+# How far off a plan was: what it foresaw for the trials of a study, beside what they measured.
+
+_RIGHT = 0.005
+
+
+class PlannedTrial(FrozenRecord):
+    """One trial that a plan foresaw."""
+
+    number: int  # of the trial
+    label: str  # of its arm, such as `z3-offload-optimizer`
+    micro_batch: int  # samples
+    memory: float  # bytes, foreseen
+    measured_memory: float | None = None  # bytes on the rank that took most. None if the trial did not complete.
+    samples_per_s: float | None = None  # foreseen, over all devices. None if the plan is for other devices.
+    low: float | None = None  # the lower end of its 90 % interval
+    high: float | None = None  # the upper end
+    measured_samples_per_s: float | None = None  # None if the trial did not complete
+
+    @property
+    def memory_off(self) -> float | None:
+        """The foreseen memory's error, as a share of the measured one. None if nothing was measured."""
+        return None if not self.measured_memory else self.memory / self.measured_memory - 1
+
+    @property
+    def speed_off(self) -> float | None:
+        """The foreseen speed's error, as a share of the measured one. None if there is no pair."""
+        if not self.samples_per_s or not self.measured_samples_per_s:
+            return None
+        return self.samples_per_s / self.measured_samples_per_s - 1
+
+
+class PlannedTrials(FrozenRecord):
+    """The trials of a study that a plan foresaw."""
+
+    plan_id: str  # of the plan
+    devices: str  # that it was for, such as `h100-80gb:8`
+    is_here: bool = False  # whether the study ran on devices of that kind, so that speeds can be compared
+    of_steps: bool = False  # whether memory is that of the steps above initialisation (CPU), not the peak
+    trials: tuple[PlannedTrial, ...] = ()  # in the order of their numbers
+
+    @classmethod
+    def in_file(cls, file: Path) -> "PlannedTrials | None":
+        """Returns what a study has kept; None if it has no plan, or none of its trials has ended."""
+        try:
+            return cls.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    @property
+    def memory_errors(self) -> list[float]:
+        return [abs(trial.memory_off) for trial in self.trials if trial.memory_off is not None]
+
+    @property
+    def speed_error(self) -> float | None:
+        """The middle error of the speeds, as a share: 0.22 is 22 % too fast. None if no speed can be compared."""
+        found = [log(1 + trial.speed_off) for trial in self.trials if trial.speed_off is not None]
+        return exp(median(found)) - 1 if found else None
+
+    @property
+    def sentence(self) -> str:
+        errors, speed = self.memory_errors, self.speed_error
+        if not errors and speed is None:
+            return "No trial that the plan foresaw has completed, so nothing shows how far off it was."
+        said = []
+        if errors:
+            worst = f" (worst {_shown(max(errors))})" if len(errors) > 1 else ""
+            said.append(f"{_shown(median(errors))} off in memory{' at the median' if worst else ''}{worst}")
+        if speed is not None:
+            said.append(
+                "right in speed"
+                if abs(speed) < _RIGHT
+                else f"{_shown(abs(speed))} too {'fast' if speed > 0 else 'slow'}"
+            )
+        found = f"The plan was {' and '.join(said)}."
+        if self.is_here:
+            return found
+        return f"{found} It was for {self.devices}, which this host does not have, so speeds are not compared."
+
+    def document(self) -> dict[str, Any]:
+        return {"sentence": self.sentence, **self.model_dump(mode="json")}
+
+
+def _shown(share: float) -> str:
+    return percent(round(share, 2)) if share >= _RIGHT else "under 1 %"

@@ -13,9 +13,7 @@ from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.refusals import is_of_replicas
 from trial_lib.messages.errors import InputError, ProgramNotForeseenError
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.answer import answer_of, nearest_to_fit, why_of
-from trial_lib.plan.arm_runs import ArmRuns, with_common_loading
 from trial_lib.plan.arm_work import ArmWork, WantedRun, hopeless_arms, hopeless_row, pair_of, wanted_run
 from trial_lib.plan.arms import (
     PlanArm,
@@ -25,12 +23,23 @@ from trial_lib.plan.arms import (
     planned_arms,
     requests_without_arms,
     stated_run,
+    typed_overrides,
 )
-from trial_lib.plan.asked_devices import AskedDevices
-from trial_lib.plan.counts import counted, fewest, largest, with_answer
-from trial_lib.plan.devices import DeviceSpeed
-from trial_lib.plan.evaluation import Evaluation, best_arm, contradiction_of, host_room, in_order
+from trial_lib.plan.device_memory import AllocatorSettings
+from trial_lib.plan.devices import AskedDevices, ran_as
+from trial_lib.plan.evaluation import (
+    Evaluation,
+    best_arm,
+    contradiction_of,
+    counted,
+    fewest,
+    host_room,
+    in_order,
+    largest,
+    with_answer,
+)
 from trial_lib.plan.plan_record import PlannedArm, PlannedDevices
+from trial_lib.plan.scaling import ArmRuns, with_common_loading
 from trial_lib.records.switches import PROGRAM, own_switches, switch_key
 from trial_lib.search.arms import RequestedKnob
 from trial_lib.search.knobs import ZERO_STAGES
@@ -106,8 +115,6 @@ Foresee = Callable[[WantedRun], ForeseenRun]
 class PlanProblem:
     asked: tuple[AskedDevices, ...]  # the devices, in the order of `--on`
     base_config: Mapping[str, Any]  # the user's DeepSpeed configuration as they wrote it; empty if it is in the code
-    # What the first run changes in it, so that it goes on so many ranks
-    typed_overrides: Mapping[str, Any] = field(default_factory=dict)
     stages: Sequence[int] = ZERO_STAGES  # ZeRO stages that may be used
     requests: Sequence[RequestedKnob] = ()  # the `search_space` of the experiment
     device: str = "cuda"  # `cuda` or `cpu`
@@ -116,11 +123,19 @@ class PlanProblem:
     max_micro_batch: int | None = None  # as `PlanArguments` has it
     headroom: float = 0.0  # the share of a device's memory that stays free
     processes: int = 1  # runs at once
-    # What earlier studies have measured of kinds of devices, by their names. Data sheets decide the others.
-    measured: Mapping[str, DeviceSpeed] = field(default_factory=dict)
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)  # settings of PyTorch's allocator
     # The varied switches in the command as typed, by their places
     switches: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> AskedDevices:
+        """The largest number of devices, on which the program runs."""
+        return max(self.asked, key=lambda each: each.count)
+
+    @property
+    def typed_overrides(self) -> dict[str, Any]:
+        """What the first run changes in the user's configuration, so that it goes on so many ranks."""
+        return typed_overrides(self.base_config, self.base.count)
 
     def stated_batch(self, count: int) -> tuple[BatchPolicy, int] | None:
         """The batches and the user's micro-batch on some devices; None if only the program knows them."""
@@ -192,7 +207,7 @@ def plan(
         shares[name] = time.monotonic() - begun_at - sum(shares.values())
 
     # The first run finds out what the program is.
-    base = max(problem.asked, key=lambda each: each.count)
+    base = problem.base
     typed, runs = _first(problem, base, foresee_all)
     end_part("the program")
     if not problem.base_config:
@@ -243,7 +258,7 @@ def plan(
         for asked in problem.asked
     )
     end_part("memory and time")
-    notes = (*notes, *_of_lengths(typed, foreseen))
+    notes = (*ran_as(problem.asked, base), *notes, *_of_lengths(typed, foreseen))
     return Planned(typed, problem.base_config, policies, devices, runs, shares, notes)
 
 
@@ -325,7 +340,6 @@ def _table(
     ignores_size: bool,
     check: Callable[[], None],
 ) -> PlannedDevices:
-    speed = problem.measured.get(asked.cluster.device.name)
     rows: list[PlannedArm] = [hopeless_row(arm, typed, asked.count) for arm in hopeless]
     judged: list[tuple[Evaluation, PlannedArm]] = []
     for runs in foreseen:
@@ -336,7 +350,6 @@ def _table(
             policy=policy,
             headroom=problem.headroom,
             base_config=dict(problem.base_config),
-            efficiencies=None if speed is None else speed.constants,
             allocator=problem.allocator,
             typed=(typed.micro_batch, typed.accumulation),
         )
@@ -366,9 +379,7 @@ def _table(
         contradiction=contradiction,
         counts=() if contradiction else counts,
         fewest=fewest(counts),
-        measured_on="" if speed is None else speed.study_id,
         notes=(
-            *(() if speed is None else (speed.sentence,)),
             *(() if policy.train_batch_size is None else (_of_batch(policy, asked),)),
             *((_OF_ONE_SIZE.format(typed.micro_batch),) if ignores_size else ()),
             *((_WITHOUT_TRANSFERS,) if policy.data_parallel_size == 1 and len(counts) > 1 else ()),

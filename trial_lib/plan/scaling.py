@@ -1,8 +1,10 @@
-"""A foreseen run at another micro-batch size, learned from two runs of one arm."""
+"""The simulated runs of one arm, and what follows from them for other micro-batches and numbers of ranks. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
 from typing import TypeVar
 
 from trial_lib.messages.foreseen_run import (
@@ -16,9 +18,10 @@ from trial_lib.messages.foreseen_run import (
     Operation,
     Storage,
 )
-from trial_lib.plan.allocator import rounded
+from trial_lib.plan.arms import PlanArm
 from trial_lib.plan.devices import COLLECTIVES, DISK
-from trial_lib.plan.live_bytes import LiveBytes, MomentPeak, live_bytes
+from trial_lib.plan.step_time import kind_of
+from trial_lib.records.switches import switch_key
 
 # What a larger micro-batch changes in a run, learned from the runs of another arm at two sizes.
 
@@ -253,13 +256,6 @@ def _of_full(run: ForeseenRun, begin: int, end: int) -> list[MemoryEvent]:
     return sorted(event for event in run.events[begin:end] if run.storages[event.storage].size)
 
 
-def have_same_operations(one: ForeseenRun, other: ForeseenRun) -> bool:
-    """Whether two runs issue the same operations, in the same moments, with other sizes."""
-    return [(each.kind, each.dtype, each.where) for each in one.operations] == [
-        (each.kind, each.dtype, each.where) for each in other.operations
-    ] and [moment[4] for moment in one.moments] == [moment[4] for moment in other.moments]
-
-
 def scaled_run(
     base: ForeseenRun,
     *,
@@ -268,9 +264,10 @@ def scaled_run(
     micro_batch: int | None = None,
     world: int | None = None,
 ) -> ForeseenRun:
-    """The run of another micro-batch (from a `larger` run), of another world (from a `wider` one), or of both.
+    """The memory of another micro-batch (from a `larger` run), of another world (from a `wider` one), or of both.
 
-    Raises ValueError if a run that is needed is missing, equals `base` in size, or has other events.
+    Its operations are those of `base`. Raises ValueError if a run that is needed is missing, equals `base` in size, or
+    has other events.
     """
     steps: list[tuple[ForeseenRun, float]] = []
     for name, other, wanted in (("micro_batch", larger, micro_batch), ("world", wider, world)):
@@ -292,221 +289,318 @@ def scaled_run(
             raise ValueError("the two runs have other events, so no run between them follows")
     storages = []
     for index, storage in enumerate(base.storages):
-        size = _along([run.storages[index].size for run, _ in steps], storage.size, steps)
-        storages.append(storage._replace(size=max(0, round(size))))
+        more = sum((run.storages[index].size - storage.size) * share for run, share in steps)
+        storages.append(storage._replace(size=max(0, round(storage.size + more))))
     new_world = base.world if world is None else world
     return replace(
         base,
         storages=tuple(storages),
-        operations=_operations(base, steps, new_world),
         micro_batch=base.micro_batch if micro_batch is None else micro_batch,
         world=new_world,
         replicas=base.replicas * new_world // base.world,
     )
 
 
-def _operations(base: ForeseenRun, steps: Sequence[tuple[ForeseenRun, float]], world: int) -> tuple[Operation, ...]:
-    # The operations; none if they differ in more than their sizes.
-    if not all(have_same_operations(base, run) for run, _ in steps):
-        return ()
-    return tuple(
-        operation._replace(
-            flops=max(0.0, _along([run.operations[index].flops for run, _ in steps], operation.flops, steps)),
-            moved=max(0.0, _along([run.operations[index].moved for run, _ in steps], operation.moved, steps)),
-            ranks=world if operation.ranks == base.world > 1 else operation.ranks,
-        )
-        for index, operation in enumerate(base.operations)
+# The runs of one arm at a micro-batch that was not run, and on another number of ranks.
+
+# The operations at a micro-batch that was not run, from two that were, and on another number of ranks.
+
+
+def at_size(small: ForeseenRun, large: ForeseenRun, micro_batch: int, accumulation: int | None = None) -> ForeseenRun:
+    """The run of the arm with another micro-batch. Its storages are those of the nearer run.
+
+    Operations are matched one to one by their order within a moment. If a moment has other operations at the larger
+    size, the nearer run's are scaled by the sums of their class. If one run has more micro-batches in a step, its last
+    ones count. The accumulation is that of the nearer run by default. Raises ValueError if both runs have the same
+    micro-batch.
+    """
+    if small.micro_batch == large.micro_batch:
+        raise ValueError(f"both runs have a micro-batch of {small.micro_batch}")
+    small, large = _with_as_many(small, large), _with_as_many(large, small)
+    weight = (micro_batch - small.micro_batch) / (large.micro_batch - small.micro_batch)
+    nearer = large if weight > 0.5 else small
+    operations: list[Operation] = []
+    starts: list[int] = []
+    if len(small.moments) == len(large.moments):
+        for low, high, near in zip(*(run.operations_by_moment() for run in (small, large, nearer)), strict=True):
+            starts.append(len(operations))
+            operations += _between(low[1], high[1], near[1], weight)
+    else:
+        operations = _between(small.operations, large.operations, nearer.operations, weight)
+        starts = [moment.operation for moment in nearer.moments]
+    return replace(
+        nearer,
+        micro_batch=micro_batch,
+        accumulation=accumulation or nearer.accumulation,
+        operations=tuple(operations),
+        moments=tuple(moment._replace(operation=start) for moment, start in zip(nearer.moments, starts, strict=True)),
+        loading_s=_loading(small, large, micro_batch, weight),
+        loads_beside=small.loads_beside or large.loads_beside,
     )
 
 
-def _along(others: Sequence[float], mine: float, steps: Sequence[tuple[ForeseenRun, float]]) -> float:
-    return mine + sum((other - mine) * step for other, (_, step) in zip(others, steps, strict=True))
+def _with_as_many(run: ForeseenRun, other: ForeseenRun) -> ForeseenRun:
+    most = max((moment.micro_batch for moment in other.moments), default=0)
+    last = _last_micro_batches(run.moments)
+    if max(last.values(), default=0) <= most:
+        return run
+    moments: list[Moment] = []
+    operations: list[Operation] = []
+    for moment, stretch in run.operations_by_moment():
+        if moment.micro_batch >= last[moment.step] - most:
+            moments.append(moment._replace(operation=len(operations)))
+            operations += stretch
+    return replace(run, moments=tuple(moments), operations=tuple(operations))
 
 
-# Live bytes of any micro-batch, from two runs of one arm at two micro-batches.
+def _between(
+    low: Sequence[Operation], high: Sequence[Operation], near: Sequence[Operation], weight: float
+) -> list[Operation]:
+    if [_sort(each) for each in low] == [_sort(each) for each in high]:
+        return [
+            near_by.with_work(_lerp(one.flops, other.flops, weight), _lerp(one.moved, other.moved, weight))
+            for one, other, near_by in zip(low, high, near, strict=True)
+        ]
+    sums = [_sums(each) for each in (low, high, near)]
+    factors = {
+        sort: tuple(
+            _lerp(sums[0].get(sort, (0.0, 0.0))[part], sums[1].get(sort, (0.0, 0.0))[part], weight) / (own[part] or 1.0)
+            for part in (0, 1)
+        )
+        for sort, own in sums[2].items()
+    }
+    return [each.with_work(each.flops * factors[_sort(each)][0], each.moved * factors[_sort(each)][1]) for each in near]
+
+
+def _sort(operation: Operation) -> tuple[int, int, int]:
+    return operation.kind, operation.ranks, operation.on_host
+
+
+def _sums(operations: Sequence[Operation]) -> dict[tuple[int, int, int], tuple[float, float]]:
+    sums: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for each in operations:
+        flops, moved = sums.get(_sort(each), (0.0, 0.0))
+        sums[_sort(each)] = flops + each.flops, moved + each.moved
+    return sums
+
+
+def _lerp(low: float, high: float, weight: float) -> float:
+    # Below the smaller size a line may cross zero.
+    return max(0.0, low + (high - low) * weight)
+
+
+def _loading(small: ForeseenRun, large: ForeseenRun, micro_batch: int, weight: float) -> tuple[float, ...]:
+    known = [run for run in (small, large) if run.loading_s]
+    if len(known) < 2:
+        # Of one size a sample takes as long as of another.
+        return tuple(seconds * micro_batch / run.micro_batch for run in known for seconds in run.loading_s)
+    low, high = (sorted(run.loading_s)[len(run.loading_s) // 2] for run in known)
+    return (_lerp(low, high, weight),)
+
+
+# What an operation of the host moves for a number at most: it reads two of 32 bits and writes one. A copy moves one.
+_TOUCHED_BYTES, _COPIED_BYTES = 12, 4
+_COPIES = ("to_host", "to_device")
+
+
+def at_world(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """The run with another number of replicas. Its storages stay, and so do not belong to it.
+
+    Tensor parallelism stays as it is. Raises ValueError for more replicas of a run of one: it has no collectives that
+    could be scaled.
+    """
+    if replicas == run.replicas:
+        return run
+    if run.replicas == 1:
+        raise ValueError("a run of one replica does not show what several send to each other")
+    share, world = run.replicas / replicas, run.world // run.replicas * replicas
+    # Stages of a pipeline send to each other in the group of all ranks.
+    grown = {run.world: world, run.zero_ranks: replicas * run.sequence_ranks}
+    operations: list[Operation] = []
+    moments = []
+    for moment, stretch in run.operations_by_moment():
+        moments.append(moment._replace(operation=len(operations)))
+        for operation in stretch:
+            kind = kind_of(operation)
+            if kind in COLLECTIVES:
+                ranks = grown.get(operation.ranks, operation.ranks)
+                if ranks > 1 or operation.ranks == 1:
+                    operations.append(operation._replace(ranks=ranks))
+            elif _is_of_a_partition(operation, kind, MOMENTS[moment.name], run):
+                operations.append(operation.with_work(operation.flops * share, operation.moved * share))
+            else:
+                operations.append(operation)
+    return replace(run, world=world, replicas=replicas, operations=tuple(operations), moments=tuple(moments))
+
+
+def _is_of_a_partition(operation: Operation, kind: str, moment: str, run: ForeseenRun) -> bool:
+    """Whether an operation works on this rank's share of the states: the update, and what is offloaded.
+
+    Stages 1 and 2 move the whole gradient of a parameter that lies in several shares. So what is larger than a share
+    stays, whatever the number of ranks.
+    """
+    if run.stage == 0:
+        return False
+    if moment == "update":
+        return True
+    is_offloaded = operation.on_host == 1 or kind in DISK or (kind in _COPIES and moment != "load")
+    touched = _COPIED_BYTES if kind in _COPIES else _TOUCHED_BYTES
+    return is_offloaded and (not run.parameters or operation.moved <= touched * run.parameters / run.replicas)
+
+
+_UPDATE, _DEVICE = MOMENTS.index("update"), PLACES.index("device")
+# The first ZeRO stage that partitions a kind of state (Rajbhandari et al., ZeRO, arXiv 1910.02054).
+_PARTITIONED_FROM = {"optimizer": 1, "gradient": 2, "parameter": 3}
 
 
 @dataclass(frozen=True)
-class PeakLine:
-    """Live bytes as a line in the micro-batch: `base + slope * micro_batch`."""
+class ArmRuns:
+    arm: PlanArm  # what ran
+    small: ForeseenRun  # the run at a small micro-batch
+    large: ForeseenRun | None = None  # the same at a larger one; None if the program takes only one size
+    # The run at the small micro-batch on another number of ranks; None if there is none
+    wider: ForeseenRun | None = None
+    names: tuple[str, ...] = ()  # of the runs' files
+    _at_sizes: dict[int, ForeseenRun] = field(default_factory=dict, repr=False, compare=False)
 
-    base: float  # bytes
-    slope: float  # bytes for each sample
-    kinds: tuple[tuple[float, float], ...]  # base and slope of each kind, in the order of `KINDS`
-    event: int  # index of the event
+    @property
+    def runs(self) -> list[ForeseenRun]:
+        return [run for run in (self.small, self.large, self.wider) if run is not None]
 
-    def at(self, micro_batch: float) -> float:
-        return self.base + self.slope * micro_batch
+    def with_loading(self, of_a_sample: float | None, is_beside: bool) -> "ArmRuns":
+        """The arm with another loading time (seconds), and whether worker processes load while the rank trains."""
 
+        def changed(run: ForeseenRun) -> ForeseenRun:
+            loading = () if of_a_sample is None else (of_a_sample * run.micro_batch,)
+            return replace(run, loading_s=loading, loads_beside=is_beside)
 
-@dataclass(frozen=True, kw_only=True)
-class MomentLines:
-    name: str  # one of `MOMENTS`
-    step: int  # the optimizer step, from 1
-    micro_batch: int  # of the step, from 0
-    lines: tuple[PeakLine, ...]  # of which the highest is the peak
-    at_begin: PeakLine  # live bytes when it begins
-    at_end: PeakLine  # live bytes when it ends
-
-    def at(self, micro_batch: float) -> MomentPeak:
-        highest = max(self.lines, key=lambda line: line.at(micro_batch))
-        return MomentPeak(
-            name=self.name,
-            step=self.step,
-            micro_batch=self.micro_batch,
-            peak=highest.at(micro_batch),
-            by_kind=tuple(base + slope * micro_batch for base, slope in highest.kinds),
-            at_begin=self.at_begin.at(micro_batch),
-            at_end=self.at_end.at(micro_batch),
-            event=highest.event,
+        return replace(
+            self,
+            small=changed(self.small),
+            large=None if self.large is None else changed(self.large),
+            wider=None if self.wider is None else changed(self.wider),
+            _at_sizes={},
         )
 
+    @property
+    def stopped(self) -> str:
+        """Why the arm cannot be foreseen; empty if it was."""
+        return self.small.stopped
 
-@dataclass(frozen=True, kw_only=True)
-class BySize:
-    place: str  # one of `PLACES`
-    moments: tuple[MomentLines, ...]  # of the run, in order
-    # The same with fewer micro-batches in a step; empty if there is one number of them
-    fewer: tuple[MomentLines, ...] = ()
-    fewer_from: int = 0  # the smallest micro-batch, in samples, whose steps have that fewer
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether nothing is known about other micro-batches."""
+        return self.large is None or bool(self.large.stopped)
 
-    def at(self, micro_batch: float) -> LiveBytes:
-        moments = self.fewer if self.fewer and micro_batch >= self.fewer_from else self.moments
-        return LiveBytes(place=self.place, moments=tuple(moment.at(micro_batch) for moment in moments))
+    def at_replicas(self, replicas: int) -> tuple[ForeseenRun, ForeseenRun | None]:
+        """The runs at the small and at the larger micro-batch on a number of replicas of the model."""
+        large = None if self.is_of_one_size else self.large
+        if replicas == self.small.replicas:
+            return self.small, large
+        wider = self._wider
+        world = self.small.world // self.small.replicas * replicas
+        if wider is None:
+            return divided_anew(self.small, replicas), None if large is None else divided_anew(large, replicas)
+        one = scaled_run(self.small, wider=wider, world=world)
+        if large is None:
+            return one, None
+        if not have_same_events(self.small, large):
+            return one, divided_anew(large, replicas)
+        other = scaled_run(self.small, larger=large, wider=wider, micro_batch=large.micro_batch, world=world)
+        return one, other
+
+    def step_at(self, replicas: int, micro_batch: int, accumulation: int) -> ForeseenRun:
+        run = self._at_size(micro_batch)
+        if run.replicas != replicas:
+            alone = replace(run, replicas=replicas, world=run.world * replicas)
+            run = at_world(run, replicas) if run.replicas > 1 else alone
+        return replace(run, accumulation=accumulation)
+
+    @cached_property
+    def partitioned(self) -> tuple[float, float]:
+        """Bytes of the small run's share of partitioned states, on the device and on the host."""
+        return partitioned_bytes(self.small)
+
+    def _at_size(self, micro_batch: int) -> ForeseenRun:
+        if micro_batch == self.small.micro_batch or self.large is None or self.is_of_one_size:
+            return self.small
+        if micro_batch not in self._at_sizes:
+            self._at_sizes[micro_batch] = at_size(self.small, self.large, micro_batch)
+        return self._at_sizes[micro_batch]
+
+    @property
+    def _wider(self) -> ForeseenRun | None:
+        # The run on another number of ranks, if it differs in sizes alone.
+        wider = self.wider
+        if wider is None or wider.stopped or wider.world == self.small.world:
+            return None
+        return wider if have_same_events(self.small, wider) else None
 
 
-def by_size(one: ForeseenRun, other: ForeseenRun | None = None, place: str = "device") -> BySize:
-    """Live bytes of any micro-batch, from runs of one arm at two of them. With one run they are the same for all.
+def divided_anew(run: ForeseenRun, replicas: int) -> ForeseenRun:
+    """Divides partitioned states over other replicas, by formula. Buffers and what a pass gathers stay."""
+    partitioned, share = partitioned_states(run), run.replicas / replicas
+    storages = tuple(
+        storage._replace(size=round(storage.size * share)) if index in partitioned else storage
+        for index, storage in enumerate(run.storages)
+    )
+    return replace(run, storages=storages, replicas=replicas, world=run.world // run.replicas * replicas)
 
-    Raises ValueError if both runs have the same micro-batch.
+
+def partitioned_states(run: ForeseenRun) -> set[int]:
+    """The indexes of the storages with this rank's share of states that ZeRO partitions.
+
+    States that are there when the optimizer steps count as partitioned from the stage on that partitions their kind.
     """
-    if other is None:
-        return BySize(place=place, moments=_by_event(one, one, place))
-    if one.micro_batch == other.micro_batch:
-        raise ValueError("the two runs have the same micro_batch")
-    if have_same_events(one, other):
-        return BySize(place=place, moments=_by_event(one, other, place))
-    small, large = sorted((one, other), key=lambda run: run.micro_batch)
-    if _micro_batches(large) < _micro_batches(small):
-        grows, shrinks = growth_between(small, large), growth_between(large, small)
-        if grows is not None and shrinks is not None:
-            return BySize(
-                place=place,
-                moments=_by_event(small, grows.of(small), place),
-                fewer=_by_event(large, shrinks.of(large), place),
-                fewer_from=large.micro_batch,
-            )
-    return BySize(place=place, moments=_by_moment(one, other, place))
+    kinds = {KINDS.index(kind) for kind, stage in _PARTITIONED_FROM.items() if run.stage >= stage}
+    return {index for index in persistent(run) if run.storages[index].kind in kinds}
 
 
-def _micro_batches(run: ForeseenRun) -> int:
-    return max((moment.micro_batch for moment in run.moments), default=0) + 1
+def persistent(run: ForeseenRun) -> set[int]:
+    """The indexes of the storages that are there when an optimizer steps; at the end of a run without steps."""
+    updates = {moment.event for moment in run.moments if moment.name == _UPDATE}
+    live: set[int] = set()
+    found: set[int] = set()
+    for index, event in enumerate(run.events):
+        if index in updates:
+            found |= live
+        if event.is_made:
+            live.add(event.storage)
+        else:
+            live.discard(event.storage)
+    return found if updates else live
 
 
-def _by_event(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
-    index = PLACES.index(place)
-    between = other.micro_batch - one.micro_batch
-    # Each storage as a line in the micro-batch.
-    pieces: list[tuple[float, float]] = []
-    for mine, its in zip(one.storages, other.storages, strict=True):
-        size = rounded(mine.size, place) if mine.place == index else 0.0
-        slope = (rounded(its.size, place) - size) / between if mine.place == index and between else 0.0
-        pieces.append((size - slope * one.micro_batch, slope))
-    live = [[0.0, 0.0] for _ in KINDS]
-    base = slope = 0.0
-    found: list[MomentLines] = []
-    for moment, its_events in one.events_by_moment():
-        # The events that have the peak at some micro-batch.
-        first = moment.event
-        points = [(slope, base, -1)]
-        at_begin, before = _line(live, first), [each.copy() for each in live]
-        for event in its_events:
-            storage, is_made = one.events[event]
-            sign = 1 if is_made else -1
-            piece = pieces[storage]
-            base, slope = base + sign * piece[0], slope + sign * piece[1]
-            points.append((slope, base, event))
-        top = {event for _, _, event in _envelope(points)}
-        # Their bytes by kind.
-        lines = [at_begin] if -1 in top else []
-        live = before
-        for event in its_events:
-            storage, is_made = one.events[event]
-            sign = 1 if is_made else -1
-            kind = live[one.storages[storage].kind]
-            kind[0] += sign * pieces[storage][0]
-            kind[1] += sign * pieces[storage][1]
-            if event in top:
-                lines.append(_line(live, event))
-        found.append(
-            MomentLines(
-                name=MOMENTS[moment.name],
-                step=moment.step,
-                micro_batch=moment.micro_batch,
-                lines=tuple(lines),
-                at_begin=at_begin,
-                at_end=_line(live, its_events.stop),
-            )
-        )
-    return tuple(found)
+def partitioned_bytes(run: ForeseenRun) -> tuple[float, float]:
+    """One rank's share on device and host. A share that is made anew in each step counts once."""
+    most: dict[tuple[int, int], float] = {}
+    live: dict[tuple[int, int], float] = {}
+    states = partitioned_states(run)
+    for event in run.events:
+        if event.storage not in states:
+            continue
+        storage = run.storages[event.storage]
+        key = storage.kind, storage.place
+        live[key] = live.get(key, 0.0) + (storage.size if event.is_made else -storage.size)
+        most[key] = max(most.get(key, 0.0), live[key])
+    device = sum(size for (_, place), size in most.items() if place == _DEVICE)
+    return device, sum(most.values()) - device
 
 
-def _line(live: Sequence[Sequence[float]], event: int) -> PeakLine:
-    kinds = tuple((each[0], each[1]) for each in live)
-    return PeakLine(sum(base for base, _ in kinds), sum(slope for _, slope in kinds), kinds, event)
+def with_common_loading(arms: Sequence[ArmRuns]) -> list[ArmRuns]:
+    """The arms with the same loading time of a sample, which is the median over the runs of all of them.
 
-
-def _envelope(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
-    # The (slope, base, event) of the lines that are the highest for some micro-batch above 0.
-    hull: list[tuple[float, float, int]] = []
-
-    def is_last_below(point: tuple[float, float, int]) -> bool:
-        one, middle = hull[-2:]
-        return (one[1] - point[1]) * (middle[0] - one[0]) <= (one[1] - middle[1]) * (point[0] - one[0])
-
-    for point in sorted(points):
-        if hull and point[0] - hull[-1][0] < 1e-9:
-            if point[1] <= hull[-1][1]:
-                continue
-            hull.pop()
-        while hull and (hull[-1][1] <= point[1] or (len(hull) > 1 and is_last_below(point))):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _pairs(mine: Sequence[MomentPeak], theirs: Sequence[MomentPeak]) -> list[tuple[MomentPeak, MomentPeak]]:
-    """Each moment of a run with that of another run: by their places, if both have the same in the same order.
-
-    If not, a moment goes with the highest of its name in the same micro-batch, or in the last that the other has.
+    Loading is measured, and a run has only a few batches. An arm would otherwise look slow because another process
+    disturbed its run. Arms with other switches of the program may load otherwise, so they have a median of their own.
     """
-    places = [[(each.name, each.step, each.micro_batch) for each in moments] for moments in (mine, theirs)]
-    if places[0] == places[1]:
-        return list(zip(mine, theirs, strict=True))
-    most = max((each.micro_batch for each in theirs), default=0)
-    by_peak = sorted(theirs, key=lambda each: each.peak)
-    highest = {(each.name, each.step, each.micro_batch): each for each in by_peak}
-    return [(each, highest.get((each.name, each.step, min(each.micro_batch, most)), each)) for each in mine]
+    alike: dict[tuple[tuple[str, str], ...], list[ForeseenRun]] = {}
+    for arm in arms:
+        alike.setdefault(switch_key(arm.arm.knobs), []).extend(arm.runs)
+    return [arm.with_loading(*_of_a_sample(alike[switch_key(arm.arm.knobs)])) for arm in arms]
 
 
-def _by_moment(one: ForeseenRun, other: ForeseenRun, place: str) -> tuple[MomentLines, ...]:
-    between = other.micro_batch - one.micro_batch
-    found: list[MomentLines] = []
-    for mine, its in _pairs(live_bytes(one, place).moments, live_bytes(other, place).moments):
-
-        def through(size: float, larger: float) -> tuple[float, float]:
-            slope = (larger - size) / between
-            return size - slope * one.micro_batch, slope
-
-        kinds = tuple(through(*pair) for pair in zip(mine.by_kind, its.by_kind, strict=True))
-        found.append(
-            MomentLines(
-                name=mine.name,
-                step=mine.step,
-                micro_batch=mine.micro_batch,
-                lines=(PeakLine(*through(mine.peak, its.peak), kinds, mine.event),),
-                at_begin=PeakLine(*through(mine.at_begin, its.at_begin), (), mine.event),
-                at_end=PeakLine(*through(mine.at_end, its.at_end), (), mine.event),
-            )
-        )
-    return tuple(found)
+def _of_a_sample(runs: Sequence[ForeseenRun]) -> tuple[float | None, bool]:
+    # The median loading time of a sample, and whether workers load. A few runs may not have shown that.
+    beside = [run for run in runs if run.loads_beside]
+    seconds = [each / run.micro_batch for run in beside or runs for each in run.loading_s if run.micro_batch]
+    return (median(seconds) if seconds else None), bool(beside)

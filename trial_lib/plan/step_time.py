@@ -128,6 +128,22 @@ def model_flops(run: ForeseenRun) -> float:
     return work["forward"] + min(work["backward"], 2 * work["forward"])
 
 
+def flops_per_sample(run: ForeseenRun) -> float:
+    """The model FLOPs of a run's last forward and backward passes for one sample, on all devices of a replica.
+
+    The same operations count as in a profile trial (`trial_lib/rank/flops.py`).
+    """
+    passes = {MOMENTS.index(name) for name in ("forward", "backward")}
+    last = max((moment.step for moment in run.moments if moment.name in passes), default=0)
+    flops = sum(
+        sum(each.flops for each in operations if kind_of(each) in ON_MATRIX_UNITS)
+        for moment, operations in run.operations_by_moment()
+        if moment.step == last and moment.name in passes
+    )
+    samples = run.micro_batch * run.accumulation
+    return flops / samples * run.world / run.replicas if samples and run.replicas else 0.0
+
+
 def multiplied_in(run: ForeseenRun) -> str | None:
     """The number format of most FLOPs of matrices in a step; None without any, and for 64 bits."""
     flops: dict[int, float] = {}
@@ -334,7 +350,7 @@ _WAITED = ("gathering", "reducing", "exchanging", "transfers", "disk")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeseenStep:
+class PlannedStep:
     seconds: float  # of an optimizer step, the median of what is foreseen
     low: float  # the lower end of the 90 % interval
     high: float  # the upper end
@@ -351,20 +367,20 @@ class ForeseenStep:
     mfu: float | None
 
 
-def foresee_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None = None) -> ForeseenStep:
+def planned_step(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None = None) -> PlannedStep:
     """The step of a run of as many ranks as the cluster has; see `at_world` for another number.
 
     If a switch in the run's configuration compiles the model, what inductor fuses counts as such. Raises ValueError if
     the run has no step.
     """
-    written = _foresee_written(run, cluster, efficiencies)
+    written = _as_written(run, cluster, efficiencies)
     if not is_compiled(run):
         return written
     # More may be read and written than in one pass for each kernel, up to what the written model does.
-    return replace(_foresee_written(fused(run), cluster, efficiencies), high=written.high)
+    return replace(_as_written(fused(run), cluster, efficiencies), high=written.high)
 
 
-def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None) -> ForeseenStep:
+def _as_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficiencies | None) -> PlannedStep:
     constants = efficiencies or Efficiencies()
     layer = _Layer(run, cluster, constants)
     timeline, busy = layer.lay(step_of(run))
@@ -383,7 +399,7 @@ def _foresee_written(run: ForeseenRun, cluster: Cluster, efficiencies: Efficienc
     spreads.pop("whole", None)
     samples = (run.rows or run.micro_batch) * run.accumulation * run.replicas / seconds
     dtype = multiplied_in(run)
-    return ForeseenStep(
+    return PlannedStep(
         seconds=seconds,
         low=seconds / wide,
         high=seconds * wide,

@@ -139,10 +139,8 @@ class StudyPaths(DrivenFolder, AnswerFolder):
     profile = PathBelow("profile.json")  # the profile trial's findings, and each stage's needs (`StageEstimate`s)
     fingerprint = PathBelow("fingerprint.json")  # the experiment when the study opened (`Fingerprint`)
     foreseen = PathBelow("foreseen.json")  # the arms foreseen before the search (`ForeseenArm`s)
-    foreseen_runs = PathBelow("foreseen_runs")  # the operations of the arms' foreseen runs, on known devices
     plan = PathBelow("plan")  # the plan that the study began with: its record and its runs (`PlanPaths`)
     planned_trials = PathBelow("planned_trials.json")  # what the plan foresaw for ended trials (`PlannedTrial`s)
-    device_speed = PathBelow("device_speed.json")  # the devices' speed by its trials (`DeviceSpeed`), for later ones
     earlier_studies = PathBelow("earlier_studies.json")  # results it learned from (`EarlierStudy`s)
     best_experiment = PathBelow("best_experiment.yaml")  # with the winner's switches, if it has any
     best_ds_metrics = PathBelow("best_ds_metrics.json")  # the winner's measurement, and its gain

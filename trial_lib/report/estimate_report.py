@@ -4,16 +4,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from trial_lib.deepspeed_config.overrides import ACCUMULATION, resolve_batch
+from trial_lib.device.base import Host, available_bytes
 from trial_lib.device.this_host import kind_of
 from trial_lib.messages.errors import InputError
+from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.plan.fits import outside_pytorch
+from trial_lib.plan.step_time import flops_per_sample
 from trial_lib.records.candidate import Candidate, FrozenRecord
-from trial_lib.records.result import Outcome
+from trial_lib.records.result import ModelProfile, Outcome
+from trial_lib.search.allocations import ForeseenArm, nearest_arm
 from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.knobs import ZERO_STAGES
 from trial_lib.search.memory_model import MemoryModel, measured_above_initialize
 from trial_lib.search.zero_settings import arm_key, arm_label
 from trial_lib.study.known_trials import KnownTrials
 from trial_lib.study.limits import SizeLimit
+from trial_lib.study.setup import StudySetup
 
 CONFIDENCE = 0.9
 # Larger sizes are of no interest, however small the model.
@@ -209,3 +215,32 @@ def _notes(known: KnownTrials, device: str) -> list[str]:
             "parameters equally."
         )
     return notes
+
+
+def simulated_profile(typed: ForeseenRun, arms: tuple[ForeseenArm, ...], setup: StudySetup) -> ModelProfile:
+    """A model's profile from the foreseen run of the program as typed, in the place of a profile trial."""
+    own = nearest_arm(arms, typed.ds_config)
+    on_gpus = not kind_of(setup.device).computes_on_the_processor
+    free = available_bytes() if on_gpus else None
+    return ModelProfile(
+        num_params=typed.parameters,
+        trainable_num_params=typed.trainable,
+        # Those of one micro-batch. In its runs the first stage of a pipeline holds as many as there are stages.
+        activation_mem_per_gpu=int(own.backward.per_sample / typed.pipeline_stages),
+        gpu_mem=_for_the_model(typed, setup.host, setup.memory_limit, on_gpus),
+        host_mem=(free or 0) // max(1, len(setup.host.slots)),
+        data_parallel_size=typed.replicas,
+        pipeline_parallel=typed.is_pipeline,
+        flops_per_sample=flops_per_sample(typed),
+    )
+
+
+def _for_the_model(typed: ForeseenRun, host: Host, limit: int | None, on_gpus: bool) -> int:
+    # The bytes that the model may use on a slot; 0 if that is not known.
+    if not on_gpus:
+        # The budget holds for the whole process, which has its libraries before it has an engine.
+        return max(0, (limit or 0) - typed.process_bytes) if typed.process_bytes else 0
+    if not host.memory_per_slot:
+        return 0
+    ranks_here = min(typed.world, len(host.slots))
+    return max(0, int(host.memory_per_slot - outside_pytorch(typed.world, ranks_here).mean))

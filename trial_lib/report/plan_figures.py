@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from trial_lib.plan.answer import likelihood
-from trial_lib.plan.counts import MOST
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedCount, PlannedDevices
+from trial_lib.plan.evaluation import MOST
+from trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
 from trial_lib.records.units import axis_unit, bytes_shown, percent, quantity
 from trial_lib.report.html_report import COLOURS, GREY, RED, Drawn, empty_figure, error_bars, plain
 from trial_lib.report.study_view import Interval
@@ -139,7 +139,7 @@ def name_above(figure: go.Figure, text: str, colour: str, line: int = 0) -> None
     )
 
 
-def bytes_range(figure: ForeseenRange) -> str:
+def bytes_range(figure: PlannedRange) -> str:
     if not figure.low < figure.high:
         return bytes_shown(figure.value)
     return f"{bytes_shown(figure.value)} ({bytes_shown(figure.low)} to {bytes_shown(figure.high)})"
@@ -269,7 +269,7 @@ def _add_bars(
     )
 
 
-def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, ForeseenRange]], size: float) -> None:
+def _add_needs(figure: go.Figure, seen: Sequence[tuple[PlannedArm, PlannedRange]], size: float) -> None:
     # Adds the interval of each arm's whole need.
     figure.add_scatter(
         name="the whole need, 90 %",
@@ -352,7 +352,7 @@ def fewest_text(devices: Sequence[PlannedDevices]) -> str:
 
 
 def _add_curve(
-    figure: go.Figure, name: str, place: int, points: Sequence[tuple[PlannedCount, ForeseenRange]], size: float
+    figure: go.Figure, name: str, place: int, points: Sequence[tuple[PlannedCount, PlannedRange]], size: float
 ) -> None:
     # Draws a line with the band of its intervals.
     x = [count.devices for count, _ in points]

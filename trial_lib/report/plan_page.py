@@ -9,7 +9,7 @@ from trial_lib.messages.files import write_whole
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.messages.secrets import redact
 from trial_lib.plan.answer import fewest_sentence, likelihood, money
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord, kept_runs
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord, kept_runs
 from trial_lib.plan.scaling import have_same_events, scaled_run
 from trial_lib.records.switches import PROGRAM, deepspeed_part, switches_of
 from trial_lib.records.units import bytes_shown
@@ -128,7 +128,7 @@ def _why(arm: PlannedArm) -> list[str]:
     return [f"{name}: {bound.partition(' (')[0]}" for name, bound in bounds.items() if bound]
 
 
-def _ends(figure: ForeseenRange) -> str:
+def _ends(figure: PlannedRange) -> str:
     return f"{figure_text(figure.low)} to {figure_text(figure.high)}"
 
 

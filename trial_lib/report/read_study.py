@@ -25,9 +25,9 @@ from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.launch.outcome import RankRecord, read_rank_record
 from trial_lib.messages.errors import InputError, plain
 from trial_lib.messages.secrets import redact
+from trial_lib.plan.plan_record import PlannedTrials
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus, TrialPaths
-from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.switches import AS_TYPED, PROGRAM, is_switch
@@ -48,8 +48,8 @@ from trial_lib.search.knobs import get_knob, leaves
 from trial_lib.search.zero_settings import arm_label
 from trial_lib.study.confirmation import Confirmed, Estimate, Finding
 from trial_lib.study.folder import read_own_text, read_record
-from trial_lib.study.foreseen_arms import foreseen_in
 from trial_lib.study.history import StudyState, read_history, waiting_trials
+from trial_lib.study.open_search import foreseen_in
 from trial_lib.study.program import completed_config, learned_switches
 
 

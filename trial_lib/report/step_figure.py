@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
-from trial_lib.plan.allocator import rounded
 from trial_lib.plan.answer import MOMENT_WORDS
+from trial_lib.plan.device_memory import rounded
 from trial_lib.plan.plan_record import PlannedDevices
 from trial_lib.records.units import bytes_shown
 from trial_lib.report.html_report import GREY, RED, Drawn, empty_figure

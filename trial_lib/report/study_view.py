@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from trial_lib.inputs.known_secrets import KnownSecrets
 from trial_lib.messages.errors import plain
+from trial_lib.plan.plan_record import PlannedTrials
 from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
-from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialResult, cause_of
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.switches import PROGRAM, is_switch, place_of, shown_switch

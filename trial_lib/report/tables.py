@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from threadpoolctl import threadpool_limits
 
-from trial_lib.records.planned_trials import PlannedTrials
+from trial_lib.plan.plan_record import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS
 from trial_lib.records.switches import place_of
 from trial_lib.records.units import bytes_shown, duration, quantity

@@ -7,29 +7,20 @@ from typing import Any
 
 from trial_lib.device.this_host import kind_of
 from trial_lib.launch.rank_starter import RankStarter
-from trial_lib.messages.errors import InputError
-from trial_lib.messages.files import write_whole
 from trial_lib.records.result import TrialResult
 from trial_lib.search.allocations import ForeseenArm
 from trial_lib.search.base import ExpectedArm
-from trial_lib.study.against_plan import AgainstPlan, learned_speed
+from trial_lib.study.against_plan import AgainstPlan
 from trial_lib.study.earlier import HeadStart, earlier_studies_of
 from trial_lib.study.fingerprint import fingerprint_in
-from trial_lib.study.foreseen_arms import (
-    Foresight,
-    cluster_here,
-    foreseen_in,
-    is_foreseen_unasked,
-    keep_arms,
-    keep_foreseen,
-    kept_steps,
-)
 from trial_lib.study.history import StudyState
+from trial_lib.study.open_search import foreseen_in, keep_arms
 from trial_lib.study.setup import StudySetup
+from trial_lib.study.simulated_arms import ArmSimulation, is_simulated_unasked, keep_simulated
 from trial_lib.study.study_plan import study_plan
 
 # What runs beside the ranks meanwhile, in cores: ZeroTune's servers, which start, and the foreseen runs.
-_SERVERS, _FORESIGHT = 1, 2
+_SERVERS, _SIMULATIONS = 1, 2
 
 
 def is_measured_beside(setup: StudySetup) -> bool:
@@ -38,8 +29,8 @@ def is_measured_beside(setup: StudySetup) -> bool:
         return False
     on_the_processor = kind_of(setup.device).computes_on_the_processor
     cores = len(setup.host.slots) if on_the_processor else len(os.sched_getaffinity(0))
-    foresees = setup.arguments.foresee or is_foreseen_unasked(setup.device)
-    return cores >= setup.slots + _SERVERS + (_FORESIGHT if foresees else 0)
+    foresees = setup.arguments.foresee or is_simulated_unasked(setup.device)
+    return cores >= setup.slots + _SERVERS + (_SIMULATIONS if foresees else 0)
 
 
 class Advice:
@@ -51,12 +42,11 @@ class Advice:
     def __init__(self, setup: StudySetup, log: logging.Logger) -> None:
         self._setup, self._paths, self._log = setup, setup.paths, log
         hosts = max(1, len(setup.experiment.config.resources.hosts))
-        self._cluster = cluster_here(setup.host, setup.slots, hosts)
         # None without one, or if it is of another program.
         self.plan = study_plan(self._paths.plan, setup.host, setup.slots, hosts)
         self._against = None if self.plan is None else AgainstPlan(self.plan, self._paths.planned_trials)
         self._without_plan = ""
-        self._foresight: Foresight | None = None
+        self._simulation: ArmSimulation | None = None
         self._earlier = earlier_studies_of(self._paths)
         self._profile: TrialResult | None = None
 
@@ -81,21 +71,20 @@ class Advice:
 
         `starter` starts processes on this host; None if there is none.
         """
-        is_wanted = self._setup.arguments.foresee or is_foreseen_unasked(self._setup.device)
-        if starter is None or not is_wanted or self.plan is not None or self._profile or self._foresight:
+        is_wanted = self._setup.arguments.foresee or is_simulated_unasked(self._setup.device)
+        if starter is None or not is_wanted or self.plan is not None or self._profile or self._simulation:
             return
-        kept = None if self._cluster is None else self._paths.foreseen_runs
-        self._foresight = Foresight(self._setup, starter, self._paths.root / "foreseen", kept=kept)
-        self._foresight.begin()
+        self._simulation = ArmSimulation(self._setup, starter, self._paths.root / "foreseen")
+        self._simulation.begin()
 
     def cancel(self) -> None:
-        if self._foresight is not None:
-            self._foresight.cancel()
+        if self._simulation is not None:
+            self._simulation.cancel()
 
     def end_foreseeing(self) -> None:
         """Keeps the arms that were foreseen. Call it before the profile, with which they decide what has room."""
-        if self._foresight is not None:
-            keep_foreseen(self._foresight, self._paths.foreseen, self._log)
+        if self._simulation is not None:
+            keep_simulated(self._simulation, self._paths.foreseen, self._log)
 
     def profiled(self, profile: TrialResult, base_config: Mapping[str, Any]) -> None:
         """Leaves the plan out if it is of another program than the profile trial has found."""
@@ -107,7 +96,7 @@ class Advice:
             self._without_plan = self.plan.left_out(unlike)
             self.plan = self._against = None
 
-    # -- for the log, and later studies --------------------------------------------------------------------------
+    # -- for the log and the report ------------------------------------------------------------------------------
 
     def tell_plan(self, has_search: bool) -> None:
         """Logs what the plan gives, or why the study goes on without it. Its memory is kept for the report."""
@@ -123,15 +112,3 @@ class Advice:
         """Compares the trials that have ended with the plan."""
         if self._against is not None:
             self._against.add(state, base_config)
-
-    def learn_speed(self, state: StudyState, base_config: Mapping[str, Any]) -> None:
-        """Keeps what the trials have shown of the devices' speed, if their steps were foreseen."""
-        try:
-            steps = kept_steps(self._paths.foreseen_runs, self._cluster) if self.plan is None else self.plan.steps
-        except InputError as error:
-            self._log.warning("the study learns nothing of its devices' speed: %s", error)
-            return
-        found = learned_speed(steps, self._setup.study_id, state, base_config)
-        if found is not None:
-            write_whole(self._paths.device_speed, found.model_dump_json(indent=1))
-            self._log.info("%s `--from-earlier` of `zerotune plan` and of a study with a plan uses it.", found.sentence)

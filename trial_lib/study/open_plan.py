@@ -3,32 +3,26 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trial_lib.deepspeed_config.layout import ranks_of_a_replica
 from trial_lib.deepspeed_config.overrides import (
-    ACCUMULATION,
-    MICRO_BATCH,
     TRAIN_BATCH,
-    resolve_batch,
     without_tuning_keys,
 )
 from trial_lib.device.base import Host
-from trial_lib.device.nvml import VARIABLE
 from trial_lib.device.this_host import this_host
 from trial_lib.inputs.known_secrets import KnownSecrets, keep_secret, known_here
 from trial_lib.inputs.read_experiment import Experiment, read_experiment
 from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.files import make_own_folder, write_all, write_whole
-from trial_lib.plan.allocator import AllocatorSettings
 from trial_lib.plan.arms import check_count
-from trial_lib.plan.asked_devices import AskedDevices, own_devices, read_devices, read_prices
-from trial_lib.plan.devices import DeviceSpeed, device_speeds, known_devices
+from trial_lib.plan.device_memory import AllocatorSettings
+from trial_lib.plan.devices import AskedDevices, known_devices, own_devices, read_devices, read_prices
 from trial_lib.plan.plan_record import PlanArguments, PlanPaths
-from trial_lib.records.folders import PLANS, STUDIES, StudyPaths, TrialPaths
+from trial_lib.records.folders import PLANS, StudyPaths, TrialPaths
 from trial_lib.records.switches import deepspeed_part, switches_of
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.folder import new_folder, new_id
@@ -36,11 +30,9 @@ from trial_lib.study.followed import followed
 from trial_lib.study.plans import trial_spec
 from trial_lib.study.program import KnownProgram, environment_of, program_of, typed_switches
 from trial_lib.study.setup import StudySetup, check_include
-from trial_lib.study.typed_command import read_command
+from trial_lib.study.typed_command import on_ranks, read_command, started_on
 
 DEVICE = "cuda"  # the kind of all devices that can be foreseen
-# Of DeepSpeed's launcher, torchrun and Accelerate: how many ranks they start.
-_RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--nproc-per-node", "--num_processes")
 
 
 @dataclass(frozen=True)
@@ -105,8 +97,6 @@ class OpenPlan:
     environment: dict[str, str]  # of the runs
     started_at: float  # seconds since the epoch
     began_at: float  # the same by the monotonic clock
-    # What earlier studies have measured of kinds of devices, by their names
-    speeds: Mapping[str, DeviceSpeed] = field(default_factory=dict)
 
     @property
     def allocator(self) -> AllocatorSettings:
@@ -123,24 +113,15 @@ class OpenPlan:
         `config` is the complete DeepSpeed configuration, with the program's switches in the section `program`. If it is
         empty, the program runs as typed.
         """
-        experiment = on_ranks(self.read.experiment, count)
-        paths = TrialPaths(self.scratch / name)
-        make_own_folder(paths.root)
-        complete = deepspeed_part(config) or self.read.base_config
-        program = program_of(
-            experiment,
+        return written_program(
+            on_ranks(self.read.experiment, count),
             self.environment,
-            paths.ds_config,
-            known.on_ranks(count).in_words(complete),
-            paths.training_spec,
-            known.arg_mappings,
+            known.on_ranks(count),
+            deepspeed_part(config) or self.read.base_config,
+            TrialPaths(self.scratch / name),
             as_typed=not config,
             switches=switches_of(config),
         )
-        write_whole(paths.ds_config, json.dumps(complete, indent=2))
-        write_all(program.files)
-        trial_spec(experiment, complete, paths).write(paths.training_spec)
-        return program
 
     def setup(self, asked: AskedDevices) -> StudySetup:
         """As the writer of the best command takes it."""
@@ -149,7 +130,9 @@ class OpenPlan:
         return StudySetup(
             study_id=self.plan_id,
             opened_at=self.started_at,
-            experiment=started_on(on_ranks(self.read.experiment, asked.cluster.per_host), asked),
+            experiment=started_on(
+                on_ranks(self.read.experiment, asked.cluster.per_host), asked.count, asked.cluster.hosts
+            ),
             arguments=StudyArguments(
                 config_path=arguments.config_path, command=arguments.command, model_dir=arguments.model_dir
             ),
@@ -168,56 +151,32 @@ def open_plan(read: ReadPlan, work_dir: Path, scratch: Path) -> OpenPlan:
     plan_id = new_id(known_here().hide(experiment.name))
     paths = PlanPaths((work_dir / PLANS / plan_id).absolute())
     new_folder(paths.runs, "plan", experiment, paths.experiment)
-    speeds = device_speeds(work_dir / STUDIES) if read.arguments.from_earlier else {}
-    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic(), speeds)
+    return OpenPlan(plan_id, read, paths, scratch, environment, time.time(), time.monotonic())
 
 
-def on_ranks(experiment: Experiment, count: int) -> Experiment:
-    """The experiment on a number of ranks of one host."""
-    resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
-    return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
-
-
-def started_on(experiment: Experiment, asked: AskedDevices) -> Experiment:
-    """The experiment with a launcher that starts a rank for each of some devices of one host.
-
-    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number, and those
-    that choose devices, because another number of ranks could not start on them.
-    """
-    typed = experiment.entrypoint
-    if typed.devices is not None or typed.excluded_devices or VARIABLE in typed.environment:
-        return experiment
-    if not typed.launcher or typed.slots == asked.count or asked.cluster.hosts > 1 or typed.hosts:
-        return experiment
-    words, count = list(typed.launcher), str(asked.count)
-    named = [index for index, word in enumerate(words) if word.partition("=")[0] in _RANKS_OPTIONS]
-    if len(named) != 1:
-        return experiment
-    name, is_joined, _ = words[named[0]].partition("=")
-    words[named[0] : named[0] + 2 - bool(is_joined)] = [f"{name}={count}"] if is_joined else [name, count]
-    entrypoint = typed.model_copy(update={"launcher": tuple(words), "slots": asked.count})
-    return replace(experiment, entrypoint=entrypoint)
-
-
-def typed_overrides(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What the first run changes in the user's batch, so that it goes on so many ranks.
-
-    A stated batch that belongs to another number of ranks is divided anew.
-    """
-    replicas = max(1, count // ranks_of_a_replica(config))
-    stated = {key: config.get(key) for key in (TRAIN_BATCH, MICRO_BATCH, ACCUMULATION)}
-    numbers = {key: value for key, value in stated.items() if type(value) is int and value > 0}
-    if TRAIN_BATCH in numbers and numbers[TRAIN_BATCH] % replicas == 0:
-        each = numbers[TRAIN_BATCH] // replicas
-        micro = next(size for size in range(min(each, numbers.get(MICRO_BATCH, each)), 0, -1) if each % size == 0)
-        if MICRO_BATCH not in numbers and ACCUMULATION in numbers and each % numbers[ACCUMULATION] == 0:
-            micro = each // numbers[ACCUMULATION]
-        accumulation = each // micro
-    elif MICRO_BATCH in numbers:
-        micro = numbers[MICRO_BATCH]
-        accumulation = resolve_batch({**numbers, TRAIN_BATCH: None}, replicas).gradient_accumulation_steps
-    else:
-        return {}
-    if TRAIN_BATCH not in numbers:
-        return {}
-    return {MICRO_BATCH: micro, ACCUMULATION: accumulation, TRAIN_BATCH: micro * accumulation * replicas}
+def written_program(
+    experiment: Experiment,
+    environment: dict[str, str],
+    known: KnownProgram,
+    config: Mapping[str, Any],
+    paths: TrialPaths,
+    *,
+    as_typed: bool,
+    switches: Mapping[str, Any],
+) -> Program:
+    """The user's program for one simulated run, with the files that it reads. `config` is complete."""
+    make_own_folder(paths.root)
+    program = program_of(
+        experiment,
+        environment,
+        paths.ds_config,
+        known.in_words(config),
+        paths.training_spec,
+        known.arg_mappings,
+        as_typed=as_typed,
+        switches=switches,
+    )
+    write_whole(paths.ds_config, json.dumps(config, indent=2))
+    write_all(program.files)
+    trial_spec(experiment, config, paths).write(paths.training_spec)
+    return program

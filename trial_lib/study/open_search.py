@@ -1,7 +1,9 @@
 """The search of a study: its space, the batch that it keeps, and the trials that are known before it."""
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -9,6 +11,7 @@ from threadpoolctl import threadpool_limits
 from trial_lib.deepspeed_config.layout import LAYOUTS
 from trial_lib.inputs.search_space import refuse_mapped
 from trial_lib.messages.errors import InputError
+from trial_lib.messages.files import write_whole
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import Outcome, ProgramProfile, TrialResult
 from trial_lib.records.switches import switches_of
@@ -18,6 +21,7 @@ from trial_lib.search.base import ExpectedArm, Search, SearchProblem, key_in_pla
 from trial_lib.search.budgets import HostMemory, MemoryBasis
 from trial_lib.search.methods import METHODS
 from trial_lib.study.arguments import StudyArguments, metric_with
+from trial_lib.study.folder import read_own_text
 from trial_lib.study.limits import kept_batch, largest_of_data, study_space, without_disk_room, without_unbuildable
 from trial_lib.study.setup import StudySetup
 
@@ -119,3 +123,24 @@ def _settings(setup: StudySetup, metric: str, of_data: int | None) -> dict[str, 
         "max_micro_batch": min(filter(None, (arguments.max_micro_batch, of_data)), default=None),
         **(own if METHODS[arguments.method].has_batch_policy else {}),
     }
+
+
+# The foreseen arms that a search begins with, in a file of the study.
+
+
+def keep_arms(arms: Iterable[ForeseenArm], file: Path) -> None:
+    """Writes the foreseen arms that a search begins with, so that a resumed study begins with the same."""
+    write_whole(file, json.dumps([arm.to_json() for arm in arms], indent=1))
+
+
+def foreseen_in(file: Path) -> tuple[ForeseenArm, ...]:
+    """The arms of a study's file; none if it does not exist. Raises InputError if it is damaged."""
+    remedy = "Start a new study."
+    try:
+        text = read_own_text(file, "the record of foreseen arms", remedy)
+        return tuple(ForeseenArm.from_json(arm) for arm in json.loads(text))
+    except FileNotFoundError:
+        return ()
+    except (ValueError, LookupError, TypeError, AttributeError):
+        said = "the record of foreseen arms is damaged or of another version."
+        raise InputError(said, where=str(file), remedy=remedy) from None

@@ -14,7 +14,6 @@ from trial_lib.launch.place import Place, ThisHost
 from trial_lib.launch.trial_files import uncovered
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
-from trial_lib.plan.devices import device_speeds
 from trial_lib.records.folders import (
     FullExperimentPaths,
     FullExperimentRecord,
@@ -91,9 +90,6 @@ class OpenStudy(OpenRun[StudyRecord, StudyPaths]):
     def finish(self, status: StudyStatus, reason: str = "") -> None:
         """Writes how the study ended. If the disk is full, the record stays as it was, and the study can be resumed."""
         answer = answer_of(self.driver)
-        if status is StudyStatus.COMPLETED:
-            with contextlib.suppress(FolderError), folder_error_told(self.paths.root):
-                self.driver.advice.learn_speed(self.driver.state, self.driver.known.base_config)
         compared = since_last_study(self.driver) if status is StudyStatus.COMPLETED else None
         with contextlib.suppress(FolderError):
             self._update(
@@ -178,9 +174,7 @@ def open_planned(planned: PlannedStudy, flow_run_id: str | None = None) -> OpenS
         if arguments.from_earlier:
             keep_earlier_studies(paths.root.parent, experiment.name, arguments, paths)
         if planned.plan is not None:
-            files, plan = planned.plan
-            speeds = device_speeds(paths.root.parent) if arguments.from_earlier else {}
-            keep_plan(files, plan, paths.plan, speeds.get(plan.devices[0].device))
+            keep_plan(*planned.plan, paths.plan)
     known = KnownProgram.of(experiment, setup.environment)
     record = StudyRecord(
         study_id=setup.study_id,

@@ -16,17 +16,17 @@ from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config, wit
 from trial_lib.launch.rank_starter import EndableStarter, Program
 from trial_lib.launch.starters import WarmStarter
 from trial_lib.messages.files import write_whole
-from trial_lib.messages.foreseen_run import ForeseenRun
+from trial_lib.messages.foreseen_run import Ask, ForeseenRun
 from trial_lib.messages.orders import Import
 from trial_lib.plan.answer import best_of, plan_answer
 from trial_lib.plan.arm_work import WantedRun
-from trial_lib.plan.asked_devices import AskedDevices, ran_as
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
-from trial_lib.plan.plan_record import PlannedAsk, PlannedDevices, PlanRecord, write_run
+from trial_lib.plan.devices import AskedDevices
+from trial_lib.plan.plan_record import PlannedDevices, PlanRecord, write_run
 from trial_lib.plan.planning import Planned, PlanProblem, plan
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 from trial_lib.records.result import ProgramProfile
 from trial_lib.records.switches import deepspeed_part, switches_of
-from trial_lib.study.open_plan import DEVICE, OpenPlan, typed_overrides
+from trial_lib.study.open_plan import DEVICE, OpenPlan
 from trial_lib.study.profile_report import program_notes
 from trial_lib.study.program import KnownProgram, leading_imports_of, require_switchable, varied_options
 from trial_lib.study.training_command import training_command
@@ -36,7 +36,7 @@ PLANNED_FOR = "# Planned for"  # begins a command that starts another number of 
 
 def run_plan(
     opened: OpenPlan,
-    foresee: "Foreseer",
+    foresee: "Simulator",
     processes: int,
     tell: Callable[[str], None] = lambda text: None,
     check: Callable[[], None] = lambda: None,
@@ -47,12 +47,9 @@ def run_plan(
     batch cannot be divided over the devices.
     """
     read, arguments = opened.read, opened.read.arguments
-    stated = read.base_config
-    base = _base_of(read.asked)
     problem = PlanProblem(
         asked=read.asked,
-        base_config=stated,
-        typed_overrides=typed_overrides(stated, base.count),
+        base_config=read.base_config,
         stages=arguments.zero_stages,
         requests=read.experiment.requests,
         device=DEVICE,
@@ -61,7 +58,6 @@ def run_plan(
         max_micro_batch=arguments.max_micro_batch,
         headroom=arguments.memory_headroom,
         processes=processes,
-        measured=opened.speeds,
         allocator=opened.allocator,
         switches=opened.switches,
     )
@@ -77,7 +73,7 @@ def run_plan(
 class _OfProgram:
     """Foresees the wanted runs of one program, and keeps each in the plan's folder."""
 
-    def __init__(self, opened: OpenPlan, foresee: "Foreseer") -> None:
+    def __init__(self, opened: OpenPlan, foresee: "Simulator") -> None:
         self._opened = opened
         self._foresee = foresee
         self._base = opened.read.base_config
@@ -99,10 +95,6 @@ class _OfProgram:
         return run
 
 
-def _base_of(asked: Sequence[AskedDevices]) -> AskedDevices:
-    return max(asked, key=lambda each: each.count)
-
-
 def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     read, typed = opened.read, found.typed
     best = best_of(found.devices)
@@ -110,11 +102,9 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     stopped = sorted({arm.stopped for devices in found.devices for arm in devices.arms if arm.stopped})
     notes = [
         *read.notes,
-        *ran_as(read.asked, _base_of(read.asked)),
         *found.notes,
         *program_notes(ProgramProfile(**typed.program) if typed.program else None),
         *dict.fromkeys(note for run in found.runs.values() for note in run.notes),
-        *_not_learned(opened),
         *(f"An arm cannot be foreseen: {reason}" for reason in stopped),
     ]
     record = PlanRecord(
@@ -144,17 +134,6 @@ def _record(opened: OpenPlan, found: Planned) -> PlanRecord:
     return record.model_copy(update={"best_command": _best_command(opened, record)})
 
 
-def _not_learned(opened: OpenPlan) -> list[str]:
-    if not opened.read.arguments.from_earlier:
-        return []
-    names = dict.fromkeys(each.cluster.device.name for each in opened.read.asked)
-    return [
-        f"No earlier study in this folder has foreseen its steps on {name}, so its speeds come from data sheets."
-        for name in names
-        if name not in opened.speeds
-    ]
-
-
 def _command(opened: OpenPlan) -> tuple[str, ...]:
     typed = opened.read.arguments.command
     if typed:
@@ -163,16 +142,13 @@ def _command(opened: OpenPlan) -> tuple[str, ...]:
     return tuple(shlex.split(entrypoint) if isinstance(entrypoint, str) else entrypoint or ())
 
 
-def _asks(found: Planned) -> tuple[PlannedAsk, ...]:
-    counts: Counter[tuple[str, str, str, bool]] = Counter()
+def _asks(found: Planned) -> tuple[Ask, ...]:
+    most: Counter[Ask] = Counter()
     for run in found.runs.values():
         for ask in run.asks:
-            key = ask.asker, ask.question, ask.answer, ask.is_known
-            counts[key] = max(counts[key], ask.count)
-    asks = [
-        PlannedAsk(asker=asker, question=question, answer=answer, is_known=is_known, count=count)
-        for (asker, question, answer, is_known), count in counts.items()
-    ]
+            key = replace(ask, count=1)
+            most[key] = max(most[key], ask.count)
+    asks = [replace(ask, count=count) for ask, count in most.items()]
     return tuple(sorted(asks, key=lambda ask: (ask.is_known, -ask.count)))
 
 
@@ -216,7 +192,7 @@ def _with_last_line(stopped: str) -> str:
     return f"{stopped[: found.start()]}{said.rstrip('.')}."
 
 
-class Foreseer:
+class Simulator:
     """Foresees runs of one program, each in a process of its own, from several threads at once. Use it as a context."""
 
     def __init__(self, opened: OpenPlan, note: Callable[[str], None]) -> None:
@@ -227,7 +203,7 @@ class Foreseer:
         self._running: dict[str, EndableStarter] = {}
         self._is_closed = False
 
-    def __enter__(self) -> "Foreseer":
+    def __enter__(self) -> "Simulator":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -247,7 +223,7 @@ class Foreseer:
         starter = self._running[name] = EndableStarter(self._started(program))
         deadline, options = self._opened.read.arguments.deadline, varied_options(self._opened.read.experiment)
         try:
-            run = foresee(program, overrides, pretended, folder, starter, deadline, varied_options=options)
+            run = simulate(program, overrides, pretended, folder, starter, deadline, varied_options=options)
         finally:
             del self._running[name]
         return replace(run, stopped=_with_last_line(run.stopped)) if run.stopped else run

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
 from pathlib import Path
@@ -16,21 +16,19 @@ from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import OWNERS_FILE, make_own_folder, write_whole
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.arm_bytes import foreseen_arm
-from trial_lib.plan.arm_runs import ArmRuns
 from trial_lib.plan.arms import check_groups
-from trial_lib.plan.asked_devices import own_kind
-from trial_lib.plan.devices import Cluster, DeviceFigures, DeviceSpeed, read_device_speed
+from trial_lib.plan.devices import Cluster, DeviceFigures, own_kind
 from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlanPaths, PlanRecord, kept_runs, wider_runs
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.scaling import ArmRuns
+from trial_lib.plan.step_time import flops_per_sample
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.result import ModelProfile
-from trial_lib.records.switches import switches_of
+from trial_lib.records.switches import switches_of, unforeseen_switches
 from trial_lib.records.units import bytes_shown
 from trial_lib.search.allocations import ForeseenArm
-from trial_lib.search.base import ExpectedArm
+from trial_lib.search.base import ExpectedArm, key_in_plan
 from trial_lib.search.zero_settings import ArmKey, ZeroSettings, arm_key
 from trial_lib.study.folder import read_record_file
-from trial_lib.study.foreseen_arms import ForeseenSteps, flops_per_sample
 
 # The file of a plan that a study begins with, and its copy in the study's folder.
 
@@ -60,15 +58,10 @@ def read_plan_file(given: Path) -> tuple[PlanPaths, PlanRecord]:
     return paths, record
 
 
-def speed_file(folder: Path) -> Path:
-    """The file beside a study's copy of its plan, with what earlier studies have measured of the devices."""
-    return folder / "device_speed.json"
-
-
 GivenPlan = tuple[PlanPaths, PlanRecord]
 
 
-def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSpeed | None = None) -> None:
+def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path) -> None:
     """Copies a plan into the folder of a study, which is complete without the plan's own."""
     kept = PlanPaths(folder)
     make_own_folder(kept.runs)
@@ -78,8 +71,6 @@ def keep_plan(plan: PlanPaths, record: PlanRecord, folder: Path, speed: DeviceSp
         if file.is_file():
             shutil.copyfile(file, kept.runs / file.name)
             (kept.runs / file.name).chmod(OWNERS_FILE)
-    if speed is not None:
-        write_whole(speed_file(folder), speed.model_dump_json())
     write_whole(kept.record, record.model_dump_json(), mode=OWNERS_FILE)
 
 
@@ -100,8 +91,6 @@ class StudyPlan:
     device: str  # `cuda` or `cpu`
     # The slots, if they are of the plan's kind. Otherwise None, and speeds say nothing but an order.
     cluster: Cluster | None = None
-    # What an earlier study has measured of these devices; None if the study does not learn
-    speed: DeviceSpeed | None = None
 
     @property
     def devices(self) -> PlannedDevices:
@@ -130,7 +119,7 @@ class StudyPlan:
                 key=self.key_of(arm),
                 label=arm.label,
                 micro_batch=arm.micro_batch,
-                samples_per_s=self._samples_per_s(arm),
+                samples_per_s=0.0 if arm.samples_per_s is None else arm.samples_per_s.value,
                 is_first=bool(self.devices.best) and arm.label == self.devices.best,
                 no_room=self._no_room(arm),
                 switches=frozenset(switches_of(arm.ds_config or arm.knobs)),
@@ -151,8 +140,6 @@ class StudyPlan:
         more = ", or with a smaller one if less fits here." if first else nothing
         here = "these devices" if self.cluster is not None and devices.count == self.slots else devices.label
         yield f"The search begins with the plan {self.record.plan_id} for {here}.{first}{more}"
-        if self.speed is not None and self.cluster is not None:
-            yield self.speed.sentence
         if self.cluster is None:
             other = f"This host's devices are not {devices.device}"
             if figures_of(devices) is None:
@@ -191,23 +178,21 @@ class StudyPlan:
 
     def run_of(self, candidate: Candidate, base_config: Mapping[str, Any]) -> tuple[str, ForeseenRun] | None:
         """The label of a candidate's arm, and its foreseen step on the slots; None if none was foreseen."""
-        return self.steps.of(candidate, base_config)
+        config, runs = candidate.complete(base_config), self._runs_by_key
+        foreseen = {place for each in runs.values() for place in switches_of(each.small.ds_config)}
+        found = runs.get(key_in_plan(config, base_config, foreseen))
+        if found is None or unforeseen_switches(candidate.knobs, base_config, foreseen):
+            return None
+        size, accumulation = candidate.micro_batch_size, max(1, candidate.gradient_accumulation_steps)
+        # The candidate's own settings decide what goes on beside the computation.
+        return found.arm.label, replace(
+            found.step_at(self.replicas, size, accumulation), micro_batch=size, ds_config=config
+        )
 
     @cached_property
-    def steps(self) -> ForeseenSteps:
+    def _runs_by_key(self) -> Mapping[ArmKey, ArmRuns]:
         arms = {arm.label: arm for arm in self.devices.arms}
-        runs = {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
-        return ForeseenSteps(runs, self.cluster, self.replicas)
-
-    def _samples_per_s(self, arm: PlannedArm) -> float:
-        # An arm's speed at its micro-batch: the plan's, or by what was measured since. 0 if none is known.
-        runs = self.runs.get(arm.label)
-        if arm.samples_per_s is None:
-            return 0.0
-        if self.speed is None or self.cluster is None or runs is None or runs.stopped:
-            return arm.samples_per_s.value
-        step = runs.step_at(self.replicas, arm.micro_batch, arm.accumulation)
-        return foresee_step(step, self.cluster, self.speed.constants).samples_per_s
+        return {self.key_of(arms[label]): runs for label, runs in self.runs.items() if not runs.stopped}
 
     def _no_room(self, arm: PlannedArm) -> str:
         # Why an arm cannot fit on the slots; empty if it may, or if the plan is for others.
@@ -264,8 +249,7 @@ def study_plan(folder: Path, host: Host, slots: int, hosts: int = 1) -> StudyPla
     devices, is_here = devices_for(record, host, slots)
     figures = figures_of(devices) if is_here else None
     cluster = None if figures is None else Cluster(device=figures, hosts=hosts, per_host=slots // hosts)
-    speed = read_device_speed(speed_file(folder))
-    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster, speed)
+    return StudyPlan(record, kept_runs(devices, paths), slots, host.device, cluster)
 
 
 # The plan that a study is asked to begin with, checked before anything is started.

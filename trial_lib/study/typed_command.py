@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trial_lib.device.base import Host
+from trial_lib.device.nvml import VARIABLE
 from trial_lib.device.this_host import kind_of, this_host
 from trial_lib.inputs.config import MappedKey, Resources
 from trial_lib.inputs.entrypoint import Entrypoint
@@ -197,3 +198,36 @@ def _memory_nodes() -> int:
     except (OSError, subprocess.SubprocessError):
         return 1
     return max(1, len(set(re.findall(r"^node \d+ cpus: (\d.*)$", shown, re.MULTILINE))))
+
+
+# The same experiment on other numbers of ranks, as a plan has it.
+
+# Of DeepSpeed's launcher, torchrun and Accelerate: how many ranks they start.
+_RANKS_OPTIONS = ("--num_gpus", "--num_accelerators", "--nproc_per_node", "--nproc-per-node", "--num_processes")
+
+
+def on_ranks(experiment: Experiment, count: int) -> Experiment:
+    """The experiment on a number of ranks of one host."""
+    resources = experiment.config.resources.model_copy(update={"slots_per_trial": count, "hosts": {}})
+    return replace(experiment, config=experiment.config.model_copy(update={"resources": resources}))
+
+
+def started_on(experiment: Experiment, count: int, hosts: int) -> Experiment:
+    """The experiment with a launcher that starts a rank for each of some devices of one host.
+
+    Words that start ranks on several hosts stay as they were typed. So do words that do not have the number, and those
+    that choose devices, because another number of ranks could not start on them.
+    """
+    typed = experiment.entrypoint
+    if _names_devices(typed) or VARIABLE in typed.environment:
+        return experiment
+    if not typed.launcher or typed.slots == count or hosts > 1 or typed.hosts:
+        return experiment
+    words = list(typed.launcher)
+    named = [index for index, word in enumerate(words) if word.partition("=")[0] in _RANKS_OPTIONS]
+    if len(named) != 1:
+        return experiment
+    name, is_joined, _ = words[named[0]].partition("=")
+    words[named[0] : named[0] + 2 - bool(is_joined)] = [f"{name}={count}"] if is_joined else [name, str(count)]
+    entrypoint = typed.model_copy(update={"launcher": tuple(words), "slots": count})
+    return replace(experiment, entrypoint=entrypoint)

@@ -16,7 +16,7 @@ from trial_lib.deepspeed_config.overrides import ACCUMULATION, TRAIN_BATCH
 from trial_lib.inputs.known_secrets import sent_command, sent_document
 from trial_lib.messages.secrets import redact
 from trial_lib.plan.answer import fewest_sentence
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlannedTrials, PlanPaths, PlanRecord
 from trial_lib.records.candidate import Candidate
 from trial_lib.records.folders import (
     FullExperimentPaths,
@@ -26,7 +26,6 @@ from trial_lib.records.folders import (
     StudyStatus,
     TrialPaths,
 )
-from trial_lib.records.planned_trials import PlannedTrials
 from trial_lib.records.result import SEARCH_METRICS, Outcome, TrialDevice, TrialResult
 from trial_lib.records.step_account import StepAccount
 from trial_lib.records.switches import AS_TYPED, PROGRAM, path_of, switches_of
@@ -445,7 +444,7 @@ def _plan_figures(prefix: str, arm: PlannedArm) -> Iterator[tuple[str, float]]:
     # An arm's figures: shares, samples, bytes, samples and tokens a second.
     yield f"{prefix}.fits", arm.fits
     yield f"{prefix}.largest_micro_batch", float(arm.largest_micro_batch)
-    ranges: dict[str, ForeseenRange | None] = {
+    ranges: dict[str, PlannedRange | None] = {
         "samples_per_s": arm.samples_per_s,
         "tokens_per_s": arm.tokens_per_s,
         "mfu": arm.mfu,

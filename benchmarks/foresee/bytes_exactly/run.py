@@ -18,7 +18,7 @@ from trial_lib.launch.rank_starter import Program
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun
 from trial_lib.messages.shared_segments import BUFFERS, FOLDER
 from trial_lib.plan.arm_work import micro_batches_of_a_run
-from trial_lib.plan.foreseen import Pretended, foresee, starter_for
+from trial_lib.plan.simulation import Pretended, simulate, starter_for
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "foresee_bytes_exactly.json"
@@ -123,7 +123,7 @@ def compare(foreseen: ForeseenRun, measured: ForeseenRun) -> dict[str, Any]:
     }
 
 
-class Foreseer:
+class Simulator:
     """Foresees programs for worlds as large as the real ones."""
 
     def __init__(self, folder: Path) -> None:
@@ -134,7 +134,7 @@ class Foreseer:
     def __call__(self, script: Path, arguments: Sequence[str], world: int) -> ForeseenRun:
         program = self._program(script, arguments)
         pretended = Pretended(world=world, ranks_per_host=world)
-        run = foresee(program, {}, pretended, self._folder, self._starter, deadline_s=600, steps=STEPS)
+        run = simulate(program, {}, pretended, self._folder, self._starter, deadline_s=600, steps=STEPS)
         assert not run.stopped, run.stopped
         return run
 
@@ -150,7 +150,7 @@ class Foreseer:
         )
 
 
-def transformers(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
+def transformers(options: argparse.Namespace, folder: Path, foreseen: Simulator) -> Iterator[dict[str, Any]]:
     """Yields the comparison for each world, ZeRO stage and precision."""
     config = folder / "ds_config.json"
     arguments = ["--deepspeed_config", str(config)]
@@ -164,7 +164,7 @@ def transformers(options: argparse.Namespace, folder: Path, foreseen: Foreseer) 
                 yield {**case, **compare(foreseen(PROGRAM, arguments, world), measured)}
 
 
-def pipelines(options: argparse.Namespace, folder: Path, foreseen: Foreseer) -> Iterator[dict[str, Any]]:
+def pipelines(options: argparse.Namespace, folder: Path, foreseen: Simulator) -> Iterator[dict[str, Any]]:
     """Yields the comparison for each pipeline. The foreseen run has the micro-batches of a plan's run."""
 
     def arguments_of(stages: int, micro_batches: int) -> list[str]:
@@ -193,7 +193,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = {"program": PROGRAM.name, "cases": [], "pipelines": []}
     with tempfile.TemporaryDirectory() as name:
-        foreseen = Foreseer(Path(name))
+        foreseen = Simulator(Path(name))
         try:
             for kind, rows in (("cases", transformers), ("pipelines", pipelines)):
                 for row in rows(options, Path(name), foreseen):

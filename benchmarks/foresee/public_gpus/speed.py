@@ -23,7 +23,7 @@ from benchmarks.foresee.public_gpus.row_runs import STORE, run_of
 from benchmarks.foresee.public_gpus.sound_rows import MISTAKES
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.devices import CONSTANTS, Cluster, Efficiencies
-from trial_lib.plan.step_time import ForeseenStep, foresee_step, model_flops
+from trial_lib.plan.step_time import PlannedStep, model_flops, planned_step
 
 RESULTS = Path(__file__).parents[2] / "results" / "foreseen_speed.json"
 BARS = {"rank_correlation": 0.8, "lost_by_first_choice": 0.05}
@@ -51,7 +51,7 @@ class Timed:
     metric: str
     measured: float
     foreseen: float
-    step: ForeseenStep
+    step: PlannedStep
 
     @property
     def error(self) -> float:
@@ -91,7 +91,7 @@ def timed(row: Mapping[str, Any], run: ForeseenRun, by: str, efficiencies: Effic
     """
     cluster = cluster_of(row)
     assert cluster is not None
-    step = foresee_step(run, cluster, efficiencies)
+    step = planned_step(run, cluster, efficiencies)
     metric, value = _measured(row)
     return Timed(row, by, metric, value, _foreseen(row, run, cluster, step, metric), step)
 
@@ -110,7 +110,7 @@ def _measured(row: Mapping[str, Any]) -> tuple[str, float]:
     return ("mfu", row["mfu"]) if row.get("mfu") else ("", 0.0)
 
 
-def _foreseen(row: Mapping[str, Any], run: ForeseenRun, cluster: Cluster, step: ForeseenStep, metric: str) -> float:
+def _foreseen(row: Mapping[str, Any], run: ForeseenRun, cluster: Cluster, step: PlannedStep, metric: str) -> float:
     if metric == "tokens_per_s":
         return (step.tokens_per_s or 0.0) / row["gpus"]
     rate = model_flops(run) / step.seconds

@@ -20,8 +20,8 @@ from trial_lib.launch.trial import unstarted
 from trial_lib.records.result import Outcome, TrialResult
 from trial_lib.study.arguments import StudyArguments
 from trial_lib.study.driver import StudyDriver
-from trial_lib.study.foreseen_arms import Foresight
 from trial_lib.study.runner import Work
+from trial_lib.study.simulated_arms import ArmSimulation
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Looking for DeepSpeed's ops takes seconds, and no rank is started.
     monkeypatch.setattr(ColdStarter, "_build", lambda starter: None)
     # Nothing is foreseen, so a profile trial follows, whose ranks start cold.
-    monkeypatch.setattr(Foresight, "begin", lambda foresight: None)
+    monkeypatch.setattr(ArmSimulation, "begin", lambda simulation: None)
     monkeypatch.setattr(WarmStarter, "start", lambda starter: None)
     monkeypatch.setattr(WarmStarter, "launch", lambda starter, request: starter._cold.launch(request))
     return tmp_path

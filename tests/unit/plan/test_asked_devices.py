@@ -3,8 +3,7 @@
 import pytest
 
 from trial_lib.messages.errors import InputError
-from trial_lib.plan.asked_devices import ran_as, read_devices
-from trial_lib.plan.devices import known_devices
+from trial_lib.plan.devices import known_devices, ran_as, read_devices
 
 KNOWN = known_devices()
 

@@ -4,9 +4,9 @@ import pytest
 from synthetic import DEVICE, EXACT, carried, moving, product, run_of
 
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_runs import at_world
 from trial_lib.plan.devices import Cluster
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.scaling import at_world
+from trial_lib.plan.step_time import planned_step
 
 
 def of_world(ranks: int, stage: int) -> ForeseenRun:
@@ -26,7 +26,7 @@ def test_states_are_divided_and_groups_grow(stage: int, ranks: int) -> None:
 
 def test_one_rank_sends_nothing() -> None:
     alone = at_world(of_world(2, 1), 1)
-    parts = foresee_step(alone, Cluster(device=DEVICE), EXACT).parts
+    parts = planned_step(alone, Cluster(device=DEVICE), EXACT).parts
     assert parts["reducing"] == parts["gathering"] == 0.0
     assert parts["update"] == pytest.approx(1.0)
     with pytest.raises(ValueError, match="one replica"):
@@ -62,7 +62,7 @@ def test_groups_of_ranks_that_share_a_sample_stay_and_those_with_all_states_grow
     work = [carried(0.5, "all_to_all", 2), carried(0.5, "all_gather", 8)]
     shared = run_of(("forward", work), world=8, replicas=4, stage=3, sequence_ranks=2)
     assert [each.ranks for each in at_world(shared, 8).operations] == [2, 16]
-    parts = foresee_step(shared, Cluster(device=DEVICE, hosts=1, per_host=8), EXACT).parts
+    parts = planned_step(shared, Cluster(device=DEVICE, hosts=1, per_host=8), EXACT).parts
     assert parts["gathering"] > 0
     assert parts["exchanging"] > 0
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from trial_lib.messages.errors import InputError
-from trial_lib.plan.allocator import AllocatorSettings, CachingAllocator
+from trial_lib.plan.device_memory import AllocatorSettings, CachingAllocator
 
 MIB = 2**20
 GROWING = AllocatorSettings(expandable_segments=True)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit.plan.test_planning import Foresees, problem_of
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.devices import Constant, DeviceSpeed, Efficiencies
+from trial_lib.plan.devices import Constant, Efficiencies
 from trial_lib.plan.planning import WantedRun, plan
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.step_time import planned_step
 
 
 def _with_flops(run: ForeseenRun, times: float) -> ForeseenRun:
@@ -71,7 +71,7 @@ def test_what_steps_of_a_device_have_in_common_sets_none_of_them_apart() -> None
     (asked,) = problem_of("h200-141gb:1").asked
     run = Foresees()(WantedRun(name="z0", asked=asked))
     surely, hardly = (Efficiencies(whole=Constant(1.0, spread)) for spread in (0.01, 0.9))
-    sure, unsure = (foresee_step(run, asked.cluster, each) for each in (surely, hardly))
+    sure, unsure = (planned_step(run, asked.cluster, each) for each in (surely, hardly))
     assert sure.apart == unsure.apart
     assert 1.0 < sure.apart < sure.high / sure.seconds < unsure.high / unsure.seconds
 
@@ -92,11 +92,7 @@ def test_a_plan_in_which_an_offload_is_faster_refuses_itself() -> None:
 
 
 def test_a_plan_whose_kernels_are_faster_than_any_refuses_itself() -> None:
-    problem = problem_of("h100-80gb:8")
-    constants = Efficiencies(whole=Constant(0.25, 0.1))
-    fast = DeviceSpeed(study_id="s", device="h100-80gb", ended_at=1.0, steps=7, efficiencies=constants.to_json())
-    assert (
-        plan(replace(problem, measured={"h100-80gb": fast}), Foresees())
-        .devices[0]
-        .contradiction.endswith("no kernel reaches.")
-    )
+    (asked,) = problem_of("h100-80gb:8").asked
+    fast = replace(asked.cluster.device, attained=4.0, bandwidth=1e15)
+    problem = replace(problem_of("h100-80gb:8"), asked=(replace(asked, cluster=replace(asked.cluster, device=fast)),))
+    assert plan(problem, Foresees()).devices[0].contradiction.endswith("no kernel reaches.")

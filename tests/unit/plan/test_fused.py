@@ -10,7 +10,7 @@ from synthetic import EXACT, TWO, carried, moving, product, run_of
 from benchmarks.foresee.public_gpus.row_cluster import cluster_of
 from benchmarks.foresee.public_gpus.speed import read_rows, runs_of
 from trial_lib.messages.foreseen_run import ForeseenRun, Operation
-from trial_lib.plan.step_time import foresee_step, fused
+from trial_lib.plan.step_time import fused, planned_step
 
 COMPILED = {"ds_config": {"program": {"model:compile": True}}}
 
@@ -20,7 +20,7 @@ def at(operation: Operation, module: int) -> Operation:
 
 
 def seconds(run: ForeseenRun) -> float:
-    return foresee_step(run, TWO, EXACT).seconds
+    return planned_step(run, TWO, EXACT).seconds
 
 
 @pytest.mark.parametrize("place", ["model:compile", "--torch_compile"])
@@ -33,8 +33,8 @@ def test_pointwise_operations_and_reductions_that_follow_each_other_are_one_pass
     # DeepSpeed's update is not compiled.
     assert seconds(compiled) == pytest.approx(3 + 1 + 2 + 3 + 2, rel=1e-3)
     # It may be no better than as written.
-    assert foresee_step(compiled, TWO, EXACT).high == foresee_step(plain, TWO, EXACT).high
-    assert foresee_step(compiled, TWO, EXACT).low < foresee_step(plain, TWO, EXACT).low
+    assert planned_step(compiled, TWO, EXACT).high == planned_step(plain, TWO, EXACT).high
+    assert planned_step(compiled, TWO, EXACT).low < planned_step(plain, TWO, EXACT).low
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(2, 2.0), (3, 4.0)])
@@ -67,7 +67,7 @@ def test_public_measurements_of_compiled_trainings_are_nearer_to_fused_kernels()
         # Products of 8 bits are not what the runs have.
         if cluster is None or by != "foreseen run" or "float8" in row["framework"]:
             continue
-        steps = [foresee_step(each, cluster) for each in (run, fused(run))]
+        steps = [planned_step(each, cluster) for each in (run, fused(run))]
         if "DeepSpeed" in row["framework"]:
             gains.append(steps[0].seconds / steps[1].seconds)
         elif measured := row.get("tokens_per_s_per_gpu"):

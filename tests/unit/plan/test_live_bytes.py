@@ -1,6 +1,5 @@
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, PLACES, ForeseenRun, MemoryEvent, Moment, Storage
-from trial_lib.plan.allocator import rounded
-from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.device_memory import live_bytes, rounded
 
 
 def storage(size: int, kind: str, place: str = "device") -> Storage:

@@ -6,12 +6,11 @@ import pytest
 from tests.unit.plan.pretended_runs import pretended_run
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.answer import is_bound_by_loading
-from trial_lib.plan.arm_runs import ArmRuns, at_size, with_common_loading
 from trial_lib.plan.arms import PlanArm
-from trial_lib.plan.asked_devices import read_devices
-from trial_lib.plan.devices import Cluster, known_devices
+from trial_lib.plan.devices import Cluster, known_devices, read_devices
 from trial_lib.plan.evaluation import Evaluation, best_arm
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.scaling import ArmRuns, at_size, with_common_loading
+from trial_lib.plan.step_time import planned_step
 from trial_lib.search.sizes import BatchPolicy
 
 
@@ -85,6 +84,6 @@ def test_a_tie_of_arms_goes_to_the_users_own() -> None:
 def test_batches_of_a_token_budget_count_as_they_arrive() -> None:
     cluster = Cluster(device=known_devices()["h100-80gb"], hosts=1, per_host=8)
     run = pretended_run({}, 8, 1)
-    as_asked, as_arrived = foresee_step(run, cluster), foresee_step(replace(run, rows=24.0), cluster)
+    as_asked, as_arrived = planned_step(run, cluster), planned_step(replace(run, rows=24.0), cluster)
     assert as_arrived.seconds == as_asked.seconds
     assert as_arrived.samples_per_s == pytest.approx(24 * as_asked.samples_per_s)

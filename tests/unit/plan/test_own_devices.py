@@ -4,8 +4,7 @@ import pytest
 
 from trial_lib.device.base import Host
 from trial_lib.messages.errors import InputError
-from trial_lib.plan.asked_devices import own_devices
-from trial_lib.plan.devices import known_devices
+from trial_lib.plan.devices import known_devices, own_devices
 
 KNOWN = known_devices()
 GIB = 2**30

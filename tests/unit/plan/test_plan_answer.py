@@ -3,13 +3,13 @@
 from typing import Any
 
 from trial_lib.plan.answer import answer_of, best_of, configuration, fewest_sentence, plan_answer, why_of
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedCount, PlannedDevices
+from trial_lib.plan.plan_record import PlannedArm, PlannedCount, PlannedDevices, PlannedRange
 
 GIB = 2.0**30
 
 
-def _range(value: float) -> ForeseenRange:
-    return ForeseenRange(value=value, low=0.8 * value, high=1.2 * value)
+def _range(value: float) -> PlannedRange:
+    return PlannedRange(value=value, low=0.8 * value, high=1.2 * value)
 
 
 def _arm(label: str = "z2", rate: float | None = 40.0, **fields: Any) -> PlannedArm:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from trial_lib.messages.foreseen_run import ForeseenRun, MemoryEvent, Storage
 from trial_lib.plan.plan_record import (
-    ForeseenRange,
     PlannedArm,
     PlannedDevices,
+    PlannedRange,
     PlanPaths,
     PlanRecord,
     read_run,
@@ -16,7 +16,7 @@ from trial_lib.plan.plan_record import (
 
 
 def test_a_record_reads_back_as_it_was() -> None:
-    arm = PlannedArm(label="z2", largest_micro_batch=4, samples_per_s=ForeseenRange(value=2, low=1, high=3))
+    arm = PlannedArm(label="z2", largest_micro_batch=4, samples_per_s=PlannedRange(value=2, low=1, high=3))
     devices = PlannedDevices(device="h100-80gb", nodes=2, per_node=8, arms=(arm,), best="z2")
     plan = PlanRecord(plan_id="p", name="n", devices=(devices,), best=0)
     again = PlanRecord.model_validate_json(plan.model_dump_json())

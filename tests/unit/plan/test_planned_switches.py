@@ -10,8 +10,7 @@ from trial_lib.deepspeed_config.overrides import overwrite_deepspeed_config
 from trial_lib.messages.foreseen_run import ForeseenRun
 from trial_lib.plan.answer import configuration
 from trial_lib.plan.arm_work import file_word
-from trial_lib.plan.asked_devices import read_devices
-from trial_lib.plan.devices import known_devices
+from trial_lib.plan.devices import known_devices, read_devices
 from trial_lib.plan.planning import Planned, PlanProblem, WantedRun, plan
 from trial_lib.search.arms import RequestedKnob
 

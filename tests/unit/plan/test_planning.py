@@ -1,7 +1,6 @@
 """A whole plan over runs made by hand: its tables, its answer, and what ends it."""
 
 import copy
-import math
 import threading
 import time
 from dataclasses import replace
@@ -15,8 +14,7 @@ from trial_lib.deepspeed_config.refusals import Refusal, sentence_of
 from trial_lib.messages.errors import ProgramNotForeseenError
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun
 from trial_lib.plan.answer import best_of
-from trial_lib.plan.asked_devices import read_devices
-from trial_lib.plan.devices import DeviceSpeed, Efficiencies, known_devices
+from trial_lib.plan.devices import known_devices, read_devices
 from trial_lib.plan.planning import PlanProblem, WantedRun, plan
 from trial_lib.search.arms import RequestedKnob
 
@@ -96,22 +94,6 @@ def test_an_accumulation_that_the_code_decides_on_is_that_of_the_program_as_type
     found = plan(problem_of("h100-80gb:8", base=base), foresee)
     assert foresee.wanted[0].overrides == {}
     assert {arm.micro_batch * arm.accumulation for arm in found.devices[0].arms} == {8}
-
-
-def test_what_a_study_has_measured_of_a_device_decides_its_speeds() -> None:
-    constants = Efficiencies().changed({"whole": 0.5})
-    speed = DeviceSpeed(study_id="study-1", device="h100-80gb", ended_at=1.0, steps=7, efficiencies=constants.to_json())
-    on = ("h100-80gb:8", "a100-40gb:8")
-    before = plan(problem_of(*on), Foresees()).devices
-    after = plan(problem_of(*on, measured={"h100-80gb": speed}), Foresees()).devices
-    for one, other, is_measured in zip(before, after, (True, False), strict=True):
-        speeds = [each.chosen.samples_per_s for each in (one, other) if each.chosen is not None]
-        slower = speeds[0].value / speeds[1].value if speeds[0] and speeds[1] else 0.0
-        assert slower == pytest.approx(math.exp(0.5) if is_measured else 1.0)
-        assert other.measured_on == ("study-1" if is_measured else "")
-        assert ("by measurements of this device" in other.answer) == is_measured
-        assert ("foreseen" in other.answer) != is_measured
-        assert (speed.sentence in other.notes) == is_measured
 
 
 def test_the_curve_of_a_single_device_says_that_it_has_no_transfers() -> None:

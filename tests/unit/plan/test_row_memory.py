@@ -17,8 +17,8 @@ from benchmarks.foresee.public_gpus.row_bytes import (
 )
 from benchmarks.foresee.public_gpus.row_device import capacity, room
 from trial_lib.messages.foreseen_run import KINDS, MOMENTS, ForeseenRun, MemoryEvent, Moment, Storage
+from trial_lib.plan.device_memory import live_bytes
 from trial_lib.plan.fits import GIB
-from trial_lib.plan.live_bytes import live_bytes
 
 ROWS = {row["id"]: row for row in read_rows()}
 

@@ -2,8 +2,8 @@ import pytest
 from synthetic import EXACT, TWO, carried, moving, product, run_of
 
 from trial_lib.messages.foreseen_run import ForeseenRun
-from trial_lib.plan.arm_runs import at_size
-from trial_lib.plan.step_time import foresee_step
+from trial_lib.plan.scaling import at_size
+from trial_lib.plan.step_time import planned_step
 
 
 def at(size: int, extra: int = 0) -> ForeseenRun:
@@ -24,17 +24,17 @@ def test_two_sizes_give_every_other(size: int) -> None:
     found, really = at_size(at(2), at(4), size), at(size)
     assert [each.flops for each in found.operations] == pytest.approx([each.flops for each in really.operations])
     assert [each.moved for each in found.operations] == pytest.approx([each.moved for each in really.operations])
-    assert foresee_step(found, TWO, EXACT).seconds == pytest.approx(foresee_step(really, TWO, EXACT).seconds)
+    assert planned_step(found, TWO, EXACT).seconds == pytest.approx(planned_step(really, TWO, EXACT).seconds)
     assert found.micro_batch == size
 
 
 def test_a_moment_with_other_operations_is_scaled_as_a_whole() -> None:
     found = at_size(at(2), at(4, extra=1), 3)
-    assert foresee_step(found, TWO, EXACT).seconds == pytest.approx(foresee_step(at(3), TWO, EXACT).seconds, rel=1e-6)
+    assert planned_step(found, TWO, EXACT).seconds == pytest.approx(planned_step(at(3), TWO, EXACT).seconds, rel=1e-6)
 
 
 def test_the_accumulation_may_be_another() -> None:
-    once, thrice = (foresee_step(at_size(at(2), at(4), 3, each), TWO, EXACT) for each in (1, 3))
+    once, thrice = (planned_step(at_size(at(2), at(4), 3, each), TWO, EXACT) for each in (1, 3))
     assert once.seconds < thrice.seconds < 3 * once.seconds
     assert thrice.samples_per_s > once.samples_per_s
 
@@ -64,4 +64,4 @@ def test_a_run_with_two_micro_batches_and_one_with_one_give_the_same_line(size: 
         loading_s=(0.2,),
     )
     found = at_size(twice, at(4), size, 1)
-    assert foresee_step(found, TWO, EXACT).seconds == pytest.approx(foresee_step(at(size), TWO, EXACT).seconds)
+    assert planned_step(found, TWO, EXACT).seconds == pytest.approx(planned_step(at(size), TWO, EXACT).seconds)

@@ -7,12 +7,12 @@ from synthetic import DEVICE, EXACT, TWO, carried, moving, product, run_of
 
 from trial_lib.messages.foreseen_run import OPERATIONS, ForeseenRun, Operation
 from trial_lib.plan.devices import Cluster, Constant, Efficiencies
-from trial_lib.plan.step_time import PARTS, foresee_step
+from trial_lib.plan.step_time import PARTS, planned_step
 
 
 def parts_of(run: ForeseenRun, constants: Efficiencies = EXACT) -> dict[str, float]:
     """The parts that are no rounding errors, to the millisecond."""
-    step = foresee_step(run, TWO, constants)
+    step = planned_step(run, TWO, constants)
     assert tuple(step.parts) == PARTS
     assert sum(step.parts.values()) == pytest.approx(step.seconds)
     return {name: round(part, 3) for name, part in step.parts.items() if part > 1e-3}
@@ -29,7 +29,7 @@ def test_arithmetic_and_memory_take_the_longer_of_both() -> None:
 
 def test_attention_to_all_positions_takes_twice_as_long_as_causal_attention_with_the_same_model_flops() -> None:
     causal, whole = (product(1.0)._replace(kind=OPERATIONS.index(name)) for name in ("attention", "whole_attention"))
-    steps = [foresee_step(run_of(("forward", [each]), ("update", [])), TWO, EXACT) for each in (causal, whole)]
+    steps = [planned_step(run_of(("forward", [each]), ("update", [])), TWO, EXACT) for each in (causal, whole)]
     assert [step.seconds for step in steps] == pytest.approx([1.0, 2.0], rel=1e-4)
     assert steps[0].shares["attention"] == pytest.approx(steps[1].shares["attention"], rel=1e-3)
     # The same model FLOPs in twice the time.
@@ -93,7 +93,7 @@ def test_the_first_stage_of_a_pipeline_waits_a_micro_batch_for_each_other_stage(
 def test_what_other_stages_do_meanwhile_is_decided_by_what_decides_the_ranks_own_passes() -> None:
     slow = Efficiencies(**{**vars(EXACT), "launch": Constant(0.1, 0.1)})
     run = run_of(("backward", [moving(0.02) for _ in range(10)]), ("update", [carried(0.5, "all_gather")]))
-    alone, of_two = (foresee_step(replace(run, pipeline_stages=each), TWO, slow) for each in (1, 2))
+    alone, of_two = (planned_step(replace(run, pipeline_stages=each), TWO, slow) for each in (1, 2))
     # The second stage computes for 0.2 of 1.0 s, and waits for its host in the other 0.8. None waits for the update.
     assert of_two.seconds - alone.seconds == pytest.approx(of_two.parts["exchanging"]) == pytest.approx(1.02, abs=0.01)
     launched = [step.shares["launch"] * step.seconds for step in (alone, of_two)]
@@ -138,7 +138,7 @@ def test_what_is_read_ahead_and_written_behind_hides_behind_other_work() -> None
 
 def test_a_slower_disk_makes_a_step_less_certain() -> None:
     run = run_of(("backward", [product(1.0)]), ("update", [moving(9.0, "from_disk"), waits_for("from_disk")]))
-    step = foresee_step(run, TWO, EXACT)
+    step = planned_step(run, TWO, EXACT)
     assert step.bound == "disk"
     assert step.shares["disk"] == pytest.approx(0.9)
 
@@ -160,13 +160,13 @@ def test_a_batch_is_fetched_while_the_device_still_works() -> None:
 def test_what_workers_load_is_waited_for_only_where_it_takes_longer_than_the_step(loading: float, waits: float) -> None:
     stretches = [(name, [product(1.0)] if name != "load" else []) for _ in range(2) for name in ("load", "forward")]
     run = run_of(*stretches, micro_batches=(0, 0, 1, 1), loading_s=(loading,), loads_beside=True, accumulation=2)
-    assert foresee_step(run, Cluster(device=DEVICE), EXACT).parts["data"] == pytest.approx(waits, abs=1e-4)
+    assert planned_step(run, Cluster(device=DEVICE), EXACT).parts["data"] == pytest.approx(waits, abs=1e-4)
 
 
 def test_micro_batches_that_the_run_leaves_out_are_counted() -> None:
     stretches = [("forward", [product(1.0)]), ("forward", [product(1.0), carried(0.5, "all_reduce")]), ("update", [])]
     run = run_of(*stretches, micro_batches=(0, 1, 1), accumulation=4, micro_batch=3, tokens=10)
-    step = foresee_step(run, TWO, EXACT)
+    step = planned_step(run, TWO, EXACT)
     assert step.seconds == pytest.approx(4.5, rel=1e-3)
     assert step.samples_per_s == pytest.approx(4 * 3 * 2 / 4.5, rel=1e-3)
     assert step.tokens_per_s == pytest.approx(10 * step.samples_per_s)
@@ -198,20 +198,20 @@ def test_many_micro_batches_are_not_laid_one_by_one(accumulation: int) -> None:
 def test_only_whole_steps_count() -> None:
     run = run_of(("forward", [product(1.0)]), ("update", []))
     unfinished = ForeseenRun.from_json({**run.to_json(), "moments": [*run.moments, (2, 2, 0, 0, 1)]})
-    assert foresee_step(unfinished, TWO, EXACT).seconds == pytest.approx(1.0, rel=1e-3)
+    assert planned_step(unfinished, TWO, EXACT).seconds == pytest.approx(1.0, rel=1e-3)
     with pytest.raises(ValueError, match="no optimizer step"):
-        foresee_step(ForeseenRun(world=2), TWO, EXACT)
+        planned_step(ForeseenRun(world=2), TWO, EXACT)
 
 
 def test_the_interval_follows_what_bounds_the_step() -> None:
     """A constant that decides nothing widens nothing."""
     unsure = Efficiencies(**{**vars(EXACT), "network": Constant(1.0, 2.0), "matmul": Constant(1.0, 0.5)})
     products = run_of(("forward", [product(1.0)]))
-    step, sure = foresee_step(products, TWO, unsure), foresee_step(products, TWO, EXACT)
+    step, sure = planned_step(products, TWO, unsure), planned_step(products, TWO, EXACT)
     assert step.low < sure.low < sure.seconds < sure.high < step.high
     assert step.high / step.seconds == pytest.approx(step.seconds / step.low)
     moved = run_of(("forward", [moving(1.0)]))
-    assert foresee_step(moved, TWO, unsure).high == pytest.approx(foresee_step(moved, TWO, EXACT).high, rel=1e-3)
+    assert planned_step(moved, TWO, unsure).high == pytest.approx(planned_step(moved, TWO, EXACT).high, rel=1e-3)
 
 
 def test_under_autocast_the_share_of_the_peak_is_that_of_the_format_of_the_products() -> None:
@@ -219,7 +219,7 @@ def test_under_autocast_the_share_of_the_peak_is_that_of_the_format_of_the_produ
     device = replace(DEVICE, peaks={"float32": 1e12, "bfloat16": 4e12, "tf32": 2e12})
     products = [product(1.0)._replace(dtype=1), product(0.25)]
     fields = {"dtypes": ("float32", "bfloat16", "tf32"), "formats": ("bfloat16", "float32")}
-    step = foresee_step(run_of(("forward", products), ("update", []), **fields), replace(TWO, device=device), EXACT)
+    step = planned_step(run_of(("forward", products), ("update", []), **fields), replace(TWO, device=device), EXACT)
     # A quarter of a second for each of both.
     assert step.seconds == pytest.approx(0.5, rel=1e-3)
     assert step.mfu == pytest.approx(1.25 / 0.5 / 4, rel=1e-3)
@@ -228,7 +228,7 @@ def test_under_autocast_the_share_of_the_peak_is_that_of_the_format_of_the_produ
 def test_tf32_counts_by_its_own_peak() -> None:
     device = replace(DEVICE, peaks={"float32": 1e12, "tf32": 8e12})
     run = run_of(("forward", [product(1.0)]), ("update", []), dtypes=("tf32",), formats=("tf32",))
-    step = foresee_step(run, replace(TWO, device=device), EXACT)
+    step = planned_step(run, replace(TWO, device=device), EXACT)
     assert (step.seconds, step.mfu) == pytest.approx((0.125, 1.0), rel=1e-3)
 
 
@@ -237,5 +237,5 @@ def test_a_device_that_trains_alone_has_its_share_of_the_host_and_no_more(traini
     device = replace(DEVICE, per_host=4)
     update = [moving(1.0, "update", on_host=1)]
     run = run_of(("forward", [product(1.0)]), ("update", update), world=training, replicas=training)
-    step = foresee_step(run, Cluster(device=device, per_host=training), EXACT)
+    step = planned_step(run, Cluster(device=device, per_host=training), EXACT)
     assert step.parts["host_update"] == pytest.approx(0.5)

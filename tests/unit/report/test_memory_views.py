@@ -9,7 +9,7 @@ from trial_lib.records.result import Memory, Outcome, TrialResult
 from trial_lib.report.study_view import memory_views
 from trial_lib.search.budgets import MemoryBasis
 from trial_lib.search.memory_model import MemoryModel
-from trial_lib.study.foreseen_arms import foreseen_in, keep_arms
+from trial_lib.study.open_search import foreseen_in, keep_arms
 
 
 def ended(number, above, **more):

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from tests.report_fixtures import recorded_study, with_results
+from trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
 from trial_lib.records.folders import StudyRecord
-from trial_lib.records.planned_trials import PlannedTrial, PlannedTrials
 from trial_lib.report.html_report import render_report
 from trial_lib.report.read_study import read_study
 from trial_lib.report.tables import planned_rows, print_study

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from plan_fixtures import GIB, LAYERS, MIB, HandMadeRun, run_by_hand
 
-from trial_lib.plan.live_bytes import live_bytes
+from trial_lib.plan.device_memory import live_bytes
 from trial_lib.report.step_figure import HOST, StepLine, StepPart, places, step_line
 
 

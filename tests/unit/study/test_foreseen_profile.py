@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.plan.pretended_runs import MIB, pretended_run
+from trial_lib.report.estimate_report import simulated_profile
 from trial_lib.search.allocations import ForeseenArm, SizeLine
-from trial_lib.study.foreseen_arms import foreseen_profile
 
 CONFIG = {"zero_optimization": {"stage": 1}}
 
@@ -18,7 +18,7 @@ def _profile(stages: int) -> Any:
     made = pretended_run(CONFIG, 8, 1, stages + 1 if stages > 1 else 2)
     typed = replace(made, replicas=8 // stages, is_pipeline=stages > 1, pipeline_stages=stages, process_bytes=0)
     setup: Any = SimpleNamespace(device="cpu", host=SimpleNamespace(slots=range(8)), memory_limit=None)
-    return foreseen_profile(typed, (arm,), setup)
+    return simulated_profile(typed, (arm,), setup)
 
 
 def test_activations_are_those_of_one_micro_batch() -> None:

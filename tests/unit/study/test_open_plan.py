@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from trial_lib.messages.errors import InputError
+from trial_lib.plan.arms import typed_overrides
 from trial_lib.plan.plan_record import PlanArguments
-from trial_lib.study.open_plan import open_plan, read_plan, typed_overrides
+from trial_lib.study.open_plan import open_plan, read_plan
 from trial_lib.study.program import KnownProgram
 
 

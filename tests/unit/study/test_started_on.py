@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from trial_lib.device.base import Host
-from trial_lib.plan.asked_devices import read_devices
-from trial_lib.plan.devices import known_devices
-from trial_lib.study.open_plan import started_on
-from trial_lib.study.typed_command import read_command
+from trial_lib.plan.devices import known_devices, read_devices
+from trial_lib.study.typed_command import read_command, started_on
 
 
 @pytest.mark.parametrize(
@@ -52,4 +50,4 @@ def started(folder: Path, typed: str, on: str, host: Host | None) -> str:
     command = [*typed.split(), "train.py", "--deepspeed", "ds.json"]
     experiment = read_command(command, {}, folder, host)
     (asked,) = read_devices((on,), (), known_devices(None))
-    return " ".join(started_on(experiment, asked).entrypoint.launcher)
+    return " ".join(started_on(experiment, asked.count, asked.cluster.hosts).entrypoint.launcher)

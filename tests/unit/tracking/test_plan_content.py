@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trial_lib.plan.plan_record import ForeseenRange, PlannedArm, PlannedDevices, PlanPaths, PlanRecord
+from trial_lib.plan.plan_record import PlannedArm, PlannedDevices, PlannedRange, PlanPaths, PlanRecord
 from trial_lib.tracking.run_content import plan_content
 
 
@@ -13,8 +13,8 @@ def _plan() -> PlanRecord:
         ds_config={"zero_optimization": {"stage": 2}},
         fits=0.97,
         largest_micro_batch=8,
-        samples_per_s=ForeseenRange(value=40.0, low=30.0, high=50.0),
-        peak=ForeseenRange(value=2.0**36, low=2.0**35, high=2.0**37),
+        samples_per_s=PlannedRange(value=40.0, low=30.0, high=50.0),
+        peak=PlannedRange(value=2.0**36, low=2.0**35, high=2.0**37),
     )
     devices = PlannedDevices(device="h100-80gb", nodes=1, per_node=8, arms=(arm,), best="z2", answer="On 8: ZeRO 2.")
     return PlanRecord(

@@ -12,13 +12,14 @@ from tests.unit.plan.test_arm_bytes import run_of
 from trial_lib.deepspeed_config.overrides import MICRO_BATCH
 from trial_lib.device.base import Host
 from trial_lib.inputs.search_space import read_search_space
-from trial_lib.study import foreseen_arms
-from trial_lib.study.foreseen_arms import Foresight, arms_of, foreseen_in, is_foreseen_unasked, keep_foreseen
+from trial_lib.study import simulated_arms
+from trial_lib.study.open_search import foreseen_in
+from trial_lib.study.simulated_arms import ArmSimulation, arms_of, is_simulated_unasked, keep_simulated
 from trial_lib.study.typed_command import read_command
 
 
 class Ended:
-    """A foresight whose runs have ended."""
+    """A simulation whose runs have ended."""
 
     def __init__(self, arms, folder, failure=""):
         self._arms, self.folder, self.failure = arms, folder, failure
@@ -44,16 +45,16 @@ def test_the_program_as_typed_may_have_the_size_of_a_run():
 
 @pytest.mark.parametrize(("device", "unasked"), [("cuda", True), ("cpu", False)])
 def test_only_a_study_on_gpus_foresees_unasked(device, unasked):
-    assert is_foreseen_unasked(device) is unasked
+    assert is_simulated_unasked(device) is unasked
 
 
-def foresight_of(foresees, monkeypatch, tmp_path):
-    """A foresight of a program that two runs of one arm foresee."""
-    monkeypatch.setattr(foreseen_arms, "KnownProgram", SimpleNamespace(of=lambda *_: None))
+def simulation_of(foresees, monkeypatch, tmp_path):
+    """A simulation of a program that two runs of one arm foresee."""
+    monkeypatch.setattr(simulated_arms, "KnownProgram", SimpleNamespace(of=lambda *_: None))
     setup = SimpleNamespace(experiment=None, environment={}, device="cpu")
-    foresight = Foresight(setup, SimpleNamespace(), tmp_path, foresees)
-    monkeypatch.setattr(foresight, "_foresee_all", lambda: [foresight._keep(run) for run in foresees()])
-    return foresight
+    simulation = ArmSimulation(setup, SimpleNamespace(), tmp_path, foresees)
+    monkeypatch.setattr(simulation, "_simulate_all", lambda: [simulation._keep(run) for run in foresees()])
+    return simulation
 
 
 def test_arms_are_found_while_others_are_foreseen(monkeypatch, tmp_path):
@@ -61,12 +62,12 @@ def test_arms_are_found_while_others_are_foreseen(monkeypatch, tmp_path):
 
     def runs():
         for size in (16, 48, 16):
-            seen.append(len(foresight._arms))
+            seen.append(len(simulation._arms))
             yield run_of(size)
 
-    foresight = foresight_of(runs, monkeypatch, tmp_path)
-    foresight.begin()
-    assert [arm.backward.per_sample > 0 for arm in foresight.end()] == [True]
+    simulation = simulation_of(runs, monkeypatch, tmp_path)
+    simulation.begin()
+    assert [arm.backward.per_sample > 0 for arm in simulation.end()] == [True]
     assert seen == [0, 0, 1]
 
 
@@ -82,17 +83,17 @@ class Known:
         return known
 
 
-def foresight_of_space(space, stages, monkeypatch, tmp_path):
-    """A foresight that foresees nothing yet."""
-    monkeypatch.setattr(foreseen_arms, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
+def simulation_of_space(space, stages, monkeypatch, tmp_path):
+    """A simulation that foresees nothing yet."""
+    monkeypatch.setattr(simulated_arms, "KnownProgram", SimpleNamespace(of=lambda *_: Known()))
     experiment = SimpleNamespace(requests=read_search_space(space))
     arguments = SimpleNamespace(zero_stages=stages)
     setup = SimpleNamespace(experiment=experiment, environment={}, device="cpu", arguments=arguments)
-    return Foresight(setup, SimpleNamespace(), tmp_path, None)
+    return ArmSimulation(setup, SimpleNamespace(), tmp_path, None)
 
 
 def test_the_runs_of_a_pipeline_have_a_micro_batch_more_than_it_has_stages(monkeypatch, tmp_path):
-    foresight = foresight_of_space({}, (0, 1), monkeypatch, tmp_path)
+    simulation = simulation_of_space({}, (0, 1), monkeypatch, tmp_path)
     steps = {}
 
     def run(name, overrides):
@@ -100,16 +101,16 @@ def test_the_runs_of_a_pipeline_have_a_micro_batch_more_than_it_has_stages(monke
         size = overrides.get("train_micro_batch_size_per_gpu", 2)
         return replace(run_of(size), accumulation=8, is_pipeline=True, pipeline_stages=4)
 
-    monkeypatch.setattr(foresight, "_run", run)
-    foresight._foresee_all()
-    assert foresight.failure == ""
+    monkeypatch.setattr(simulation, "_run", run)
+    simulation._simulate_all()
+    assert simulation.failure == ""
     assert steps.pop("typed") is None
     assert set(steps.values()) == {5}
 
 
 def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(monkeypatch, tmp_path):
     space = {"program": {"--gc": [True, False], "--workers": [0, 4]}}
-    foresight = foresight_of_space(space, (1, 2), monkeypatch, tmp_path)
+    simulation = simulation_of_space(space, (1, 2), monkeypatch, tmp_path)
     ran = {}
 
     def run(name, overrides):
@@ -120,9 +121,9 @@ def test_each_value_of_a_switch_is_foreseen_in_every_arm_if_it_changes_a_run(mon
         ran[name] = replace(found, storages=kept, micro_batch=size)
         return ran[name]
 
-    monkeypatch.setattr(foresight, "_run", run)
-    foresight._foresee_all()
-    assert foresight.failure == ""
+    monkeypatch.setattr(simulation, "_run", run)
+    simulation._simulate_all()
+    assert simulation.failure == ""
     assert {name for name in ran if "as-typed" in name} == {"z1-as-typed-gc-mbs16", "z1-as-typed-workers=4-mbs16"}
     assert {name for name in ran if "as-typed" not in name} - {"typed"} == {
         f"z{stage}{switch}-mbs{size}" for stage in (1, 2) for switch in ("", "-gc") for size in (16, 48)
@@ -143,9 +144,9 @@ def test_ranks_that_divide_a_batch_are_foreseen_with_that_of_all_of_them(tmp_pat
         return replace(run_of(size), program={"divided_among": 2})
 
     setup = setup_of(experiment, tmp_path / "study", "cpu", zero_stages=(1,))
-    foresight = Foresight(setup, SimpleNamespace(), tmp_path / "runs", run)
-    foresight._foresee_all()
-    assert foresight.failure == ""
+    simulation = ArmSimulation(setup, SimpleNamespace(), tmp_path / "runs", run)
+    simulation._simulate_all()
+    assert simulation.failure == ""
     assert {argument for argument, _ in typed} == {"4", "32", "96"}
     assert all(argument == of_both for argument, of_both in typed)
 
@@ -154,10 +155,10 @@ def test_a_study_goes_on_whatever_is_wrong_with_a_foreseen_run(monkeypatch, tmp_
     def runs():
         raise RuntimeError("no kernel for this")
 
-    foresight = foresight_of(runs, monkeypatch, tmp_path)
-    foresight.begin()
-    assert foresight.end() == ()
-    assert foresight.failure == "no kernel for this"
+    simulation = simulation_of(runs, monkeypatch, tmp_path)
+    simulation.begin()
+    assert simulation.end() == ()
+    assert simulation.failure == "no kernel for this"
 
 
 def test_the_arms_are_kept_for_a_resumed_study(tmp_path, caplog):
@@ -165,7 +166,7 @@ def test_the_arms_are_kept_for_a_resumed_study(tmp_path, caplog):
     file = tmp_path / "foreseen.json"
     assert foreseen_in(file) == ()
     with caplog.at_level(logging.INFO):
-        keep_foreseen(Ended(arms, tmp_path / "runs"), file, logging.getLogger())
+        keep_simulated(Ended(arms, tmp_path / "runs"), file, logging.getLogger())
     assert foreseen_in(file) == arms
     assert "1 foreseen arms" in caplog.text
     assert json.loads(file.read_text())[0]["ds_config"] == arms[0].ds_config
@@ -176,7 +177,7 @@ def test_the_arms_are_kept_for_a_resumed_study(tmp_path, caplog):
 )
 def test_one_line_says_why_there_are_none(tmp_path, caplog, failure, said):
     with caplog.at_level(logging.INFO):
-        keep_foreseen(Ended((), tmp_path / "runs", failure), tmp_path / "foreseen.json", logging.getLogger())
+        keep_simulated(Ended((), tmp_path / "runs", failure), tmp_path / "foreseen.json", logging.getLogger())
     assert len(caplog.records) == 1
     assert said in caplog.text
     assert not (tmp_path / "foreseen.json").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trial_lib.records.planned_trials import PlannedTrial, PlannedTrials
+from trial_lib.plan.plan_record import PlannedTrial, PlannedTrials
 
 GIB = 2**30
 

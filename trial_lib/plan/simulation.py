@@ -1,7 +1,7 @@
-"""Foresees one run of a program: one process, rank 0 of a pretended world, with a deadline.
+"""Simulates one run of a program: one process, rank 0 of a pretended world, with a deadline.
 
     starter = starter_for(program, folder, note)
-    run = foresee(program, {"zero_optimization": {"stage": 3}}, Pretended(world=64, ranks_per_host=8), folder, starter)
+    run = simulate(program, {"zero_optimization": {"stage": 3}}, Pretended(world=64, ranks_per_host=8), folder, starter)
 
 Further runs of a warm starter are forks that have imported torch already.
 """
@@ -55,7 +55,7 @@ class Pretended:
 def starter_for(
     program: Program, folder: Path, note: Callable[[str], None], leading: Sequence[str] = ()
 ) -> WarmStarter:
-    """A starter for foreseen runs, whose fork server already starts. Its owner closes it.
+    """A starter for simulated runs, whose fork server already starts. Its owner closes it.
 
     Its log is in `folder`. `leading` are statements by which the program begins, which import modules.
     """
@@ -67,7 +67,7 @@ def starter_for(
     return starter
 
 
-def foresee(
+def simulate(
     program: Program,
     overrides: Mapping[str, Any],
     pretended: Pretended,
