@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from trial_lib.device.this_host import kind_of
 from trial_lib.messages.errors import InputError
 from trial_lib.messages.files import write_whole
-from trial_lib.messages.statistics import Ratio, ratio_between
+from trial_lib.messages.statistics import Ratio, largest_fall, ratio_between
 from trial_lib.records.candidate import Candidate, FrozenRecord, Purpose
 from trial_lib.records.folders import StudyPaths, StudyRecord, StudyStatus
 from trial_lib.records.result import ModelProfile, Outcome, TrialResult
@@ -315,31 +315,37 @@ class HeadStart:
 # Other programs use a processor's caches and a host's time, but seldom a GPU.
 _GPU, _PROCESSOR_TIME, _CLOCK_ON_A_CPU = 0.01, 0.05, 0.10
 _NEGLIGIBLE = 0.02  # A smaller change is not reported, however surely it is measured.
+_BY_CLOCK, _BY_PROCESSOR = "throughput", "processor time per sample"
 
 
 class SinceLast(FrozenRecord):
-    """A study's winner beside that of the last study."""
+    """A study's winner beside that of the last study, or, after a fall, beside the best level that was held."""
 
-    last_study_id: str  # the last study
+    last_study_id: str  # the last study, or the last one that held the level
     last_ended_at: float  # when it ended, in seconds since the epoch
+    held_by: int = 1  # how many studies held the level
+    fallen: int = 1  # how many studies are compared with it: this one, and those before it
     throughput: float  # of the winner (samples/s), the median of its confirming trials
-    last_throughput: float  # of the last study's winner, likewise
+    last_throughput: float  # of the compared winners, likewise
     quantity: str  # the compared quantity, in words
-    ratio: Estimate  # this throughput divided by the last one
+    ratio: Estimate  # the throughput of the later divided by that of the earlier
+    is_regression: bool  # whether the later are below the earlier beyond the noise
     changes: tuple[str, ...]  # the changes of the experiment between the two studies
 
     @property
-    def is_regression(self) -> bool:
-        """Whether the throughput is below the last known one beyond the noise."""
-        return self.ratio.high < 1.0 and self.ratio.value <= 1.0 - _NEGLIGIBLE
-
-    @property
     def sentence(self) -> str:
-        beside = "below" if self.is_regression else "beside"
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last_ended_at))
+        beside = "below" if self.is_regression else "beside"
+        level = f"the last known {self.last_throughput:.4g} samples/s ({self.last_study_id}, {day})"
+        if self.held_by > 1:
+            level = (
+                f"the {self.last_throughput:.4g} samples/s that {self.held_by} studies held "
+                f"until {self.last_study_id} ({day})"
+            )
+        later = f", the last of {self.fallen} studies" if self.fallen > 1 else ""
         return (
-            f"{self.throughput:.4g} samples/s, {beside} the last known {self.last_throughput:.4g} samples/s "
-            f"({self.last_study_id}, {day}): {self.ratio.times}, compared by {self.quantity}. {self._changes}"
+            f"{self.throughput:.4g} samples/s{later}, {beside} {level}: {self.ratio.times}, "
+            f"compared by {self.quantity}. {self._changes}"
         )
 
     @property
@@ -349,7 +355,7 @@ class SinceLast(FrozenRecord):
         return f"Changed between them: {'; '.join(self.changes)}."
 
     def document(self) -> dict[str, object]:
-        return {"sentence": self.sentence, "is_regression": self.is_regression, **self.model_dump(mode="json")}
+        return {"sentence": self.sentence, **self.model_dump(mode="json")}
 
 
 def since_last(
@@ -359,7 +365,8 @@ def since_last(
     winner: Confirmed,
     device: str,
 ) -> SinceLast | None:
-    """A winner beside that of the last study; None if there is no such study, or nothing to compare.
+    """A winner beside that of the last study, or below the best level that studies held; None if there is no such
+    study, or nothing to compare.
 
     On a CPU the processor time of a sample is compared, as in a confirmation. If the wall clock surely says something
     else, because the training waits, the wall clock is compared.
@@ -369,28 +376,59 @@ def since_last(
         return None
     *before, last = levels_of(earlier)
     histories = [now, list(last.best.trials), *(list(study.best.trials) for study in before)]
-    ratio, quantity = _compare(histories, device)
-    ours, theirs = (statistics.median(trial.metrics["throughput"] for trial in trials) for trials in histories[:2])
+    ratio, quantity, unknown = _compare(histories, device)
+    later, reference, is_regression = 1, [last], False
+    # Whatever has changed: a fall counts from the best level since the last one that was told.
+    held = _since_regression(earlier)
+    values = [_values(trials, quantity) for trials in (*(study.best.trials for study in held), now)]
+    if all(values):
+        fall = largest_fall(values, unknown)
+        is_regression = fall.ratio.high < 1.0 and fall.ratio.value <= 1.0 - _NEGLIGIBLE
+        if is_regression:
+            ratio, reference = fall.ratio, list(held[fall.first : fall.begin])
+            later = len(values) - fall.begin
     return SinceLast(
-        last_study_id=last.study_id,
-        last_ended_at=last.ended_at,
-        throughput=ours,
-        last_throughput=theirs,
+        last_study_id=reference[-1].study_id,
+        last_ended_at=reference[-1].ended_at,
+        held_by=len(reference),
+        fallen=later,
+        throughput=_throughput(now),
+        last_throughput=statistics.median(_throughput(study.best.trials) for study in reference),
         quantity=quantity,
         ratio=Estimate(value=ratio.value, low=ratio.low, high=ratio.high),
-        changes=tuple(fingerprint.changes_since(last.fingerprint)),
+        is_regression=is_regression,
+        changes=tuple(fingerprint.changes_since(reference[-1].fingerprint)),
     )
 
 
-def _compare(histories: Sequence[Sequence[TrialResult]], device: str) -> tuple[Ratio, str]:
-    throughput = [[trial.metrics["throughput"] for trial in trials] for trials in histories]
+def _since_regression(studies: Sequence[EarlierStudy]) -> Sequence[EarlierStudy]:
+    begins = max((place for place, study in enumerate(studies) if study.regressed), default=0)
+    return studies[begins:]
+
+
+def _throughput(trials: Sequence[TrialResult]) -> float:
+    return statistics.median(trial.metrics["throughput"] for trial in trials)
+
+
+def _values(trials: Sequence[TrialResult], quantity: str) -> list[float]:
+    """What is compared, the larger the better. Empty if a trial has none."""
+    if quantity == _BY_CLOCK:
+        return [trial.metrics["throughput"] for trial in trials]
+    times = [trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials]
+    return [1 / seconds for seconds in times] if all(seconds > 0 for seconds in times) else []
+
+
+def _compare(histories: Sequence[Sequence[TrialResult]], device: str) -> tuple[Ratio, str, float]:
+    """This study's winner beside the last one's, the compared quantity, and its variation before studies show it."""
     on_the_processor = kind_of(device).computes_on_the_processor
-    by_clock = _ratio(throughput, _CLOCK_ON_A_CPU if on_the_processor else _GPU)
-    times = [[trial.metrics.get("cpu_time_per_sample", 0.0) for trial in trials] for trials in histories]
-    if not on_the_processor or not all(seconds > 0 for trials in times for seconds in trials):
-        return by_clock, "throughput"
-    by_time = _ratio([[1 / seconds for seconds in trials] for trials in times], _PROCESSOR_TIME)
-    return (by_time, "processor time per sample") if by_time.overlaps(by_clock) else (by_clock, "throughput")
+    clock = _CLOCK_ON_A_CPU if on_the_processor else _GPU
+    by_clock = _ratio([_values(trials, _BY_CLOCK) for trials in histories], clock)
+    times = [_values(trials, _BY_PROCESSOR) for trials in histories]
+    if on_the_processor and all(times):
+        by_time = _ratio(times, _PROCESSOR_TIME)
+        if by_time.overlaps(by_clock):
+            return by_time, _BY_PROCESSOR, _PROCESSOR_TIME
+    return by_clock, _BY_CLOCK, clock
 
 
 def _ratio(histories: Sequence[Sequence[float]], unknown: float) -> Ratio:
