@@ -125,7 +125,10 @@ class Command(Zerotune):
         self.folder = folder.root
         self.model, self.config = folder.model, folder.config
         self.prefect_database = home / "zerotune" / "prefect" / "prefect.db"
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        kept = {"PREFECT_API_AUTH_STRING"}  # of the server of the tests
+        self.environment = {
+            name: value for name, value in os.environ.items() if name in kept or not name.startswith("PREFECT_")
+        }
         for name in ("MLFLOW_TRACKING_URI", "DS_ACCELERATOR"):
             self.environment.pop(name, None)
         self.environment["XDG_DATA_HOME"] = str(home)
